@@ -140,8 +140,7 @@ def _linen(module: nn.Module, sample: Array) -> _Functions:
 def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct) -> _Functions:
     """The functions of a module; ``text`` tells 1 from 1.0, which are equal."""
     sample = jnp.zeros(like.shape, like.dtype)
-    evaluating = _mode(type(module), train=False)
-    training = _mode(type(module), train=True)
+    evaluating, training = _modes(type(module))
 
     def variables(key: Key) -> Mapping[str, Any]:
         return module.init({"params": key}, sample, **evaluating)
@@ -210,16 +209,17 @@ def _nnx(factory: _Factory) -> _Functions:
         raise EvenhandError(
             f"{type(example).__name__} keeps a {type(variable).__name__} in {name}: {_STATISTICS}"
         )
-    evaluating, training = (_mode(type(example), train=train) for train in (False, True))
+    evaluating, training = _modes(type(example))
     differs = bool(training) or bool(jax.tree.leaves(randomness))
     return _Functions(init, apply, apply_train if differs else None)
 
 
-def _mode(module: type, *, train: bool) -> dict[str, Any]:
-    """The arguments of the module's ``__call__`` that say whether it is training."""
-    flags = {"train": train, "training": train, "deterministic": not train}
+def _modes(module: type) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of the module's ``__call__`` that say that it evaluates, and that it trains."""
     arguments = inspect.signature(module.__call__).parameters
-    return {name: value for name, value in flags.items() if name in arguments}
+    flags = {"train": True, "training": True, "deterministic": False}
+    training = {name: value for name, value in flags.items() if name in arguments}
+    return {name: not value for name, value in training.items()}, training
 
 
 def _check_rows_first(functions: _Functions, sample: Array) -> None:

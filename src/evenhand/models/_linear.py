@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.models._adapters import from_flax, from_functions
-from evenhand.models._losses import binary_accuracy, hinge
+from evenhand.models._adapters import from_flax
+from evenhand.models._losses import LossName, binary_accuracy, hinge
 from evenhand.types import Array, Key, Model, Params
 
 
@@ -40,8 +40,8 @@ def linear_regression(features: int, *, outputs: int = 1) -> Model:
       Array([1., 9.], dtype=float32)
     """
     check_sizes({"features": features, "outputs": outputs})
-    model = from_flax(Affine(features, outputs, zeros), loss="squared_error", sample=sample_row(features))
-    return model._replace(name=f"linear_regression(features={features}, outputs={outputs})")
+    name = f"linear_regression(features={features}, outputs={outputs})"
+    return named_model(name, Affine(features, outputs, zeros), features, loss="squared_error")
 
 
 def softmax_regression(features: int, *, classes: int) -> Model:
@@ -64,9 +64,8 @@ def softmax_regression(features: int, *, classes: int) -> Model:
       610
     """
     check_sizes({"features": features, "classes": classes})
-    module = Affine(features, classes, glorot_uniform)
-    model = from_flax(module, loss="cross_entropy", sample=sample_row(features))
-    return model._replace(name=f"softmax_regression(features={features}, classes={classes})")
+    name = f"softmax_regression(features={features}, classes={classes})"
+    return named_model(name, Affine(features, classes, glorot_uniform), features)
 
 
 class Margin(NamedTuple):
@@ -115,7 +114,8 @@ def svm(features: int, *, regularization: float = 0.01) -> Model:
     if regularization < 0:
         raise EvenhandError(f"regularization must be at least 0, but it is {regularization}.")
     check_sizes({"features": features})
-    linear = from_flax(Affine(features, 1, zeros), loss="hinge", sample=sample_row(features))
+    name = f"svm(features={features}, regularization={regularization})"
+    linear = named_model(name, Affine(features, 1, zeros), features, loss="hinge")
 
     def apply(params: Params, x: Array) -> Margin:
         score = linear.apply(params, x)[:, 0]
@@ -128,8 +128,7 @@ def svm(features: int, *, regularization: float = 0.01) -> Model:
     def right(outputs: Margin, y: Array) -> Array:
         return binary_accuracy(outputs.score, y)
 
-    model = from_functions(init=linear.init, apply=apply, losses=losses, metrics={"accuracy": right})
-    return model._replace(name=f"svm(features={features}, regularization={regularization})")
+    return linear._replace(apply=apply, losses=losses, metrics={"accuracy": right})
 
 
 # --- the affine layer ---------------------------------------------------------------------------------------
@@ -179,9 +178,15 @@ def vector_rows(x: Array, features: int) -> Array:
     return x.reshape(x.shape[0], features).astype(jnp.float32)
 
 
-def sample_row(features: int) -> npt.NDArray[np.float32]:
-    """One example of zeros, from which flax learns the shapes of a model's parameters."""
-    return np.zeros((1, features), np.float32)
+def named_model(
+    name: str,
+    module: nn.Module,
+    *shape: int,
+    loss: LossName = "cross_entropy",
+    dtype: npt.DTypeLike = np.float32,
+) -> Model:
+    """The model of a module; flax learns the shapes of the parameters from an example of zeros of this shape."""
+    return from_flax(module, loss=loss, sample=np.zeros((1, *shape), dtype))._replace(name=name)
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 from jax import lax
 
 from evenhand.errors import EvenhandError
-from evenhand.models._adapters import from_flax
-from evenhand.models._linear import check_sizes, glorot_uniform, sample_row, vector_rows, zeros
+from evenhand.models._linear import check_sizes, glorot_uniform, named_model, vector_rows, zeros
 from evenhand.types import Array, Model
 
 # --- perceptrons --------------------------------------------------------------------------------------------
@@ -43,13 +42,10 @@ def mlp(features: int, *, classes: int, hidden: Sequence[int] = (128,)) -> Model
         raise EvenhandError(
             f"hidden={hidden}: give the widths of all hidden layers, e.g. hidden=({hidden},)."
         )
-    check_sizes(
-        {"features": features, "classes": classes, **{f"hidden[{i}]": w for i, w in enumerate(hidden)}}
-    )
-    model = from_flax(
-        _Perceptron(features, tuple(hidden), classes), loss="cross_entropy", sample=sample_row(features)
-    )
-    return model._replace(name=f"mlp(features={features}, classes={classes}, hidden={tuple(hidden)})")
+    widths = {f"hidden[{i}]": width for i, width in enumerate(hidden)}
+    check_sizes({"features": features, "classes": classes, **widths})
+    name = f"mlp(features={features}, classes={classes}, hidden={tuple(hidden)})"
+    return named_model(name, _Perceptron(features, tuple(hidden), classes), features)
 
 
 class _Perceptron(nn.Module):
@@ -69,6 +65,8 @@ class _Perceptron(nn.Module):
 
 
 _Shape = tuple[int, int, int]
+
+_GREY, _COLOUR = (28, 28, 1), (32, 32, 3)
 
 
 def cnn_femnist(classes: int = 62, *, hidden: int = 512) -> Model:
@@ -98,9 +96,8 @@ def cnn_femnist(classes: int = 62, *, hidden: int = 512) -> Model:
     AISTATS 2017, section 3; Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018.
     """
     check_sizes({"classes": classes, "hidden": hidden})
-    module = _PooledCNN((28, 28, 1), hidden, classes)
-    model = from_flax(module, loss="cross_entropy", sample=np.zeros((1, 28, 28, 1), np.float32))
-    return model._replace(name=f"cnn_femnist({classes}, hidden={hidden})")
+    module = _PooledCNN(_GREY, hidden, classes)
+    return named_model(f"cnn_femnist({classes}, hidden={hidden})", module, *_GREY)
 
 
 def cnn_femnist_dropout(classes: int = 62) -> Model:
@@ -122,7 +119,8 @@ def cnn_femnist_dropout(classes: int = 62) -> Model:
 
     Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021 (EMNIST character recognition).
     """
-    return _dropout_cnn((28, 28, 1), classes)._replace(name=f"cnn_femnist_dropout({classes})")
+    check_sizes({"classes": classes})
+    return named_model(f"cnn_femnist_dropout({classes})", _DropoutCNN(_GREY, classes), *_GREY)
 
 
 def cnn_cifar(classes: int = 10) -> Model:
@@ -141,13 +139,8 @@ def cnn_cifar(classes: int = 10) -> Model:
       >>> sum(leaf.size for leaf in jax.tree.leaves(params))
       1626442
     """
-    return _dropout_cnn((32, 32, 3), classes)._replace(name=f"cnn_cifar({classes})")
-
-
-def _dropout_cnn(shape: _Shape, classes: int) -> Model:
     check_sizes({"classes": classes})
-    sample = np.zeros((1, *shape), np.float32)
-    return from_flax(_DropoutCNN(shape, classes), loss="cross_entropy", sample=sample)
+    return named_model(f"cnn_cifar({classes})", _DropoutCNN(_COLOUR, classes), *_COLOUR)
 
 
 class _PooledCNN(nn.Module):
@@ -263,9 +256,8 @@ def lstm(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers:
     Optimization in Heterogeneous Networks*, MLSys 2020 (Shakespeare).
     """
     check_sizes({"vocabulary": vocabulary, "embedding": embedding, "hidden": hidden, "layers": layers})
-    module = _CharacterLSTM(vocabulary, embedding, hidden, layers)
-    model = from_flax(module, loss="cross_entropy", sample=np.zeros((1, 2), np.int32))
-    return model._replace(name=f"lstm({vocabulary}, embedding={embedding}, hidden={hidden}, layers={layers})")
+    name = f"lstm({vocabulary}, embedding={embedding}, hidden={hidden}, layers={layers})"
+    return named_model(name, _CharacterLSTM(vocabulary, embedding, hidden, layers), 2, dtype=np.int32)
 
 
 class _CharacterLSTM(nn.Module):
