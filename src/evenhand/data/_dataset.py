@@ -11,31 +11,18 @@ import html
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from evenhand.data import _validation as validation
 from evenhand.data._features import Features, Form
-from evenhand.data._validation import (
-    NDArray,
-    as_array,
-    as_features,
-    as_labels,
-    canonical,
-    check_class_numbers,
-    class_labels,
-    client_codes,
-    element,
-    first_repeated,
-    generator,
-    id_array,
-    name_fault,
-    read_only,
-)
+from evenhand.data._validation import NDArray, Splitting, generator
 from evenhand.errors import Argument, EvenhandError
 from evenhand.text import counted
 
@@ -129,7 +116,7 @@ class FederatedDataset:
 
     def __post_init__(self) -> None:
         """Replaces what was given by its checked, read-only form."""
-        ids = tuple(canonical(str(name)) for name in self.client_ids)
+        ids = tuple(validation.canonical(str(name)) for name in self.client_ids)
         object.__setattr__(self, "client_ids", ids)
         if self.classes is not None:
             object.__setattr__(self, "classes", tuple(str(name) for name in self.classes))
@@ -137,6 +124,10 @@ class FederatedDataset:
         object.__setattr__(self, "valid", _checked(self.valid, "valid", len(ids), self.name))
         object.__setattr__(self, "test", _checked(self.test, "test", len(ids), self.name))
         _check_together(self)
+
+    @property
+    def _splits(self) -> dict[str, Split]:
+        return {"train": self.train, "valid": self.valid, "test": self.test}
 
     @property
     def num_clients(self) -> int:
@@ -150,7 +141,7 @@ class FederatedDataset:
             return None
         if self.classes is not None:
             return len(self.classes)
-        return 1 + max(int(split.y.max(initial=0)) for split in (self.train, self.valid, self.test))
+        return 1 + _largest(split.y for split in self._splits.values())
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
@@ -160,7 +151,7 @@ class FederatedDataset:
     @property
     def form(self) -> Form:
         """The form of examples and labels, which decides the sizes of a model."""
-        splits, is_tokens = (self.train, self.valid, self.test), self.train.x.dtype.kind == "i"
+        is_tokens = self.train.x.dtype.kind == "i"
         return Form(
             name=self.name,
             shape=self.feature_shape,
@@ -168,7 +159,7 @@ class FederatedDataset:
             classes=self.num_classes,
             names=self.classes,
             targets=math.prod(self.train.y.shape[1:]),
-            tokens=1 + max(int(split.x.max(initial=0)) for split in splits) if is_tokens else 0,
+            tokens=1 + _largest(split.x for split in self._splits.values()) if is_tokens else 0,
             target=None if self.features is None else self.features.target,
         )
 
@@ -180,72 +171,66 @@ class FederatedDataset:
         """
         digest = hashlib.blake2b(digest_size=16)
         digest.update("\n".join(self.client_ids).encode(errors="surrogatepass"))
-        for split in (self.train, self.valid, self.test):
-            for array in split:
-                digest.update(f"{array.dtype}{array.shape}".encode())
-                rows = max(1, _BLOCK // max(array[:1].nbytes, 1))
-                for first in range(0, len(array), rows):
-                    digest.update(
-                        np.ascontiguousarray(array[first : first + rows]).reshape(-1).view(np.uint8).data
-                    )
+        for array in chain.from_iterable(self._splits.values()):
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            rows = max(1, _BLOCK // max(array[:1].nbytes, 1))
+            for first in range(0, len(array), rows):
+                block = np.ascontiguousarray(array[first : first + rows])
+                digest.update(block.reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
     def describe(self) -> str:
         """A few lines to read: clients, examples per client with mean and standard deviation, features."""
-        splits = (("train", self.train), ("valid", self.valid), ("test", self.test))
+        head = f"{'rows':<7}{'total':>9}{'mean':>10}{'std':>10}{'least':>8}{'most':>8}  per client"
         lines = [
-            f"{self.name}: {counted(self.num_clients, 'client')}, x {self.train.x.dtype} {self.feature_shape}, "
-            f"{_targets(self)}",
-            f"{'rows':<7}{'total':>9}{'mean':>10}{'std':>10}{'least':>8}{'most':>8}  per client",
+            f"{title:<7}{rows:>9}{mean:>10.1f}{std:>10.1f}{least:>8}{most:>8}"
+            for title, rows, mean, std, least, most in self._counts()
         ]
-        for title, split in splits:
-            sizes = split.sizes
-            lines.append(
-                ""
-                f"{title:<7}{split.rows:>9}{sizes.mean():>10.1f}{sizes.std():>10.1f}{sizes.min():>8}{sizes.max():>8}"
-            )
-        if self.features is not None:
-            lines.append(self.features.describe())
-        lines += self.notes
-        return "\n".join(lines)
+        features = [] if self.features is None else [self.features.describe()]
+        return "\n".join([f"{self.name}: {self._summary()}", head, *lines, *features, *self.notes])
 
     def _repr_html_(self) -> str:
         """A table of examples per client, for notebooks."""
         head = "".join(f"<th>{name}</th>" for name in ("", "total", "mean", "std", "least", "most"))
         rows = "".join(
-            f"<tr><th>{title}</th><td>{split.rows:,}</td><td>{sizes.mean():,.1f}</td><td>{sizes.std():,.1f}</td>"
-            f"<td>{sizes.min():,}</td><td>{sizes.max():,}</td></tr>\n"
-            for title, split in (("train", self.train), ("valid", self.valid), ("test", self.test))
-            for sizes in (split.sizes,)
+            f"<tr><th>{title}</th><td>{rows:,}</td><td>{mean:,.1f}</td><td>{std:,.1f}</td><td>{least:,}</td>"
+            f"<td>{most:,}</td></tr>\n"
+            for title, rows, mean, std, least, most in self._counts()
         )
-        shape = f"x {self.train.x.dtype} {self.feature_shape}, {_targets(self)}"
-        title = html.escape(f"{self.name}: {counted(self.num_clients, 'client')}, {shape}; rows per client")
+        title = html.escape(f"{self.name}: {self._summary()}; rows per client")
         return f"<table>\n<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>"
 
     def __repr__(self) -> str:
         """One line."""
-        rows = f"{self.train.rows} + {self.valid.rows} + {self.test.rows} rows"
+        rows = f"{self.train.rows} + {self.valid.rows} + {self.test.rows} rows, "
+        return f"<FederatedDataset {self.name!r}: {self._summary(rows)}>"
+
+    def _summary(self, rows: str = "") -> str:
+        labels = "real targets" if self.num_classes is None else counted(self.num_classes, "class")
         shape = f"x {self.train.x.dtype} {self.feature_shape}"
-        return (
-            f"<FederatedDataset {self.name!r}: {counted(self.num_clients, 'client')}, {rows}, {shape}, "
-            f"{_targets(self)}>"
-        )
+        return f"{counted(self.num_clients, 'client')}, {rows}{shape}, {labels}"
+
+    def _counts(self) -> Iterator[tuple[str, int, float, float, int, int]]:
+        """Of each split: its title, its rows, and the mean, deviation, least and most rows of a client."""
+        for title, split in self._splits.items():
+            sizes = split.sizes
+            yield title, split.rows, sizes.mean(), sizes.std(), sizes.min(), sizes.max()
 
 
-def _targets(data: FederatedDataset) -> str:
-    return "real targets" if data.num_classes is None else counted(data.num_classes, "class")
+def _largest(arrays: Iterable[NDArray]) -> int:
+    return max(int(array.max(initial=0)) for array in arrays)
 
 
 def _checked(split: Split, title: str, clients: int, name: str) -> Split:
-    x = read_only(as_features(split.x, name, subject=f"{title}.x"), split.x)
-    y = read_only(as_labels(split.y, name, subject=f"{title}.y"), split.y)
+    x = validation.read_only(validation.as_features(split.x, name, subject=f"{title}.x"), split.x)
+    y = validation.read_only(validation.as_labels(split.y, name, subject=f"{title}.y"), split.y)
     offsets = np.asarray(split.offsets)
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) != clients + 1:
         raise EvenhandError(
             f"{name}: {title}.offsets has shape {offsets.shape} and dtype {offsets.dtype}: give "
             f"{clients + 1} integers, one more than there are clients."
         )
-    offsets = read_only(offsets.astype(np.int64, copy=False), split.offsets)
+    offsets = validation.read_only(offsets.astype(np.int64, copy=False), split.offsets)
     if offsets[0] != 0 or (np.diff(offsets) < 0).any():
         raise EvenhandError(
             f"{name}: {title}.offsets must start at 0 and never fall: sort the rows by client."
@@ -264,10 +249,10 @@ def _check_together(data: FederatedDataset) -> None:
         raise EvenhandError(f"{data.name}: there are no clients: give at least one with a training example.")
     for title, names in (("client id", ids), ("class name", data.classes or ())):
         for name in names:
-            fault = name_fault(name) if name else "is empty"
+            fault = validation.name_fault(name) if name else "is empty"
             if fault is not None:
                 raise EvenhandError(f"{data.name}: {title} {name[:40]!r} {fault}: give another name.")
-    twice = first_repeated(ids)
+    twice = validation.first_repeated(ids)
     if twice is not None:
         raise EvenhandError(f"{data.name}: client id {twice!r} occurs twice: merge the two, or rename one.")
     if train.sizes.min() < 1:
@@ -277,13 +262,12 @@ def _check_together(data: FederatedDataset) -> None:
         )
     for title, split in (("valid", data.valid), ("test", data.test)):
         for column, array, other in (("x", split.x, train.x), ("y", split.y, train.y)):
-            if array.shape[1:] != other.shape[1:] or array.dtype != other.dtype:
-                raise EvenhandError(
-                    f"{data.name}: {title}.{column} has rows of {array.dtype} {array.shape[1:]} but "
-                    f"train.{column} of {other.dtype} {other.shape[1:]}: bring them to one form."
-                )
+            form, expected = (f"{rows.dtype} {rows.shape[1:]}" for rows in (array, other))
+            if form != expected:
+                fault = f"{title}.{column} has rows of {form} but train.{column} of {expected}"
+                raise EvenhandError(f"{data.name}: {fault}: bring them to one form.")
     if data.classes is not None:
-        largest = max(int(split.y.max(initial=0)) for split in (train, data.valid, data.test))
+        largest = _largest([train.y, data.valid.y, data.test.y])
         if largest >= len(data.classes):
             raise EvenhandError(
                 f"{data.name}: label {largest} is out of range: there are {len(data.classes)} class names."
@@ -322,8 +306,7 @@ class Assignment(NamedTuple):
 
     def offsets(self, part: int) -> NDArray:
         """Where each client's rows begin in a part, and where the last end, ``(K + 1,)``."""
-        sizes = np.bincount(self.codes[self.parts[part]], minlength=len(self.ids))
-        return np.concatenate([[0], np.cumsum(sizes)])
+        return _offsets(np.bincount(self.codes[self.parts[part]], minlength=len(self.ids)))
 
 
 def from_arrays(
@@ -376,93 +359,60 @@ def from_arrays(
             f"{name}: x is a table, a {type(x).__name__}: give the whole table to evenhand.data.from_frame, or its "
             "numbers alone, x.to_numpy(float)."
         )
-    features = as_features(x, name)
-    labels = as_array(_plain(y), name, "y")
+    features = validation.as_features(x, name)
+    labels = validation.as_array(y, name, "y")
     if labels.dtype.kind == "U" and classes is None:
-        labels, names = class_labels(labels, name, element("y"), regression=False)
+        labels, names = validation.class_labels(labels, name, validation.element("y"), regression=False)
     else:
         if classes is None and labels.dtype.kind in "iu":
-            cures = (
-                "give them as floats to predict amounts, or the classes' names with ",
-                Argument("classes", "NAMES"),
-            )
-            check_class_numbers(labels, name, "y", *cures, " if each number is a class.")
-        labels, names = as_labels(labels, name), None if classes is None else tuple(classes)
+            cure = "give them as floats to predict amounts, or the classes' names with "
+            names = Argument("classes", "NAMES")
+            validation.check_class_numbers(labels, name, "y", cure, names, " if each number is a class.")
+        labels, names = validation.as_labels(labels, name), None if classes is None else tuple(classes)
     return build(
-        PooledRows(features, labels, id_array(client, name)),
-        None,
+        [PooledRows(features, labels, validation.id_array(client, name))],
+        Splitting(test_fraction, valid_fraction, seed),
         name=name,
         classes=names,
-        test_fraction=test_fraction,
-        valid_fraction=valid_fraction,
-        seed=seed,
     )
 
 
 def build(
-    train: PooledRows,
-    test: PooledRows | None,
-    *,
-    name: str,
-    classes: tuple[str, ...] | None,
-    test_fraction: float,
-    valid_fraction: float,
-    seed: int,
+    rows: Sequence[PooledRows], splitting: Splitting, *, name: str, classes: tuple[str, ...] | None
 ) -> FederatedDataset:
-    """The data set of ``train``'s clients; ``test`` None: ``test_fraction`` of their examples is for testing."""
-    check_fractions(test_fraction if test is None else 0.0, valid_fraction)
+    """The data set of training and test rows; of training rows alone, a fraction is for testing."""
+    train, *tests = rows
+    if tests:
+        splitting = splitting._replace(test_fraction=0.0)
+    splitting.check()
     codes, ids = _codes(train, name, "client")
-    parts = _parts(codes, len(ids), test_fraction if test is None else 0.0, valid_fraction, seed)
-    splits = [_gather(train, codes, rows, len(ids)) for rows in parts]
-    if test is not None:
+    splits = [_gather(train, codes, rows, len(ids)) for rows in _parts(codes, len(ids), splitting)]
+    for test in tests:
         test_codes, test_ids = _codes(test, name, "the test part's client")
         position = {client: k for k, client in enumerate(ids)}
-        strangers = [client for client in test_ids if client not in position]
-        if strangers:
-            raise EvenhandError(
-                f"{name}: client {strangers[0]!r} has test examples but no training examples: drop "
-                "it or give it some."
-            )
+        for client in test_ids:
+            if client not in position:
+                raise EvenhandError(
+                    f"{name}: client {client!r} has test examples but no training examples: drop it or give it some."
+                )
         test_codes = np.array([position[client] for client in test_ids], np.int64)[test_codes]
         splits[2] = _gather(test, test_codes, np.argsort(test_codes, kind="stable"), len(ids))
     notes = remarks_on_spelling(ids)
-    return FederatedDataset(splits[0], splits[1], splits[2], ids, name, classes, notes=notes)
+    return FederatedDataset(*splits, client_ids=ids, name=name, classes=classes, notes=notes)
 
 
-def assign(
-    client: NDArray, *, name: str, subject: str, test_fraction: float, valid_fraction: float, seed: int
-) -> Assignment:
+def assign(client: NDArray, splitting: Splitting, *, name: str, subject: str) -> Assignment:
     """Splits each client's rows, given only the client ids.
 
     Args:
       client: ``(n,)`` ids of any dtype.
+      splitting: what is for testing and for validation, as in :func:`from_arrays`.
       name: what the data set is called.
       subject: what the ids are called in errors.
-      test_fraction: as in :func:`from_arrays`; so are the others.
     """
-    check_fractions(test_fraction, valid_fraction)
-    codes, ids = client_codes(client, name, subject)
-    return Assignment(ids, codes, _parts(codes, len(ids), test_fraction, valid_fraction, seed))
-
-
-def check_fractions(test_fraction: float, valid_fraction: float) -> None:
-    """Checks that both are in [0, 1) and leave something for training."""
-    for title, value in (("test_fraction", test_fraction), ("valid_fraction", valid_fraction)):
-        if not (math.isfinite(value) and 0 <= value < 1):
-            raise EvenhandError(f"{title} must be at least 0 and below 1, not {value}.")
-    if test_fraction + valid_fraction >= 1:
-        raise EvenhandError(
-            f"test_fraction {test_fraction} and valid_fraction {valid_fraction} leave nothing for training: "
-            "make their sum less than 1."
-        )
-
-
-def _plain(values: npt.ArrayLike) -> npt.ArrayLike:
-    """Objects that are all text, as a column of pandas gives them, as an array of text."""
-    array = np.asarray(values) if hasattr(values, "__array__") else values
-    if isinstance(array, np.ndarray) and array.dtype.kind == "O" and array.size:
-        return array.astype(str) if all(isinstance(value, str) for value in array.flat) else array
-    return array
+    splitting.check()
+    codes, ids = validation.client_codes(client, name, subject)
+    return Assignment(ids, codes, _parts(codes, len(ids), splitting))
 
 
 def _codes(rows: PooledRows, name: str, subject: str) -> tuple[NDArray, tuple[str, ...]]:
@@ -473,23 +423,27 @@ def _codes(rows: PooledRows, name: str, subject: str) -> tuple[NDArray, tuple[st
         )
     if not len(rows.x):
         raise EvenhandError(f"{name}: there are no examples: give at least one for each client.")
-    return client_codes(rows.client, name, subject)
+    return validation.client_codes(rows.client, name, subject)
 
 
-def _parts(
-    codes: NDArray, clients: int, test_fraction: float, valid_fraction: float, seed: int
-) -> tuple[NDArray, NDArray, NDArray]:
+def _parts(codes: NDArray, clients: int, splitting: Splitting) -> tuple[NDArray, NDArray, NDArray]:
     """Row numbers of the three splits, each grouped by client."""
+    test, valid, seed = splitting
     sizes = np.bincount(codes, minlength=clients)
-    order = np.argsort(codes, kind="stable")
-    if test_fraction + valid_fraction > 0:
-        # Drawn after grouping, so that the split does not depend on how the clients' rows were interleaved.
-        order = order[np.lexsort((generator(seed, "split").random(len(codes)), codes[order]))]
-    rank = np.arange(len(codes)) - (np.cumsum(sizes) - sizes)[codes[order]]
-    train = np.maximum(1, _floor((1 - test_fraction - valid_fraction) * sizes))
-    valid = np.maximum(train, _floor((1 - test_fraction) * sizes))
-    in_train, in_valid = rank < train[codes[order]], rank < valid[codes[order]]
+    order, rank = _dealt(codes, sizes, generator(seed, "split") if test + valid > 0 else None)
+    train_end = np.maximum(1, _floor((1 - test - valid) * sizes))
+    valid_end = np.maximum(train_end, _floor((1 - test) * sizes))
+    in_train, in_valid = rank < train_end[codes[order]], rank < valid_end[codes[order]]
     return order[in_train], order[in_valid & ~in_train], order[~in_valid]
+
+
+def _dealt(codes: NDArray, sizes: NDArray, random: np.random.Generator | None) -> tuple[NDArray, NDArray]:
+    """Row numbers grouped by client, shuffled where ``random`` is given, and the place of each in its group."""
+    order = np.argsort(codes, kind="stable")
+    if random is not None:
+        # Drawn after grouping, so that the split does not depend on how the clients' rows were interleaved.
+        order = order[np.lexsort((random.random(len(codes)), codes[order]))]
+    return order, np.arange(len(codes)) - (np.cumsum(sizes) - sizes)[codes[order]]
 
 
 def _floor(values: NDArray) -> NDArray:
@@ -497,9 +451,12 @@ def _floor(values: NDArray) -> NDArray:
     return np.floor(np.round(values, 6)).astype(np.int64)
 
 
+def _offsets(sizes: NDArray) -> NDArray:
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
 def _gather(rows: PooledRows, codes: NDArray, order: NDArray, clients: int) -> Split:
-    sizes = np.bincount(codes[order], minlength=clients)
-    split = Split(rows.x[order], rows.y[order], np.concatenate([[0], np.cumsum(sizes)]))
+    split = Split(rows.x[order], rows.y[order], _offsets(np.bincount(codes[order], minlength=clients)))
     for array in split:
         array.setflags(write=False)
     return split
@@ -529,11 +486,10 @@ def remarks_on_spelling(ids: Iterable[str]) -> tuple[str, ...]:
         return ()
     more = counted(len(pairs) - 1, "other group")
     others = f" (and {more}, such as {pairs[1]})" if len(pairs) > 1 else ""
-    sentence = (
-        f"Clients {pairs[0]}{others} differ only in how they are written: they count as different clients, so "
-        "write their ids in one way if they are the same."
+    return (
+        f"Clients {pairs[0]}{others} differ only in how they are written: they count as different clients, so write "
+        "their ids in one way if they are the same.",
     )
-    return (sentence,)
 
 
 def _bare(name: str) -> str:
@@ -566,21 +522,15 @@ def hold_out(data: FederatedDataset, fraction: float = 0.2, *, seed: int = 0) ->
     """
     if data.valid.rows:
         raise EvenhandError(f"{data.name} has {data.valid.rows:,} validation examples already: use those.")
-    if not 0 < fraction < 1:
-        raise EvenhandError(f"hold_out(fraction={fraction}): give a number between 0 and 1, such as 0.2.")
-    sizes, offsets = data.train.sizes, data.train.offsets
+    _check_fraction("hold_out", fraction)
+    sizes = data.train.sizes
     client = np.repeat(np.arange(len(sizes)), sizes)
-    order = np.lexsort((generator(seed, "hold out").random(len(client)), client))
-    rank = np.arange(len(client)) - offsets[:-1][client]
-    kept = np.maximum(1, sizes - np.floor(np.round(fraction * sizes, 6)).astype(np.int64))
-    stays = rank < kept[client]
-
-    def part(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Split:
-        rows = np.sort(order[chosen])  # in the order of the data
-        counts = np.bincount(client[rows], minlength=len(sizes))
-        return Split(data.train.x[rows], data.train.y[rows], np.concatenate([[0], np.cumsum(counts)]))
-
-    return replace(data, train=part(stays), valid=part(~stays))
+    order, rank = _dealt(client, sizes, generator(seed, "hold out"))
+    stays = rank < np.maximum(1, sizes - _floor(fraction * sizes))[client]
+    rows = PooledRows(data.train.x, data.train.y, client)
+    # Sorted, which is the order of the data.
+    train, valid = (_gather(rows, client, np.sort(order[mask]), len(sizes)) for mask in (stays, ~stays))
+    return replace(data, train=train, valid=valid)
 
 
 def hold_out_clients(
@@ -606,10 +556,7 @@ def hold_out_clients(
       >>> run.serve(unseen).client_metrics("test")["accuracy"].shape
       (3,)
     """
-    if not 0 < fraction < 1:
-        raise EvenhandError(
-            f"hold_out_clients(fraction={fraction}): give a number between 0 and 1, such as 0.2."
-        )
+    _check_fraction("hold_out_clients", fraction)
     if data.num_clients < 2:
         raise EvenhandError(
             f"{data.name} has one client only, which cannot be trained on and set aside, too."
@@ -619,12 +566,17 @@ def hold_out_clients(
     return _of_clients(data, np.sort(order[count:])), _of_clients(data, np.sort(order[:count]))
 
 
+def _check_fraction(function: str, fraction: float) -> None:
+    if not 0 < fraction < 1:
+        raise EvenhandError(f"{function}(fraction={fraction}): give a number between 0 and 1, such as 0.2.")
+
+
 def _of_clients(data: FederatedDataset, clients: NDArray) -> FederatedDataset:
     def part(split: Split) -> Split:
         rows = np.concatenate([np.arange(*split.offsets[k : k + 2]) for k in clients])
-        offsets = np.concatenate([[0], np.cumsum(split.sizes[clients])])
-        return Split(split.x[rows], split.y[rows], offsets)
+        return Split(split.x[rows], split.y[rows], _offsets(split.sizes[clients]))
 
-    train, valid, test = (part(split) for split in (data.train, data.valid, data.test))
     names = tuple(data.client_ids[k] for k in clients)
-    return replace(data, train=train, valid=valid, test=test, client_ids=names)
+    return replace(
+        data, train=part(data.train), valid=part(data.valid), test=part(data.test), client_ids=names
+    )

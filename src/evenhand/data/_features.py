@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, named
+from evenhand.text import counted
 
 NDArray: TypeAlias = npt.NDArray[Any]
 Fill: TypeAlias = Literal["mean", "median", "most-frequent"]
@@ -35,6 +36,11 @@ class Series(NamedTuple):
     def missing(self) -> NDArray:
         """Which cells are empty, ``(n,)``."""
         return np.isnan(self.values) if self.categories is None else self.values < 0
+
+    @property
+    def texts(self) -> NDArray:
+        """The text in each cell, ``""`` where it is empty, ``(n,)``; of a column of text."""
+        return np.array([*(self.categories or ()), ""], str)[self.values]
 
     def at(self, rows: NDArray) -> Series:
         """The column of some rows."""
@@ -127,10 +133,15 @@ class Form(NamedTuple):
             names=None if names is None else tuple(str(name) for name in names),
             targets=int(value["targets"]),
             tokens=int(value["tokens"]),
-            target=None
-            if target is None
-            else Target(str(target["name"]), float(target["mean"]), float(target["deviation"])),
+            target=_target(target),
         )
+
+
+def _target(value: Mapping[str, Any] | None) -> Target | None:
+    """The inverse of ``Target._asdict``."""
+    return (
+        None if value is None else Target(str(value["name"]), float(value["mean"]), float(value["deviation"]))
+    )
 
 
 class Features(NamedTuple):
@@ -167,20 +178,17 @@ class Features(NamedTuple):
         constant = [column.name for column in numbers if column.deviation == 0]
         parts: list[str] = []
         if self.scaled:
-            standardised = "standardised by the mean and deviation of the training rows"
-            parts.append(f"{_columns(len(self.scaled), 'of numbers')} {standardised}")
+            count = counted(len(self.scaled), "column")
+            parts.append(f"{count} of numbers standardised by the mean and deviation of the training rows")
         if len(numbers) > len(self.scaled):
             kind = "of zeros and ones" if self.standardized else "of numbers"
-            parts.append(f"{_columns(len(numbers) - len(self.scaled), kind)} left unscaled")
+            parts.append(f"{counted(len(numbers) - len(self.scaled), 'column')} {kind} left unscaled")
         if texts:
-            parts.append(f"{_columns(len(texts), 'of text')} one-hot encoded: {_some(texts)}")
+            parts.append(f"{counted(len(texts), 'column')} of text one-hot encoded: {few(texts)}")
         sentences = [f"Features: {'; '.join(parts)}."]
         if constant:
-            sentences.append(
-                f"All training rows are alike in {_some(constant)}, which is therefore not used."
-            )
-        filled = [column.name for column in self.columns if column.fill is not None]
-        if filled:
+            sentences.append(f"All training rows are alike in {few(constant)}, which is therefore not used.")
+        if any(column.fill is not None for column in self.columns):
             sentences.append("Empty cells are filled from the training rows.")
         if self.target is not None:
             sentences.append(
@@ -191,17 +199,15 @@ class Features(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """What ``features.json`` holds; :meth:`from_json` reads it back."""
-        columns: list[dict[str, Any]] = []
-        for column in self.columns:
-            entry: dict[str, Any] = {"name": column.name, "kind": column.kind}
-            if column.kind == "number":
-                entry |= {"mean": column.mean, "deviation": column.deviation}
-            else:
-                entry["categories"] = list(column.categories)
-            columns.append({**entry, "fill": column.fill})
+
+        def entry(column: Column) -> dict[str, Any]:
+            scale = {"mean": column.mean, "deviation": column.deviation}
+            content = scale if column.kind == "number" else {"categories": list(column.categories)}
+            return {"name": column.name, "kind": column.kind, **content, "fill": column.fill}
+
         return {
             "standardized": self.standardized,
-            "columns": columns,
+            "columns": list(map(entry, self.columns)),
             "inputs": list(self.inputs),
             "target": None if self.target is None else self.target._asdict(),
             "na": list(self.na),
@@ -218,19 +224,18 @@ class Features(NamedTuple):
         for entry in value["columns"]:
             name, fill = str(entry["name"]), entry["fill"]
             if entry["kind"] == "number":
+                mean, deviation = float(entry["mean"]), float(entry["deviation"])
                 fill = None if fill is None else float(fill)
-                columns.append(
-                    Column(name, "number", float(entry["mean"]), float(entry["deviation"]), fill=fill)
-                )
+                columns.append(Column(name, "number", mean, deviation, fill=fill))
             elif entry["kind"] == "category":
-                categories = tuple(str(category) for category in entry["categories"])
+                categories = tuple(map(str, entry["categories"]))
                 columns.append(Column(name, "category", categories=categories, fill=fill))
             else:
                 raise ValueError(f"unknown kind {entry['kind']!r}")
-        entry, na = value.get("target"), value.get("na", ())  # folders of earlier versions have neither
-        target = None
-        if entry is not None:
-            target = Target(str(entry["name"]), float(entry["mean"]), float(entry["deviation"]))
+        target, na = (
+            _target(value.get("target")),
+            value.get("na", ()),
+        )  # folders of earlier versions have neither
         return Features(tuple(columns), bool(value["standardized"]), target, tuple(map(str, na)))
 
 
@@ -256,11 +261,8 @@ def fit(
     for series in table:
         values = series.values[rows]
         if series.missing[rows].all():
-            raise EvenhandError(
-                f"{source}: column {series.name!r} is empty in every training row: leave it out with ",
-                named("drop", series.name),
-                ".",
-            )
+            fault = f"{source}: column {series.name!r} is empty in every training row: leave it out with "
+            raise EvenhandError(fault, named("drop", series.name), ".")
         if series.categories is None:
             columns.append(_number_column(series.name, values, standardize, fill))
         else:
@@ -270,11 +272,15 @@ def fit(
 
 def fit_target(name: str, y: NDArray) -> Target:
     """The scale of the training rows' targets ``y``, of any shape."""
-    y = np.asarray(y, np.float64)
-    shift = y.reshape(-1)[0]  # so that a large offset costs no digits
-    mean = float(shift + np.mean(y - shift))
-    deviation = float(np.sqrt(np.mean((y - mean) ** 2)))
+    mean, deviation = _moments(np.asarray(y, np.float64))
     return Target(name, mean, deviation if deviation > 0 else 1.0)
+
+
+def _moments(values: NDArray) -> tuple[float, float]:
+    """The mean and the standard deviation."""
+    shift = values.reshape(-1)[0]  # so that a large offset costs no digits
+    mean = float(shift + np.mean(values - shift))
+    return mean, float(np.sqrt(np.mean((values - mean) ** 2)))
 
 
 def encode(features: Features, table: Sequence[Series], rows: NDArray, source: str) -> NDArray:
@@ -308,16 +314,13 @@ def encode(features: Features, table: Sequence[Series], rows: NDArray, source: s
 def _number_column(name: str, values: NDArray, standardize: bool, fill: Fill | None) -> Column:
     present = values[~np.isnan(values)]
     filler = None if fill is None else _filler(present, fill)
-    if not standardize:
-        return Column(name, "number", fill=filler)
     values = present if filler is None else np.where(np.isnan(values), filler, values)
-    if values.min() == values.max():
-        return Column(name, "number", float(values[0]), 0.0, fill=filler)
-    if not (np.abs(values - 0.5) != 0.5).any():
-        return Column(name, "number", fill=filler)
-    shift = values[0]  # so that a large offset costs no digits
-    mean = float(shift + np.mean(values - shift))
-    return Column(name, "number", mean, float(np.sqrt(np.mean((values - mean) ** 2))), fill=filler)
+    mean, deviation = 0.0, 1.0
+    if standardize and values.min() == values.max():
+        mean, deviation = float(values[0]), 0.0
+    elif standardize and (np.abs(values - 0.5) != 0.5).any():
+        mean, deviation = _moments(values)
+    return Column(name, "number", mean, deviation, fill=filler)
 
 
 def _filler(present: NDArray, fill: Fill) -> float:
@@ -358,13 +361,10 @@ def _positions(column: Column, series: Series) -> NDArray:
     return np.array([*positions, empty], np.int64)
 
 
-def _columns(count: int, kind: str) -> str:
-    return f"{count:,} column{'' if count == 1 else 's'} {kind}"
-
-
 def _amount(value: float) -> str:
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-def _some(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first six of some names."""
     return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evenhand.data._dataset import FederatedDataset, PooledRows, build
-from evenhand.data._validation import NDArray, generator
+from evenhand.data._validation import NDArray, Splitting, generator
 from evenhand.errors import EvenhandError
 
 _FEATURES = 60
@@ -96,13 +96,10 @@ def synthetic(
     sizes = sizes.astype(np.int64)
     x, y = _draw_rows(random, sizes, alpha, beta, shared)
     return build(
-        PooledRows(x, y, np.repeat(np.arange(clients), sizes)),
-        None,
+        [PooledRows(x, y, np.repeat(np.arange(clients), sizes))],
+        Splitting(test_fraction, valid_fraction, seed),
         name="synthetic-iid" if shared == clients else f"synthetic({alpha:g}, {beta:g})",
         classes=tuple(str(label) for label in range(_CLASSES)),
-        test_fraction=test_fraction,
-        valid_fraction=valid_fraction,
-        seed=seed,
     )
 
 

@@ -10,12 +10,13 @@ around them, whole numbers without a point (``1`` and ``1.0`` are ``"1"``), bool
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Number, Real
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +46,10 @@ def float32(array: NDArray, source: str, place: Place) -> NDArray:
         rows = slice(first, first + _slice_rows(small))
         bad = ~np.isfinite(small[rows])
         if bad.any():
+            row, value = first_bad(array[rows], bad)
             raise EvenhandError(
-                f"{source}: {place(first + first_bad(bad))} holds {bad_value(array[rows], bad)}, which is not a "
-                "finite 32-bit number: repair it or drop the row."
+                f"{source}: {place(first + row)} holds {value}, which is not a finite 32-bit number: repair it or drop "
+                "the row."
             )
     return small
 
@@ -60,28 +62,24 @@ def int32(array: NDArray, source: str, place: Place) -> NDArray:
     """Integers as int32, or the error for the first that does not fit."""
     large = (array > INT32.max) | (array < INT32.min) if array.dtype.itemsize > 2 else np.zeros(1, bool)
     if large.any():
-        raise out_of_range(source, place(first_bad(large)), str(bad_value(array, large)))
+        raise out_of_range(source, place, array, large)
     return array.astype(np.int32, copy=False)
 
 
-def out_of_range(source: str, where: str, value: str) -> EvenhandError:
-    """The error for a class number or token beyond the range of int32."""
+def out_of_range(source: str, place: Place, array: NDArray, large: NDArray) -> EvenhandError:
+    """The error for the first class number or token of those marked in ``large``, which are beyond a range."""
+    row, value = first_bad(array, large)
     return EvenhandError(
-        f"{source}: {where} is {value}, which is out of range: number classes and tokens from 0, or give "
+        f"{source}: {place(row)} is {int(value)}, which is out of range: number classes and tokens from 0, or give "
         "real values as floats, with ",
         Argument("regression", "True"),
         " if they are labels.",
     )
 
 
-def first_bad(bad: NDArray) -> int:
-    """The first row that has an entry marked in ``bad``."""
-    return int(np.argmax(bad.reshape(len(bad), -1).any(axis=1)))
-
-
-def bad_value(array: NDArray, bad: NDArray) -> Any:
-    """The first entry that is marked in ``bad``."""
-    return array[bad].reshape(-1)[0].item()
+def first_bad(array: NDArray, bad: NDArray) -> tuple[int, Any]:
+    """The first row of ``array`` that has an entry marked in ``bad``, and that entry."""
+    return int(np.argmax(bad.reshape(len(bad), -1).any(axis=1))), array[bad].reshape(-1)[0].item()
 
 
 # --- text: cells and names ----------------------------------------------------------------------------------
@@ -148,11 +146,8 @@ def name_fault(text: str) -> str | None:
         return "has a NUL character in it"
     if len(text) > LONGEST:
         return f"is {len(text)} characters long"
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return "has half of a surrogate pair in it, which is not Unicode text"
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        return "has half of a surrogate pair in it, which is not Unicode text"
     return None
 
 
@@ -261,9 +256,8 @@ def _kinds(values: Sequence[Any], depth: int = 0) -> tuple[set[type | None], int
     if depth == _DEEPEST:
         return {None}, 0
     kinds: set[type | None] = set(map(type, values))
-    longest = (
-        max((len(value) for value in values if isinstance(value, str)), default=0) if str in kinds else 0
-    )
+    texts = (value for value in values if isinstance(value, str)) if str in kinds else ()
+    longest = max(map(len, texts), default=0)
     if list in kinds or tuple in kinds:
         kinds -= {list, tuple}
         for value in values:
@@ -278,7 +272,7 @@ def _unboxed(array: NDArray, source: str, subject: str) -> NDArray:
     """Python objects as text, as pandas keeps it, or as numbers, if all of them are; unchanged otherwise."""
     entries = array.reshape(-1).tolist()
     kinds = set(map(type, entries))
-    if kinds == {str}:
+    if kinds and all(issubclass(kind, str) for kind in kinds):
         _check_length(max(map(len, entries)), source, subject)
         return array.astype(str)
     if all(kind in (bool, int, float) for kind in kinds):
@@ -294,13 +288,16 @@ def as_features(
     values: npt.ArrayLike, source: str, place: Place | None = None, *, subject: str = "x"
 ) -> NDArray:
     """Finite float32, or int32 where ``values`` are integers (tokens)."""
+    array = _numeric(values, source, subject, "encode it as numbers")
+    convert = int32 if array.dtype.kind in "iu" else float32
+    return convert(array, source, place or element(subject))
+
+
+def _numeric(values: npt.ArrayLike, source: str, subject: str, cure: str) -> NDArray:
     array = as_array(values, source, subject)
     if array.dtype.kind == "U":
-        raise EvenhandError(f"{source}: {subject} holds text, not numbers: encode it as numbers first.")
-    place = element(subject) if place is None else place
-    if array.dtype.kind in "iu":
-        return int32(array, source, place)
-    return float32(array, source, place)
+        raise EvenhandError(f"{source}: {subject} holds text, not numbers: {cure} first.")
+    return array
 
 
 # --- labels -------------------------------------------------------------------------------------------------
@@ -316,19 +313,16 @@ def as_labels(
     values: npt.ArrayLike, source: str, place: Place | None = None, *, subject: str = "y"
 ) -> NDArray:
     """Class numbers >= 0 as int32 where ``values`` are integers or booleans, else finite float32 targets."""
-    array = as_array(values, source, subject)
-    if array.dtype.kind == "U":
-        raise EvenhandError(f"{source}: {subject} holds text, not numbers: number the classes from 0 first.")
-    place = element(subject) if place is None else place
+    array, place = _numeric(values, source, subject, "number the classes from 0"), place or element(subject)
     if array.dtype.kind == "f":
         return float32(array, source, place)
     if array.dtype.kind == "b":
         return array.astype(np.int32)
     if array.size and array.min() < 0:
-        row = first_bad(array < 0)
+        row, label = first_bad(array, array < 0)
         raise EvenhandError(
-            f"{source}: {place(row)} is the negative label {bad_value(array, array < 0)}: number the classes "
-            "from 0, or give real-valued targets as floats."
+            f"{source}: {place(row)} is the negative label {label}: number the classes from 0, or give real-valued "
+            "targets as floats."
         )
     return int32(array, source, place)
 
@@ -340,16 +334,14 @@ def whole_numbers(values: NDArray, source: str, place: Place) -> NDArray:
     float32(values, source, place)
     broken = values != np.rint(values)
     if broken.any():
-        row = first_bad(broken)
-        raise EvenhandError(
-            f"{source}: {place(row)} is {bad_value(values, broken):g}, not a class number: number the classes "
-            "from 0, or give ",
-            Argument("regression", "True"),
-            " if the labels are real-valued targets.",
+        row, label = first_bad(values, broken)
+        fault = (
+            f"{source}: {place(row)} is {label:g}, not a class number: number the classes from 0, or give "
         )
-    if values.size and np.abs(values).max() > INT32.max:
-        large = np.abs(values) > INT32.max
-        raise out_of_range(source, place(first_bad(large)), f"{bad_value(values, large):.0f}")
+        raise EvenhandError(fault, Argument("regression", "True"), " if the labels are real-valued targets.")
+    large = np.abs(values) > INT32.max
+    if large.any():
+        raise out_of_range(source, place, values, large)
     return values.astype(np.int64)
 
 
@@ -389,44 +381,42 @@ def class_labels(
     """
     if regression:
         if values.dtype.kind == "U":
-            raise EvenhandError(
-                f"{source}: {place(0)} is {values.reshape(-1)[0].item()[:40]!r}, not a number: give numbers as "
-                "targets, or leave out ",
-                Argument("regression", "True"),
-                ".",
-            )
+            fault = f"{source}: {place(0)} is {values.reshape(-1)[0].item()[:40]!r}, not a number"
+            cure = "give numbers as targets, or leave out "
+            raise EvenhandError(f"{fault}: {cure}", Argument("regression", "True"), ".")
         with np.errstate(invalid="ignore"):  # a signalling NaN, which is refused next
             wide = values.astype(np.float64)
         return float32(wide, source, place), None
     if values.dtype.kind == "U":
         if (values == "").any():
-            raise EvenhandError(
-                f"{source}: {place(first_bad(values == ''))} is empty: fill it in or drop the row."
-            )
+            row, _ = first_bad(values, values == "")
+            raise EvenhandError(f"{source}: {place(row)} is empty: fill it in or drop the row.")
         spellings, codes = np.unique(values, return_inverse=True)
         names, merged = np.unique([composed(text) for text in spellings.tolist()], return_inverse=True)
         codes = merged[codes]
         for code, name in enumerate(names.tolist()):
             fault = name_fault(name)
             if fault is not None:
-                where = place(first_bad(codes.reshape(values.shape) == code))
-                raise EvenhandError(f"{source}: {where} {fault}: give the class another name.")
+                row, _ = first_bad(values, codes.reshape(values.shape) == code)
+                raise EvenhandError(f"{source}: {place(row)} {fault}: give the class another name.")
         return codes.reshape(values.shape).astype(np.int32), tuple(names.tolist())
     labels = as_labels(whole_numbers(values, source, place), source, place)
-    limit = max(_MANY_CLASSES, len(labels))
-    if labels.size and labels.max() >= limit:
-        raise out_of_range(source, place(first_bad(labels >= limit)), str(labels.max()))
+    large = labels >= max(_MANY_CLASSES, len(labels))
+    if large.any():
+        raise out_of_range(source, place, labels, large)
     return labels, None
 
 
 # --- client ids ---------------------------------------------------------------------------------------------
 
 
+_INTEGER = re.compile(r"-?\d+", re.ASCII)
+
 _NUMBER = re.compile(r"-?\d{1,300}(\.\d+)?", re.ASCII)
 
 
 def client_codes(
-    client: npt.ArrayLike, source: str, subject: str = "client", place: Place | None = None
+    client: npt.ArrayLike, source: str, subject: str = "client"
 ) -> tuple[NDArray, tuple[str, ...]]:
     """Client ids as ``(n,)`` int64 positions, and the sorted ids; numbers, also in text, sort as numbers.
 
@@ -434,21 +424,18 @@ def client_codes(
       client: ``(n,)`` integers, floats, booleans, dates or text; an array of objects may hold any one of them.
       source: the file, or whatever else the ids come from.
       subject: the array or column in it.
-      place: where a row is; ``what[row]`` by default.
     """
-    where = (lambda row: f"{subject}[{row}]") if place is None else place
     ids = id_array(client, source, subject)
     if ids.ndim != 1:
         raise EvenhandError(f"{source}: {subject} has {ids.ndim} axes: give one client id per row.")
-    if ids.dtype.kind in "OUS":
-        return _of_objects(ids.tolist(), source, where)
-    if ids.dtype.kind == "M":
-        return _of_objects(ids.astype(str).tolist(), source, where)
+    if ids.dtype.kind in "OUSM":
+        texts = ids.astype(str) if ids.dtype.kind == "M" else ids
+        return _of_objects(texts.tolist(), source, element(subject))
     if ids.dtype.kind not in "biuf":
         raise EvenhandError(
             f"{source}: {subject} holds {ids.dtype.name}: write client ids as whole numbers or text."
         )
-    return _of_numbers(ids, source, where)
+    return _of_numbers(ids, source, element(subject))
 
 
 def id_array(client: npt.ArrayLike, source: str, subject: str = "client") -> NDArray:
@@ -463,10 +450,11 @@ def _of_numbers(ids: NDArray, source: str, place: Place) -> tuple[NDArray, tuple
     if ids.dtype.kind == "f":
         bad = ~np.isfinite(ids)
         if bad.any():
-            raise _no_id(source, place(first_bad(bad)), str(ids[first_bad(bad)]))
+            row, value = first_bad(ids, bad)
+            raise _no_id(source, place(row), str(value))
         large = np.abs(ids) >= 2**53
         if large.any():
-            raise _inexact(source, place(first_bad(large)))
+            raise _inexact(source, place(first_bad(ids, large)[0]))
         if (ids == np.rint(ids)).all():
             ids = ids.astype(np.int64)
     values, codes = np.unique(ids, return_inverse=True)
@@ -478,25 +466,21 @@ def _of_objects(values: Iterable[Any], source: str, place: Place) -> tuple[NDArr
         value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value for value in values
     ]
     kinds = {type(value) for value in ids}
-    for row, value in enumerate(ids if kinds != {str} else []):
+    if kinds == {str}:
+        return _of_text(ids, source, place)
+    for row, value in enumerate(ids):
         if not isinstance(value, str | int) and is_missing(str(value)):
             raise _no_id(source, place(row), str(value))
-    if kinds != {str}:
-        _check_kinds(ids, [False] * len(ids), source, place)
+    _check_kinds(dict(enumerate(ids)), source, place)
     if all(issubclass(kind, Real) for kind in kinds):
         array = np.array(ids)
         if array.dtype.kind == "O":
-            row = next(
-                (row for row, value in enumerate(ids) if isinstance(value, int) and abs(value) >= 2**63), 0
-            )
-            raise _inexact(source, place(row))
+            huge = (row for row, value in enumerate(ids) if isinstance(value, int) and abs(value) >= 2**63)
+            raise _inexact(source, place(next(huge, 0)))
         return _of_numbers(array, source, place)
-    row = next((row for row, value in enumerate(ids) if not isinstance(value, str)), None)
-    if row is not None:
-        raise EvenhandError(
-            f"{source}: {place(row)} is a value of type {type(ids[row]).__name__} where client ids have to be all "
-            "text or all numbers: write them in one way."
-        )
+    for row, value in enumerate(ids):
+        if not isinstance(value, str):
+            raise _unlike(source, place(row), value)
     return _of_text(ids, source, place)
 
 
@@ -519,16 +503,11 @@ def _of_text(ids: list[str], source: str, place: Place) -> tuple[NDArray, tuple[
 
 def _order(names: Iterable[str]) -> Callable[[str], tuple[float | int, str]]:
     """The key by which ids are sorted: as numbers if all of them spell one."""
-    if all(_is_integer(name) for name in names):
+    if all(_INTEGER.fullmatch(name) for name in names):
         return lambda name: (int(name), name)
     if all(_NUMBER.fullmatch(name) for name in names):
         return lambda name: (float(name), name)
     return lambda name: (0, name)
-
-
-def _is_integer(text: str) -> bool:
-    digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdigit()
 
 
 def _inexact(source: str, where: str) -> EvenhandError:
@@ -542,31 +521,32 @@ def _no_id(source: str, where: str, value: str) -> EvenhandError:
     return EvenhandError(f"{source}: {where} {says}: fill it in or drop the row.")
 
 
-def object_ids(values: Sequence[Any], missing: Sequence[bool], source: str, place: Place) -> NDArray:
-    """Python objects of a column as the texts of their ids, ``(n,)``; ``""`` where one is missing.
+def object_ids(values: Sequence[Any], source: str, place: Place) -> NDArray:
+    """Python objects of a column as the texts of their ids, ``(n,)``; ``""`` where one is None.
 
     Raises:
       EvenhandError: numbers and text, or numbers and booleans, are mixed.
     """
-    present = [value for value, gap in zip(values, missing, strict=True) if not gap]
-    _check_kinds(values, missing, source, place)
-    texts = iter([spelled(value) for value in present])
-    return np.array(["" if gap else next(texts) for gap in missing], str)
+    _check_kinds({row: value for row, value in enumerate(values) if value is not None}, source, place)
+    return np.array(["" if value is None else spelled(value) for value in values], str)
 
 
-def _check_kinds(values: Sequence[Any], missing: Sequence[bool], source: str, place: Place) -> None:
+def _check_kinds(values: Mapping[int, Any], source: str, place: Place) -> None:
     """Refuses ids of several kinds, since ``1``, ``"1"`` and ``True`` beside each other may or may not be one."""
     kinds: dict[str, int] = {}
-    for row, (value, gap) in enumerate(zip(values, missing, strict=True)):
-        if not gap:
-            kinds.setdefault(_kind(value), row)
+    for row, value in values.items():
+        kinds.setdefault(_kind(value), row)
     if len(kinds) > 1:
         odd = [row for kind, row in kinds.items() if kind not in ("text", "number")]
         row = odd[0] if odd else kinds["number"]
-        raise EvenhandError(
-            f"{source}: {place(row)} is a value of type {type(values[row]).__name__} where client ids have to be all "
-            "text or all numbers: write them in one way."
-        )
+        raise _unlike(source, place(row), values[row])
+
+
+def _unlike(source: str, where: str, value: Any) -> EvenhandError:
+    return EvenhandError(
+        f"{source}: {where} is a value of type {type(value).__name__} where client ids have to be all text or all "
+        "numbers: write them in one way."
+    )
 
 
 def _kind(value: Any) -> str:
@@ -586,7 +566,7 @@ def spelled(value: Any) -> str:
     return str(value)
 
 
-# --- seeds --------------------------------------------------------------------------------------------------
+# --- seeds and fractions ------------------------------------------------------------------------------------
 
 
 _LARGEST = 2**128 - 1
@@ -596,3 +576,28 @@ _LARGEST = 2**128 - 1
 def generator(seed: int, purpose: str) -> np.random.Generator:
     """A generator for ``purpose``; a partition and a split with the same seed draw from different streams."""
     return np.random.default_rng([whole_number("seed", seed, 0, _LARGEST), zlib.crc32(purpose.encode())])
+
+
+class Splitting(NamedTuple):
+    """How each client's examples are divided.
+
+    Attributes:
+      test_fraction: the share for testing.
+      valid_fraction: the share for validation.
+      seed: of the draw.
+    """
+
+    test_fraction: float
+    valid_fraction: float
+    seed: int
+
+    def check(self) -> None:
+        """Checks that both fractions are in [0, 1) and leave something for training."""
+        for title, value in zip(self._fields[:2], self[:2], strict=True):
+            if not (math.isfinite(value) and 0 <= value < 1):
+                raise EvenhandError(f"{title} must be at least 0 and below 1, not {value}.")
+        if self.test_fraction + self.valid_fraction >= 1:
+            raise EvenhandError(
+                f"test_fraction {self.test_fraction} and valid_fraction {self.valid_fraction} leave nothing for "
+                "training: make their sum less than 1."
+            )

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data._validation import NDArray, as_array, client_codes, generator
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import Argument, EvenhandError, whole_number
 
 __all__ = [
     "by_column",
@@ -42,8 +42,7 @@ def iid(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
       >>> np.bincount(iid(10, clients=4))
       array([3, 3, 2, 2])
     """
-    n = _row_count(rows)
-    _check_clients(n, clients)
+    n = _row_count(rows, clients)
     return generator(seed, "partition.iid").permutation(np.arange(n) % clients)
 
 
@@ -79,8 +78,7 @@ def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> ND
       >>> spread[0] < spread[1]
       True
     """
-    codes = _classes(y)
-    _check_clients(len(codes), clients)
+    codes = _classes(y, clients)
     if not 0 < alpha <= 1e9:
         raise EvenhandError(f"alpha must be positive and at most 1e9, not {alpha}.")
     random = generator(seed, "partition.dirichlet")
@@ -123,8 +121,7 @@ def shards(y: npt.ArrayLike, clients: int, classes_per_client: int, seed: int = 
       >>> {len(set(y[client == k])) for k in range(20)}
       {2}
     """
-    codes = _classes(y)
-    _check_clients(len(codes), clients)
+    codes = _classes(y, clients)
     counts = np.bincount(codes)
     pieces = _shard_counts(counts, clients, classes_per_client)
     random = generator(seed, "partition.shards")
@@ -160,8 +157,7 @@ def quantity(rows: int | npt.ArrayLike, clients: int, sigma: float, seed: int = 
       >>> int(sizes.sum()), bool(sizes.max() > 5 * np.median(sizes))
       (1000, True)
     """
-    n = _row_count(rows)
-    _check_clients(n, clients)
+    n = _row_count(rows, clients)
     if not 0 <= sigma <= _WIDEST:
         raise EvenhandError(f"sigma must be finite and at least 0, and at most {_WIDEST:g}, not {sigma}.")
     random = generator(seed, "partition.quantity")
@@ -231,22 +227,38 @@ def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed
 # --- the arithmetic -----------------------------------------------------------------------------------------
 
 
-def _row_count(rows: int | npt.ArrayLike) -> int:
-    """The length of an array, or the number given in its place."""
+def _row_count(rows: int | npt.ArrayLike, clients: int) -> int:
+    """The length of an array, or the number given in its place, checked to suffice for the clients."""
     try:
-        return len(rows)  # pyright: ignore[reportArgumentType]  (the point is to try)
+        count = len(rows)  # pyright: ignore[reportArgumentType]  (the point is to try)
     except TypeError:
-        return whole_number("rows", rows, 0)
+        count = whole_number("rows", rows, 0)
+    _check_clients(count, clients)
+    return count
 
 
-def _classes(y: npt.ArrayLike, subject: str = "y") -> NDArray:
-    """``(n,)`` labels of any kind as positions among the sorted distinct ones."""
-    labels = as_array(y, "partition", subject)
+def _classes(y: npt.ArrayLike, clients: int) -> NDArray:
+    """``(n,)`` labels of any kind as positions among the sorted distinct ones, enough for the clients."""
+    labels = as_array(y, "partition", "y")
     if labels.ndim != 1:
         raise EvenhandError(
-            f"{subject} has {labels.ndim} axes: give one class label per example to partition by label."
+            f"y has {labels.ndim} axes: give one class label per example to partition by label."
         )
+    _check_clients(len(labels), clients)
     return np.unique(labels, return_inverse=True)[1]
+
+
+def owners(y: NDArray, clients: int, alpha: float, seed: int, source: str) -> NDArray:
+    """Clients for examples of a source that have none: Dirichlet by class, evenly for real targets."""
+    if clients > len(y):
+        fault = f"{source}: {len(y)} examples are too few for {clients} clients"
+        raise EvenhandError(f"{fault}: ask for fewer with ", Argument("clients", "N"), ".")
+    return dirichlet(y, clients, alpha, seed) if are_classes(y) else iid(y, clients, seed)
+
+
+def are_classes(y: NDArray) -> bool:
+    """Whether these labels of examples are class numbers, one each."""
+    return y.dtype.kind == "i" and y.ndim == 1
 
 
 def _check_clients(rows: int, clients: int) -> None:

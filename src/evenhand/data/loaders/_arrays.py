@@ -15,34 +15,25 @@ import zlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from evenhand.data._dataset import FederatedDataset, PooledRows
-from evenhand.data._validation import (
-    NDArray,
-    as_array,
-    as_features,
-    check_class_numbers,
-    check_form,
-    class_labels,
-    client_codes,
-    element,
-)
+from evenhand.data import _validation as validation
+from evenhand.data import partition
+from evenhand.data._dataset import FederatedDataset, PooledRows, build
+from evenhand.data._validation import NDArray
 from evenhand.data.loaders._cells import amounts_or_classes
 from evenhand.data.loaders._source import (
     DEFAULT_CLIENT,
     DEFAULT_LABEL,
     Options,
-    Pool,
     check_file,
     check_unpacked,
     kind_of,
     listing,
-    pooled,
-    unpooled,
 )
 from evenhand.errors import Argument, EvenhandError
 
@@ -56,27 +47,27 @@ def load_npz(path: Path, options: Options) -> FederatedDataset:
     split = feature not in names and f"{feature}_train" in names
     suffixes = ("",) if not split else ("_train", "_test") if f"{feature}_test" in names else ("_train",)
     _check_array(path, names, feature + suffixes[0])
-    label = options.label
-    if label == DEFAULT_LABEL and label + suffixes[0] not in names:
-        label = "y"
-    roles = [feature, label]
-    if options.client + suffixes[0] in names:
-        roles.append(options.client)
-    elif options.clients is None or options.together not in ((), DEFAULT_CLIENT):
-        raise EvenhandError(
-            f"{path}: there is no array {options.client + suffixes[0]!r} of client ids among {listing(names)}: "
-            "add it (evenhand.data.partition can make one) or name it with ",
-            Argument("client", "NAME"),
-            ", or spread the rows over N clients with ",
-            Argument("clients", "N"),
-            ".",
-        )
-    _check_roles(path, roles)
+    roles, client = [feature, _label(names, options.label, suffixes[0])], next(iter(options.client), "")
+    if client + suffixes[0] in names:
+        roles.append(client)
+    elif options.clients is None or options.client not in ((), DEFAULT_CLIENT):
+        fault = f"{path}: there is no array {client + suffixes[0]!r} of client ids among {listing(names)}"
+        cure = "add it (evenhand.data.partition can make one) or name it with "
+        spread = (", or spread the rows over N clients with ", Argument("clients", "N"), ".")
+        raise EvenhandError(f"{fault}: {cure}", Argument("client", "NAME"), *spread)
+    twice = validation.first_repeated(roles)
+    if twice is not None:
+        fault = f"{path}: array {twice!r} cannot be two of features, labels and client ids"
+        raise EvenhandError(f"{fault}: name another one with ", *_named("or"))
     parts = [[role + suffix for role in roles] for suffix in suffixes]
-    for part in parts:
-        for name in part:
-            _check_array(path, names, name)
+    for name in chain.from_iterable(parts):
+        _check_array(path, names, name)
     return _npz_dataset(path, parts, read_arrays(path, parts), options)
+
+
+def _label(names: Sequence[str], label: str, suffix: str = "") -> str:
+    """The array of labels; in place of the default, ``y`` will do."""
+    return "y" if label == DEFAULT_LABEL and label + suffix not in names else label
 
 
 def new_arrays(
@@ -88,23 +79,22 @@ def new_arrays(
       path: the archive.
       feature: the array of features.
       client: that of client ids; None in the result where there is none.
-      label: that of labels, likewise; in place of the default, ``y`` will do.
+      label: that of labels, likewise.
     """
     names = array_names(path)
     if feature not in names:
         raise EvenhandError(
             f"{path}: there is no array {feature!r} among {listing(names)}, which the model was trained with: add it."
         )
-    if label == DEFAULT_LABEL and label not in names:
-        label = "y"
+    label = _label(names, label)
     roles = [feature, *(name for name in (client, label) if name in names)]
     arrays = read_arrays(path, [roles])
     clients = labels = None
     if client in names:
-        codes, ids = client_codes(arrays[client], str(path), client)
+        codes, ids = validation.client_codes(arrays[client], str(path), client)
         clients = np.array(ids)[codes]
     if label in names:
-        column = as_array(arrays[label], str(path), f"array {label!r}")
+        column = validation.as_array(arrays[label], str(path), f"array {label!r}")
         labels = column.astype(str) if column.ndim == 1 else None
     return _features(path, arrays[feature], feature), clients, labels
 
@@ -123,35 +113,28 @@ def _check_array(path: Path, names: list[str], name: str) -> None:
         )
 
 
-def _check_roles(path: Path, roles: list[str]) -> None:
-    for role in roles:
-        if roles.count(role) > 1:
-            raise EvenhandError(
-                f"{path}: array {role!r} cannot be two of features, labels and client ids: name another one "
-                "with ",
-                *_named("or"),
-            )
-
-
 def _npz_dataset(
     path: Path, parts: list[list[str]], arrays: dict[str, NDArray], options: Options
 ) -> FederatedDataset:
     xs = [_features(path, arrays[part[0]], part[0]) for part in parts]
     names = [part[1] for part in parts]
-    ys = [as_array(arrays[name], str(path), f"array {name!r}") for name in names]
+    ys = [validation.as_array(arrays[name], str(path), f"array {name!r}") for name in names]
     labels, classes = _labels(path, ys, names, options)
     if len(parts[0]) == 2:
-        test = Pool(xs[1], labels[1]) if len(parts) > 1 else None
-        return pooled(path, Pool(xs[0], labels[0]), test, classes, options, options.clients or 1)
+        return pooled(path, list(zip(xs, labels, strict=True)), classes, options, clients=1)
     clients = [_client(path, arrays[part[2]], part[2]) for part in parts]
     rows = [PooledRows(*columns) for columns in zip(xs, labels, clients, strict=True)]
-    return unpooled(path, rows[0], rows[1] if len(rows) > 1 else None, classes, options)
+    return build(rows, options.splitting, name=str(path), classes=classes)
 
 
 def _features(path: Path, given: NDArray, name: str) -> NDArray:
     if given.dtype == np.uint8 and given.ndim >= 3:
-        return np.divide(given, np.float32(255), dtype=np.float32)
-    return as_features(given, str(path), element(name), subject=f"array {name!r}")
+        return _in_unit_range(given)
+    return validation.as_features(given, str(path), validation.element(name), subject=f"array {name!r}")
+
+
+def _in_unit_range(pixels: NDArray) -> NDArray:
+    return np.divide(pixels, np.float32(255), dtype=np.float32)
 
 
 def _labels(
@@ -170,15 +153,47 @@ def _labels(
     if names[0] in options.categorical:
         values = values.astype(str)
     elif not options.regression:
-        check_class_numbers(values, str(path), f"array {names[0]!r}", *amounts_or_classes(names[0]))
-    labels, classes = class_labels(values, str(path), place, regression=options.regression)
+        validation.check_class_numbers(
+            values, str(path), f"array {names[0]!r}", *amounts_or_classes(names[0])
+        )
+    labels, classes = validation.class_labels(values, str(path), place, regression=options.regression)
     return np.split(labels, [first])[: len(columns)], classes
 
 
 def _client(path: Path, given: NDArray, name: str) -> NDArray:
-    values = as_array(given, str(path), f"array {name!r}")
-    client_codes(values, str(path), name)
+    values = validation.as_array(given, str(path), f"array {name!r}")
+    validation.client_codes(values, str(path), name)
     return values
+
+
+# --- examples of no client ----------------------------------------------------------------------------------
+
+
+def pooled(
+    source: Path | str,
+    examples: Sequence[tuple[NDArray, NDArray]],
+    classes: tuple[str, ...] | None,
+    options: Options,
+    *,
+    clients: int,
+) -> FederatedDataset:
+    """The data set of training and test examples spread over clients: Dirichlet by class, evenly for real targets.
+
+    Args:
+      source: where the examples are from.
+      examples: ``(x, y)`` for training, and for testing if the source has a test part.
+      classes: the names of the classes, if they have any.
+      options: what the caller asked for.
+      clients: how many clients there are where the options do not say.
+    """
+    (x, y), *tests = examples
+    owner = partition.owners(y, options.clients or clients, options.alpha, options.seed, str(source))
+    rows = [PooledRows(x, y, owner)]
+    for x, new_y in tests:
+        # Real targets count as one class: every client gets tests in proportion to its training examples.
+        kinds = (y, new_y) if partition.are_classes(y) else (np.zeros(len(y)), np.zeros(len(new_y)))
+        rows.append(PooledRows(x, new_y, partition.matching(kinds[0], owner, kinds[1], options.seed)))
+    return build(rows, options.splitting, name=str(source), classes=classes)
 
 
 # --- one archive --------------------------------------------------------------------------------------------
@@ -186,27 +201,13 @@ def _client(path: Path, given: NDArray, name: str) -> NDArray:
 
 # What NumPy and zipfile raise on damaged archives.
 _DAMAGE = (
-    ValueError,
-    OSError,
-    EOFError,
-    KeyError,
-    IndexError,
-    TypeError,
-    OverflowError,
-    RuntimeError,
-    MemoryError,
-    SyntaxError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
+    *(ValueError, OSError, EOFError, LookupError, TypeError, OverflowError, RuntimeError, MemoryError),
+    *(SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 
 
-class _Header(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    start: int
+def _damaged(path: Path, content: str) -> EvenhandError:
+    return EvenhandError(f"{path}: {content}: write it again with numpy.savez.")
 
 
 def array_names(path: Path) -> list[str]:
@@ -232,16 +233,12 @@ def read_arrays(path: Path, parts: Sequence[Sequence[str]]) -> dict[str, NDArray
     """
     names = [name for part in parts for name in part]
     with _members(path) as (archive, members):
-        headers = {name: _member_header(path, name, archive, members[name]) for name in names}
-        for part in parts:
-            lengths = [headers[name].shape[0] for name in part]
-            if len(set(lengths)) > 1:
-                counts = ", ".join(
-                    f"{name} {length}" for name, length in zip(part[1:], lengths[1:], strict=True)
-                )
+        rows = {name: _promised_rows(path, name, archive, members[name]) for name in names}
+        for first, *others in parts:
+            if any(rows[name] != rows[first] for name in others):
+                counts = " and ".join(f"{name} {rows[name]}" for name in others)
                 raise EvenhandError(
-                    f"{path}: {part[0]} has {lengths[0]} rows, {' and '.join(counts.rsplit(', ', 1))}: give one "
-                    f"entry of each for each row of {part[0]}."
+                    f"{path}: {first} has {rows[first]} rows, {counts}: give one entry of each for each row of {first}."
                 )
         check_unpacked(path, sum(members[name].file_size for name in names), "save it with numpy.savez")
         return {name: _read_member(path, name, archive, members[name]) for name in names}
@@ -251,7 +248,7 @@ def read_arrays(path: Path, parts: Sequence[Sequence[str]]) -> dict[str, NDArray
 def _members(path: Path) -> Generator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
     """The open archive and its members by the names of their arrays."""
     if not path.stat().st_size:
-        raise EvenhandError(f"{path}: the file is empty: write it again with numpy.savez.")
+        raise _damaged(path, "the file is empty")
     with path.open("rb") as file:
         with _damage(path, "the archive"):
             archive = zipfile.ZipFile(file)
@@ -259,13 +256,9 @@ def _members(path: Path) -> Generator[tuple[zipfile.ZipFile, dict[str, zipfile.Z
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             if name in members:
-                raise EvenhandError(
-                    f"{path}: array {name[:40]!r} occurs twice: write it again with numpy.savez."
-                )
+                raise _damaged(path, f"array {name[:40]!r} occurs twice")
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise EvenhandError(
-                    f"{path}: array {name[:40]!r} is compressed as NumPy never does: write it again with numpy.savez."
-                )
+                raise _damaged(path, f"array {name[:40]!r} is compressed as NumPy never does")
             members[name] = member
         yield archive, members
 
@@ -281,34 +274,28 @@ def _damage(path: Path, where: str) -> Generator[None]:
     except EvenhandError:
         raise
     except _DAMAGE:
-        raise EvenhandError(
-            f"{path}: {where} is damaged or truncated: write it again with numpy.savez."
-        ) from None
+        raise _damaged(path, f"{where} is damaged or truncated") from None
 
 
-def _member_header(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
-    """The header of a member, checked to be possible."""
+def _promised_rows(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
+    """How many rows the header of a member promises, once it is checked to be possible."""
     subject = f"array {name!r}"
     with _damage(path, subject), archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
+        form = np.lib.format
+        read = form.read_array_header_1_0 if form.read_magic(file) == (1, 0) else form.read_array_header_2_0
         shape, _, dtype = read(file)
         if any(type(length) is not int or length < 0 for length in shape):  # True is an int for NumPy, too
             raise ValueError(shape)
-        header = _Header(shape, dtype, file.tell())
+        follow = member.file_size - file.tell()
     if dtype.hasobject:
         raise EvenhandError(
             f"{path}: {subject} holds Python objects: save numbers or plain text (no dtype=object)."
         )
-    check_form(shape, dtype, str(path), subject)
-    promised, follow = math.prod(shape) * dtype.itemsize, member.file_size - header.start
+    validation.check_form(shape, dtype, str(path), subject)
+    promised = math.prod(shape) * dtype.itemsize
     if promised != follow:
-        raise EvenhandError(
-            f"{path}: {subject} promises {promised} bytes of data but {follow} follow: write it again with numpy.savez."
-        )
-    return header
+        raise _damaged(path, f"{subject} promises {promised} bytes of data but {follow} follow")
+    return shape[0]
 
 
 def _read_member(path: Path, name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray:
@@ -338,7 +325,9 @@ def is_idx(name: str) -> bool:
 
 def load_idx(path: Path, options: Options) -> FederatedDataset:
     """The data set of one images file and the labels file beside it; either may be named."""
-    return _idx_dataset(path, _images_of(path), None, options)
+    is_labels = "labels" in path.name
+    images = _partner(path, "labels", "images", "idx1", "idx3") if is_labels else path
+    return _idx_dataset(path, [images], options)
 
 
 def load_idx_folder(folder: Path, options: Options) -> FederatedDataset:
@@ -354,60 +343,48 @@ def load_idx_folder(folder: Path, options: Options) -> FederatedDataset:
     test = [path for path in images if "train" not in path.name]
     if len(train) > 1 or len(test) > 1 or not images:
         listed = listing([path.name for path in images]) or "none"
-        raise EvenhandError(
-            f"{folder}: a folder of IDX files holds one images file for training and at most one for "
-            f"testing, not {listed}: name the images file to load."
-        )
-    if not train:
-        train, test = test, []
-    return _idx_dataset(folder, train[0], test[0] if test else None, options)
+        fault = "a folder of IDX files holds one images file for training and at most one for testing"
+        raise EvenhandError(f"{folder}: {fault}, not {listed}: name the images file to load.")
+    return _idx_dataset(folder, [*train, *test], options)
 
 
-def idx_images(path: Path) -> NDArray:
-    """The images in one file, as :func:`load_idx` gives them to a model."""
+def idx_images(path: Path, labels: Path | None = None, count: int = 0) -> NDArray:
+    """The images in one file, as :func:`load_idx` gives them to a model; there is a ``count`` of ``labels``."""
 
     def check(shape: tuple[int, ...]) -> None:
         if len(shape) < 2:
             raise EvenhandError(f"{path}: its magic number promises 1 axis: give an idx3 file of images.")
+        if labels is not None and shape[0] != count:
+            raise EvenhandError(
+                f"{path}: there are {shape[0]} images but {count} labels in {labels.name}: use two files that belong "
+                "together."
+            )
+        if labels is not None and not count:
+            raise EvenhandError(f"{path}: there are no images: use a file that has some.")
 
-    return as_features(_in_unit_range(_read_idx(path, check)), str(path), element("image"))
-
-
-def _in_unit_range(x: NDArray) -> NDArray:
-    """Bytes as numbers from 0 to 1; others as they are."""
-    return np.divide(x, np.float32(255), dtype=np.float32) if x.dtype == np.uint8 else x
-
-
-def _idx_dataset(source: Path, train: Path, test: Path | None, options: Options) -> FederatedDataset:
-    pools = [_idx_pool(path, options) for path in (train, test) if path is not None]
-    clients = _MNIST_CLIENTS if options.clients is None else options.clients
-    return pooled(source, pools[0], pools[1] if len(pools) > 1 else None, None, options, clients)
+    x = _read_idx(path, check)
+    x = _in_unit_range(x) if x.dtype == np.uint8 else x
+    return validation.as_features(x, str(path), validation.element("image"))
 
 
-def _idx_pool(images: Path, options: Options) -> Pool:
-    labels = _labels_of(images)
+def _idx_dataset(source: Path, images: Sequence[Path], options: Options) -> FederatedDataset:
+    examples = [_idx_examples(path, options) for path in images]
+    return pooled(source, examples, None, options, clients=_MNIST_CLIENTS)
 
-    def check_labels(shape: tuple[int, ...]) -> None:
+
+def _idx_examples(images: Path, options: Options) -> tuple[NDArray, NDArray]:
+    labels = _partner(images, "images", "labels", "idx3", "idx1")
+
+    def check(shape: tuple[int, ...]) -> None:
         if len(shape) != 1:
             raise EvenhandError(
                 f"{labels}: its magic number promises {len(shape)} axes, not 1: give an idx1 file of labels."
             )
 
-    def check_images(shape: tuple[int, ...]) -> None:
-        if len(shape) < 2:
-            raise EvenhandError(f"{images}: its magic number promises 1 axis: give an idx3 file of images.")
-        if shape[0] != len(y):
-            raise EvenhandError(
-                f"{images}: there are {shape[0]} images but {len(y)} labels in {labels.name}: use two files that "
-                "belong together."
-            )
-        if not len(y):
-            raise EvenhandError(f"{images}: there are no images: use a file that has some.")
-
-    y = _read_idx(labels, check_labels)
-    x = _in_unit_range(_read_idx(images, check_images))
-    numbers, _ = class_labels(y, str(labels), element("label"), regression=options.regression)
-    return Pool(as_features(x, str(images), element("image")), numbers)
+    y = _read_idx(labels, check)
+    x = idx_images(images, labels, len(y))
+    place = validation.element("label")
+    return x, validation.class_labels(y, str(labels), place, regression=options.regression)[0]
 
 
 def _read_idx(path: Path, check: Callable[[tuple[int, ...]], None]) -> NDArray:
@@ -422,22 +399,20 @@ def _read_idx(path: Path, check: Callable[[tuple[int, ...]], None]) -> NDArray:
             wanted = math.prod(shape) * dtype.itemsize
             most = path.stat().st_size * (_DEFLATE if zipped else 1)
             if wanted > most:
-                raise EvenhandError(
-                    f"{path}: its header promises {wanted} bytes of data, more than the {most} that a file of its "
-                    "size can hold: copy or download it again."
-                )
+                size = f"more than the {most} that a file of its size can hold"
+                raise _cut(path, f"its header promises {wanted} bytes of data, {size}")
             check_unpacked(path, wanted, "gunzip it first")
             content = _at_most(file, wanted + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise EvenhandError(
-            f"{path}: cannot be read to its end ({error}): copy or download it again."
-        ) from None
+        raise _cut(path, f"cannot be read to its end ({error})") from None
     if len(content) != wanted:
-        follow = "more follow" if len(content) > wanted else f"{len(content)} follow"
-        raise EvenhandError(
-            f"{path}: its header promises {wanted} bytes of data but {follow}: copy or download it again."
-        )
+        follow = "more" if len(content) > wanted else len(content)
+        raise _cut(path, f"its header promises {wanted} bytes of data but {follow} follow")
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+
+
+def _cut(path: Path, content: str) -> EvenhandError:
+    return EvenhandError(f"{path}: {content}: copy or download it again.")
 
 
 def _idx_header(path: Path, file: BufferedIOBase) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -450,27 +425,16 @@ def _idx_header(path: Path, file: BufferedIOBase) -> tuple[tuple[int, ...], np.d
         )
     size = file.read(4 * head[3])
     if len(size) != 4 * head[3]:
-        raise EvenhandError(f"{path}: ends in the middle of its header: copy or download it again.")
+        raise _cut(path, "ends in the middle of its header")
     return tuple(np.frombuffer(size, ">u4").tolist()), np.dtype(_DTYPES[head[2]])
 
 
 def _at_most(file: BufferedIOBase, size: int) -> bytearray:
     """The next ``size`` bytes or all that are left: memory grows with what is read, not with what was promised."""
     content = bytearray()
-    while len(content) < size:
-        block = file.read(min(_BLOCK, size - len(content)))
-        if not block:
-            break
+    while block := file.read(min(_BLOCK, size - len(content))):
         content += block
     return content
-
-
-def _images_of(path: Path) -> Path:
-    return _partner(path, "labels", "images", "idx1", "idx3") if "labels" in path.name else path
-
-
-def _labels_of(path: Path) -> Path:
-    return _partner(path, "images", "labels", "idx3", "idx1")
 
 
 def _partner(path: Path, role: str, other: str, axes: str, other_axes: str) -> Path:

@@ -6,13 +6,13 @@ All that is wrong with a table is collected (:class:`Problems`) and raised as on
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar, get_args
 
 import numpy as np
 
-from evenhand.data._features import Series
+from evenhand.data._features import Fill, Series, few
 from evenhand.data._validation import NDArray, check_class_numbers, class_labels, number
 from evenhand.errors import Argument, EvenhandError, named
 
@@ -20,6 +20,9 @@ from evenhand.errors import Argument, EvenhandError, named
 
 
 _SHOWN = 10
+
+_S = TypeVar("_S")
+_T = TypeVar("_T")
 
 
 class Problems:
@@ -41,6 +44,14 @@ class Problems:
         except EvenhandError as error:
             if error.parts not in self._sentences:
                 self._sentences.append(error.parts)
+
+    def accepted(self, read: Callable[[_S], _T], items: Iterable[_S]) -> list[_T]:
+        """What ``read`` makes of each item, without those that it refuses, whose errors are kept for :meth:`check`."""
+        values: list[_T] = []
+        for item in items:
+            with self.noted():
+                values.append(read(item))
+        return values
 
     def check(self) -> None:
         """Raises what was noted.
@@ -103,34 +114,36 @@ def check_filled(source: str, columns: Sequence[Series], row: Row, *, is_trained
       row: row number -> where it is.
       is_trained: the model is already trained, so that no other fill can be chosen.
     """
-    counts = {series.name: int(series.missing.sum()) for series in columns if series.missing.any()}
-    if not counts:
+    gaps = [series for series in columns if series.missing.any()]
+    if not gaps:
         return
-    first = next(series for series in columns if series.missing.any())
-    where = f"{source}: {row(int(np.argmax(first.missing)))}, column {first.name!r} is empty or NaN: "
-    total, some = sum(counts.values()), ", ".join(f"{name!r} ({n:,})" for name, n in list(counts.items())[:6])
-    some += ", ..." if len(counts) > 6 else ""
-    others = f"; in all, {total:,} cells are empty, in {some}" if total > 1 else ""
+    where = f"{first_place(source, gaps[0].name, row, gaps[0].missing)} is empty or NaN: "
+    counts = [int(series.missing.sum()) for series in gaps]
+    some = few([f"{series.name!r} ({n:,})" for series, n in zip(gaps, counts, strict=True)])
+    others = f"; in all, {sum(counts):,} cells are empty, in {some}" if sum(counts) > 1 else ""
     if is_trained:
         raise EvenhandError(
             f"{where}drop the row, or fill it in, as the model was trained without a value for empty cells{others}."
         )
-    raise EvenhandError(
-        f"{where}drop the row, or say how to fill it with ",
-        Argument("fill", "'mean'", "mean"),
-        ", ",
-        Argument("fill", "'median'", "median"),
-        " or ",
-        Argument("fill", "'most-frequent'", "most-frequent"),
-        f"{others}.",
-    )
+    mean, median, most = (Argument("fill", repr(fill), fill) for fill in get_args(Fill))
+    cure = "drop the row, or say how to fill it with "
+    raise EvenhandError(where, cure, mean, ", ", median, " or ", most, f"{others}.")
 
 
-def such(missing: NDArray) -> tuple[str | Argument, ...]:
-    """The end of a sentence about rows without a label or a client."""
-    count = int(missing.sum())
-    others = f" with all {count:,} such rows" if count > 1 else ""
-    return ", as ", Argument("drop_empty", "True"), f" does{others}."
+def first_place(source: str, name: str, row: Row, marked: NDArray) -> str:
+    """Where the first marked cell of a column is."""
+    return f"{source}: {row(int(np.argmax(marked)))}, column {name!r}"
+
+
+def check_present(
+    source: str, name: str, row: Row, missing: NDArray, cure: str, *, fault: str = "is empty"
+) -> None:
+    """Refuses rows without a label, a weight or a client."""
+    if missing.any():
+        count = int(missing.sum())
+        others = f" with all {count:,} such rows" if count > 1 else ""
+        where = f"{first_place(source, name, row, missing)} {fault}: {cure}, as "
+        raise EvenhandError(where, Argument("drop_empty", "True"), f" does{others}.")
 
 
 def with_na(series: Series, na: Sequence[str]) -> Series:
@@ -159,11 +172,9 @@ def prepared(source: str, series: Series, row: Row, *, categorical: bool, is_tra
     if series.categories is None:
         bad = ~series.missing & ~(np.abs(series.values) <= _LARGEST)
         if bad.any():
-            cells = [(row(int(i)), str(series.values[i])) for i in np.flatnonzero(bad)[:MOST_LISTED]]
-            raise EvenhandError(
-                f"{source}: {cells[0][0]}, column {series.name!r} holds {cells[0][1]}, which is not a finite "
-                f"32-bit number{also(cells, int(bad.sum()))}: repair it or drop the row."
-            )
+            (where, cell), others = faulty(row, bad, lambda i: str(series.values[i]))
+            fault = f"column {series.name!r} holds {cell}, which is not a finite 32-bit number{others}"
+            raise EvenhandError(f"{source}: {where}, {fault}: repair it or drop the row.")
     elif not is_trained:
         _check_texts(source, series, row, categorical=categorical)
     return series
@@ -181,54 +192,36 @@ def as_categories(series: Series) -> Series:
     return Series(series.name, all_codes, tuple(texts))
 
 
-def meant(source: str, label: Series, categorical: Sequence[str]) -> Series:
-    """The label as classes: its numbers as texts where ``categorical`` names it.
-
-    Raises:
-      EvenhandError: its whole numbers may be amounts, and nothing says what they are.
-    """
-    if label.name in categorical:
-        return as_categories(label)
-    if label.categories is None:
-        check_class_numbers(label.values, source, f"column {label.name!r}", *amounts_or_classes(label.name))
-    return label
-
-
 def amounts_or_classes(name: str) -> tuple[str | Argument, ...]:
     """How to say which of the two the numbers of a label are."""
-    return (
-        "give ",
-        Argument("regression", "True"),
-        " to predict amounts, or ",
-        named("categorical", name),
-        " if each number is a class.",
-    )
-
-
-def check_labels(source: str, label: Series, row: Row) -> None:
-    """Refuses empty labels."""
-    if label.missing.any():
-        where = f"{source}: {row(int(np.argmax(label.missing)))}, column {label.name!r}"
-        raise EvenhandError(f"{where} is empty: fill it in or drop the row", *such(label.missing))
+    amounts, classes = Argument("regression", "True"), named("categorical", name)
+    return "give ", amounts, " to predict amounts, or ", classes, " if each number is a class."
 
 
 def label_classes(
-    source: str, label: Series, row: Row, *, regression: bool
+    source: str, label: Series, row: Row, categorical: Sequence[str], *, regression: bool
 ) -> tuple[NDArray, tuple[str, ...] | None]:
     """Class numbers or real targets of labels without gaps, and the names of the classes where they have some.
 
-    Text is numbered in sorted order.  Whole numbers that start anywhere but at 0, such as -1 and 1, are names.
+    Text is numbered in sorted order, and so are numbers if ``categorical`` names the label.  Whole numbers that start
+    anywhere but at 0, such as -1 and 1, are names.
+
+    Raises:
+      EvenhandError: whole numbers may be amounts, and nothing says what they are; or these are no labels.
     """
+    if label.name in categorical and not regression:
+        label = as_categories(label)
+    elif label.categories is None and not regression:
+        check_class_numbers(label.values, source, f"column {label.name!r}", *amounts_or_classes(label.name))
 
     def place(i: int) -> str:
         return f"{row(i)}, column {label.name!r}"
 
     if label.categories is None:
-        names = None if regression else _named_numbers(label.values)
-        if names is None:
+        if regression or not _are_names(label.values):
             return class_labels(label.values, source, place, regression=regression)
-        values, codes = names
-        return codes.astype(np.int32), tuple(str(int(value)) for value in values)
+        values, codes = np.unique(label.values, return_inverse=True)
+        return codes.astype(np.int32), tuple(str(int(value)) for value in values.tolist())
     used, first, codes = np.unique(label.values, return_index=True, return_inverse=True)
     texts = np.array([label.categories[code] for code in used.tolist()], str)
     numbers, classes = class_labels(texts, source, lambda i: place(int(first[i])), regression=regression)
@@ -254,6 +247,12 @@ def also(cells: Sequence[tuple[str, str]], count: int) -> str:
     return f" (also {', '.join(f'{cell} in {where}' for where, cell in listed)}{more})"
 
 
+def faulty(row: Row, bad: NDArray, text: Callable[[int], str]) -> tuple[tuple[str, str], str]:
+    """Where the first faulty cell of a column is and what it holds, and :func:`also` where the others are."""
+    listed = [(row(i), text(i)) for i in np.flatnonzero(bad)[:MOST_LISTED].tolist()]
+    return listed[0], also(listed, int(bad.sum()))
+
+
 def mixed(
     source: str, name: str, cells: Sequence[tuple[str, str]], count: int, others: str, *, feature: bool
 ) -> EvenhandError:
@@ -261,45 +260,30 @@ def mixed(
     (where, cell), further = cells[0], also([(where, show(cell)) for where, cell in cells], count)
     if _COMMA.fullmatch(cell.strip()):
         return _decimal_comma(source, where, name, cell, further)
-    sentence = (
-        f"{source}: {where}, column {name!r} holds {show(cell)} where other rows hold {others}{further}: write only "
-        "numbers, or only text, in the column"
-    )
+    fault = f"{source}: {where}, column {name!r} holds {show(cell)} where other rows hold {others}{further}"
+    parts: list[str | Argument] = [f"{fault}: write only numbers, or only text, in the column"]
     if others == "numbers":
-        return EvenhandError(
-            f"{sentence}; if this is an empty cell, name it in ",
-            Argument("na", "TEXTS"),
-            *_or_categories(feature),
-        )
-    return EvenhandError(sentence, *_or_categories(feature))
-
-
-def _or_categories(feature: bool) -> tuple[str | Argument, ...]:
-    if not feature:
-        return (".",)
-    return ("; if its numbers are categories, too, name it in ", Argument("categorical", "NAMES"), ".")
+        parts += ["; if this is an empty cell, name it in ", Argument("na", "TEXTS")]
+    if feature:
+        parts += ["; if its numbers are categories, too, name it in ", Argument("categorical", "NAMES")]
+    return EvenhandError(*parts, ".")
 
 
 def too_many(source: str, name: str, texts: Sequence[str]) -> EvenhandError:
     """The error for a column whose texts are not categories."""
     if all(_DATE.fullmatch(text) for text in texts[:100]):
         return dates(source, name, f"dates such as {show(texts[0])}")
-    return EvenhandError(
-        f"{source}: column {name!r} holds {len(texts):,} different texts such as {show(texts[0])}, an id or free "
-        f"text rather than categories: leave it out with ",
-        Argument("drop", "NAMES"),
-        f", or group them into at most {MOST_CATEGORIES:,}.",
-    )
+    fault = f"{source}: column {name!r} holds {len(texts):,} different texts such as {show(texts[0])}"
+    cure = "an id or free text rather than categories: leave it out with "
+    group = f", or group them into at most {MOST_CATEGORIES:,}."
+    return EvenhandError(f"{fault}, {cure}", Argument("drop", "NAMES"), group)
 
 
 def dates(source: str, name: str, content: str) -> EvenhandError:
     """The error for a column of dates."""
-    return EvenhandError(
-        f"{source}: column {name!r} holds {content}: turn them into numbers first, such as days since a date, or "
-        "leave the column out with ",
-        Argument("drop", "NAMES"),
-        ".",
-    )
+    fault = f"{source}: column {name!r} holds {content}"
+    cure = "turn them into numbers first, such as days since a date, or leave the column out with "
+    return EvenhandError(f"{fault}: {cure}", Argument("drop", "NAMES"), ".")
 
 
 def show(text: str) -> str:
@@ -317,8 +301,7 @@ def _flags(series: Series) -> Series:
 
 
 def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) -> None:
-    codes = series.values
-    names = list(series.categories or ())
+    codes, names = series.values, list(series.categories or ())
     used = np.unique(codes[codes >= 0])
     texts = [names[code] for code in used.tolist()]
     if len(texts) > MOST_CATEGORIES:
@@ -328,9 +311,7 @@ def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) ->
     if all(_COMMA.fullmatch(text) for text in texts):
         where = row(int(np.argmax(codes == used[0])))
         raise _decimal_comma(source, where, series.name, texts[0])
-    if all(_DATE.fullmatch(text) for text in texts):
-        raise dates(source, series.name, f"dates such as {show(texts[0])}")
-    if len(texts) > max(_FEW, len(codes) // 2):
+    if len(texts) > max(_FEW, len(codes) // 2) or all(_DATE.fullmatch(text) for text in texts):
         raise too_many(source, series.name, texts)
 
 
@@ -341,11 +322,8 @@ def _decimal_comma(source: str, where: str, name: str, cell: str, further: str =
     )
 
 
-def _named_numbers(values: NDArray) -> tuple[list[float], NDArray] | None:
-    """Distinct whole numbers and each row's position among them, if they do not start at 0."""
-    if not np.isfinite(values).all() or (values != np.rint(values)).any():
-        return None
-    if not len(values) or values.min() == 0 or np.abs(values).max() >= _LARGEST_CLASS:
-        return None
-    distinct, codes = np.unique(values, return_inverse=True)
-    return distinct.tolist(), codes
+def _are_names(values: NDArray) -> bool:
+    """Whether these are whole numbers that do not start at 0 and are small enough for classes."""
+    if not len(values) or not np.isfinite(values).all() or (values != np.rint(values)).any():
+        return False
+    return bool(values.min() != 0 and np.abs(values).max() < _LARGEST_CLASS)

@@ -10,9 +10,9 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple, Protocol, TextIO
+from typing import NamedTuple, TextIO, TypeAlias
 
 import numpy as np
 
@@ -34,18 +34,8 @@ _LONGEST = 2**26
 """Most characters of a line; a longer one means a file of another kind."""
 
 
-class _Reader(Protocol):
-    @property
-    def line_num(self) -> int: ...
-
-    def __next__(self) -> list[str]: ...
-
-    def __iter__(self) -> Iterator[list[str]]: ...
-
-
-class _Block(NamedTuple):
-    cells: list[list[str]]
-    lines: list[int]
+_Line: TypeAlias = tuple[list[str], int]
+"""The cells of a row, and the number of its last line."""
 
 
 class Layout(NamedTuple):
@@ -62,14 +52,14 @@ class Layout(NamedTuple):
 
 def layout_of(path: Path, wanted: Sequence[str]) -> Layout:
     """The names of the columns; ``wanted`` are some that a header would hold."""
-    with open_text(path) as file:
+    with open_text(path, "CSV") as file:
         for cells, _ in _rows(path, file):
             names = [canonical(name) for name in cells]
             # A column may well be called 3, but a cell of 3 in the first line makes no header.
             named = any(name in names and number(name) is None for name in wanted)
-            if bare_suffix(path) != ".data" or named:
-                return Layout(names, has_header=True)
-            return Layout([str(position) for position in range(1, len(names) + 1)], has_header=False)
+            has_header = named or bare_suffix(path) != ".data"
+            numbered = [str(position) for position in range(1, len(names) + 1)]
+            return Layout(names if has_header else numbered, has_header=has_header)
     raise EvenhandError(f"{path}: the file is empty: write a header line and a line for each row.")
 
 
@@ -88,48 +78,40 @@ def read_cells(
     lines: list[int] = []
     at = {name: position for position, name in enumerate(layout.names)}
     wanted = [at[column.name] for column in columns]
-    with open_text(path) as file:
+    with open_text(path, "CSV") as file:
         rows = _rows(path, file)
         if layout.has_header:
             next(rows)
-        for block in _blocks(path, rows, len(layout.names), problems):
-            by_column = list(zip(*block.cells, strict=True))
+        full = _full(path, rows, len(layout.names), problems)
+        most = max(1, min(_ROWS, _CELLS // len(layout.names)))
+        while block := list(islice(full, most)):
+            by_column = list(zip(*(row for row, _ in block), strict=True))
             chosen = [by_column[j] for j in wanted]
             if na:
                 chosen = [tuple("" if cell.strip() in na else cell for cell in cells) for cells in chosen]
-            add_block(str(path), columns, chosen, block.lines)
-            lines += block.lines
+            block_lines = [line for _, line in block]
+            add_block(str(path), columns, chosen, block_lines)
+            lines += block_lines
     return lines
 
 
-def _blocks(
-    path: Path, rows: Iterator[tuple[list[str], int]], width: int, problems: Problems
-) -> Iterator[_Block]:
-    most = max(1, min(_ROWS, _CELLS // width))
-    block = _Block([], [])
+def _full(path: Path, rows: Iterator[_Line], width: int, problems: Problems) -> Iterator[_Line]:
+    """The rows that have as many cells as the header."""
     first, ragged = (0, 0), 0
     for row, line in rows:
-        if len(row) != width:
+        if len(row) == width:
+            yield row, line
+        else:
             first, ragged = (first if ragged else (line, len(row))), ragged + 1
-            continue
-        block.cells.append(row)
-        block.lines.append(line)
-        if len(block.lines) == most:
-            yield block
-            block = _Block([], [])
-    if block.lines:
-        yield block
     with problems.noted():
         if ragged:
             others = f", and {ragged - 1:,} more lines differ from it" if ragged > 1 else ""
-            raise EvenhandError(
-                f"{path}: line {first[0]} has {first[1]} cells but the header {width}{others}: complete the line, or "
-                "quote cells that hold commas."
-            )
+            fault = f"{path}: line {first[0]} has {first[1]} cells but the header {width}{others}"
+            raise EvenhandError(f"{fault}: complete the line, or quote cells that hold commas.")
 
 
-def _rows(path: Path, file: TextIO) -> Iterator[tuple[list[str], int]]:
-    """The cells of each row, the header's first, and the number of its last line; blank lines are left out."""
+def _rows(path: Path, file: TextIO) -> Iterator[_Line]:
+    """All rows, the header's first; blank lines are left out."""
     line = 0
     try:
         lines = enumerate(_lines(path, file))
@@ -138,23 +120,14 @@ def _rows(path: Path, file: TextIO) -> Iterator[tuple[list[str], int]]:
         texts = chain([first], (text for _, text in lines))
         if separator == " ":  # the reader takes several blanks for one
             texts = (text.replace("\t", " ").strip(" \r\n") for text in texts)
-        reader: _Reader = csv.reader(
-            texts,
-            delimiter=separator,
-            strict=True,
-            skipinitialspace=True,
-        )
+        reader = csv.reader(texts, delimiter=separator, strict=True, skipinitialspace=True)
         for row in reader:
             line = before + reader.line_num
             if row:
                 yield row, line
     except csv.Error as error:
-        raise EvenhandError(
-            f"{path}: what begins in line {line + 1} is not CSV ({error}): close its quotes, or write the file "
-            "again."
-        ) from None
-    except UnicodeDecodeError:
-        raise EvenhandError(f"{path}: the file is not UTF-8 text: save it as CSV in UTF-8.") from None
+        fault = f"{path}: what begins in line {line + 1} is not CSV ({error})"
+        raise EvenhandError(f"{fault}: close its quotes, or write the file again.") from None
 
 
 def _lines(path: Path, file: TextIO) -> Iterator[str]:
@@ -227,7 +200,7 @@ class CellColumn:
             raise mixed(source, self.name, self.strange, self.count, "numbers", feature=self.feature)
         if self.kind != _TEXT and not self.fixed:
             return Series(self.name, np.concatenate([np.zeros(0), *self.parts]))
-        codes = np.concatenate([np.zeros(0, np.int32), *self.parts])
+        codes = self._codes
         if not self.fixed:
             spelled = [code for cell, code in self.texts.items() if number(cell) is not None]
             if spelled:
@@ -240,7 +213,11 @@ class CellColumn:
 
     def ids(self) -> NDArray:
         """The cells themselves, ``(n,)``, of a fixed column."""
-        return np.array([*self.texts, ""], str)[np.concatenate([np.zeros(0, np.int32), *self.parts])]
+        return Series(self.name, self._codes, tuple(self.texts)).texts
+
+    @property
+    def _codes(self) -> NDArray:
+        return np.concatenate([np.zeros(0, np.int32), *self.parts])
 
 
 def add_block(
@@ -254,34 +231,32 @@ def add_block(
       cells: the cells of each of them.
       lines: where each row is in the file.
     """
-    numeric: list[int] = []
-    for i, column in enumerate(columns):
-        if column.fault is not None:
-            continue
-        if column.fixed or column.kind == _TEXT:
-            _add_text(source, column, cells[i])
-        else:
-            numeric.append(i)
+    numeric: list[tuple[CellColumn, tuple[str, ...]]] = []
+    for column, texts in zip(columns, cells, strict=True):
+        if column.fault is None:
+            if column.fixed or column.kind == _TEXT:
+                _add_text(source, column, texts)
+            else:
+                numeric.append((column, texts))
     # All at once, because a table may have many columns and few rows.
-    block = numbers(list(chain.from_iterable(cells[i] for i in numeric)))
+    block = numbers(list(chain.from_iterable(texts for _, texts in numeric)))
     if block is None:
-        for i in numeric:
-            _add(source, columns[i], cells[i], lines)
+        for column, texts in numeric:
+            _add(source, column, texts, lines)
         return
     block = block.reshape(len(numeric), len(lines))
-    seen = np.count_nonzero(~np.isnan(block), axis=1)
-    for position, i in enumerate(numeric):
-        columns[i].parts.append(block[position])
-        if seen[position]:
-            columns[i].kind = _NUMBER
+    present = np.count_nonzero(~np.isnan(block), axis=1)
+    for (column, _), values, count in zip(numeric, block, present, strict=True):
+        column.parts.append(values)
+        if count:
+            column.kind = _NUMBER
 
 
 def _add(source: str, column: CellColumn, cells: tuple[str, ...], lines: list[int]) -> None:
     """The cells of a column that is not text so far."""
     values = numbers(cells)
     if values is None:
-        spelled = [number(cell) for cell in cells]
-        values = np.array(spelled, np.float64)  # None becomes NaN
+        values = np.array([number(cell) for cell in cells], np.float64)  # None becomes NaN
         strange = [i for i in np.flatnonzero(np.isnan(values)).tolist() if not is_missing(cells[i])]
         if strange and (column.kind == _NUMBER or not np.isnan(values).all()):
             listed = strange[: MOST_LISTED - len(column.strange)]

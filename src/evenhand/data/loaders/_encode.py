@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,11 @@ from evenhand.data._features import Column, Features, Series, encode
 from evenhand.data._validation import NDArray, canonical, is_missing, spelled
 from evenhand.data.loaders._arrays import idx_images, is_idx, new_arrays
 from evenhand.data.loaders._cells import Problems, Row, as_categories, check_filled, prepared, with_na
-from evenhand.data.loaders._csv import CellColumn, layout_of, read_cells
-from evenhand.data.loaders._frames import Frame, open_frame, parquet_names, read_jsonl, read_parquet
-from evenhand.data.loaders._source import bare_suffix, check_file, listing, readable, several
-from evenhand.data.loaders._table import check_header
+from evenhand.data.loaders._frames import open_frame
+from evenhand.data.loaders._source import check_file, listing, readable, several
+from evenhand.data.loaders._table import Columns, Header, in_memory, open_table
 from evenhand.errors import EvenhandError
 from evenhand.records import fits_its_list
-
-_T = TypeVar("_T")
 
 
 class NewRows(NamedTuple):
@@ -39,32 +36,6 @@ class NewRows(NamedTuple):
     clients: NDArray | None = None
     labels: NDArray | None = None
     unseen: Mapping[str, tuple[int, str]] = MappingProxyType({})
-
-
-class _Names(NamedTuple):
-    """The names of columns to read."""
-
-    features: Sequence[str]
-    client: Sequence[str]
-    label: str | None
-
-    @property
-    def others(self) -> list[str]:
-        """All but the features."""
-        return [*self.client, *([] if self.label is None else [self.label])]
-
-
-class _Columns(NamedTuple):
-    """Columns as read: features, client ids, the label, and where a row is."""
-
-    features: list[Series]
-    client: list[NDArray]
-    label: Series | None
-    row: Row
-
-
-_Read: TypeAlias = Callable[[_Names, Problems], _Columns]
-"""The columns of these names; those that cannot be read are noted."""
 
 
 def encode_table(table: Any, *, features: Features) -> npt.NDArray[np.float32]:
@@ -135,46 +106,40 @@ def new_rows(
 
 def _encoded(table: Any, features: Features, client: Sequence[str], label: str | None) -> NewRows:
     """The rows of a table; its columns of clients and of labels are read if it has them."""
-    is_file = isinstance(table, str | Path)
-    source = str(table) if is_file else "table"
-    problems = Problems(source)
-    names, read = (
-        _opened(Path(table), features) if is_file else _in_memory(open_frame(table, source, features.na))
-    )
-    check_header(source, names)
-    existing = frozenset(names)
-    for column in features.columns:
+    wanted, na = tuple(column.name for column in features.columns), features.na
+    if isinstance(table, str | Path):
+        source, path = str(table), Path(table)
+        check_file(path)
+        with readable(path):
+            categorical = [column.name for column in features.columns if column.kind == "category"]
+            opened = open_table(path, wanted, categorical, na, is_trained=True)
+    else:
+        source = "table"
+        opened = in_memory(open_frame(table, source, na))
+    existing, problems = Header(source, opened.names).existing, Problems(source)
+    for name in wanted:
         with problems.noted():
-            if column.name not in existing:
+            if name not in existing:
                 raise EvenhandError(
-                    f"{source}: there is no column {column.name!r} among {listing(names)}, which the model was trained "
+                    f"{source}: there is no column {name!r} among {listing(opened.names)}, which the model was trained "
                     "with: add it."
                 )
     problems.check()
-    client = client if existing.issuperset(client) else ()
-    wanted = _Names(
-        [column.name for column in features.columns], client, label if label in existing else None
-    )
-    read_columns = read(wanted, problems)
+    client = tuple(client) if existing.issuperset(client) else ()
+    new = opened.read(Columns(wanted, label if label in existing else None, client), problems)
     problems.check()
-    row, pairs = read_columns.row, list(zip(features.columns, read_columns.features, strict=True))
-    pairs = [(column, with_na(series, features.na)) for column, series in pairs]
+    pairs = list(zip(features.columns, [with_na(series, na) for series in new.features], strict=True))
     with problems.noted():
-        check_filled(
-            source, [series for column, series in pairs if column.fill is None], row, is_trained=True
-        )
-    inputs: list[Series] = []
-    for column, series in pairs:
-        with problems.noted():
-            inputs.append(_checked(source, column, series, row))
+        unfilled = [series for column, series in pairs if column.fill is None]
+        check_filled(source, unfilled, new.row, is_trained=True)
+    inputs = problems.accepted(lambda pair: _checked(source, *pair, new.row), pairs)
     problems.check()
     x = encode(features, inputs, np.arange(len(inputs[0].values)), source)
-    clients = [_texts(ids, features.na) for ids in read_columns.client]
     unseen = {series.name: _unseen(column, series) for (column, _), series in zip(pairs, inputs, strict=True)}
     return NewRows(
         x,
-        _joined(clients) if clients else None,
-        None if read_columns.label is None else _cells(with_na(read_columns.label, features.na)),
+        _joined([_texts(ids, na) for ids in new.client]) if new.client else None,
+        None if new.label is None else as_categories(with_na(new.label, na)).texts,
         {name: strange for name, strange in unseen.items() if strange is not None},
     )
 
@@ -199,16 +164,8 @@ def _texts(ids: NDArray, na: Sequence[str]) -> NDArray:
 
 def _joined(parts: Sequence[NDArray]) -> NDArray:
     """``"north / A"``: the names of several columns together, ``""`` where one of them is empty."""
-    if len(parts) == 1:
-        return parts[0]
     rows = zip(*(part.tolist() for part in parts), strict=True)
     return np.array([" / ".join(row) if all(row) else "" for row in rows], str)
-
-
-def _cells(label: Series) -> NDArray:
-    """Labels as text."""
-    texts = as_categories(label)
-    return np.array([*(texts.categories or ()), ""], str)[texts.values]
 
 
 def load_features(path: str | Path) -> Features:
@@ -242,7 +199,7 @@ def load_features(path: str | Path) -> Features:
         ) from None
 
 
-def _checked(source: str, column: Column, series: Series, row: Callable[[int], str]) -> Series:
+def _checked(source: str, column: Column, series: Series, row: Row) -> Series:
     categorical = column.kind == "category"
     series = prepared(source, series, row, categorical=categorical, is_trained=True)
     if not categorical and series.categories is not None:
@@ -250,60 +207,3 @@ def _checked(source: str, column: Column, series: Series, row: Callable[[int], s
             f"{source}: column {column.name!r} holds text, but the model was trained with numbers in it: write numbers."
         )
     return series
-
-
-def _opened(path: Path, features: Features) -> tuple[list[str], _Read]:
-    source, suffix = str(path), bare_suffix(path)
-    if not path.is_file():
-        raise EvenhandError(f"{path}: there is no such file: check the spelling.")
-    if suffix in (".parquet", ".pq"):
-
-        def read_arrow(wanted: _Names, problems: Problems) -> _Columns:
-            table = read_parquet(path, wanted.features, wanted.others)
-            return _in_memory(open_frame(table, source))[1](wanted, problems)
-
-        return parquet_names(path), read_arrow
-    if suffix in (".jsonl", ".ndjson"):
-        with readable(path):
-            frame, row = read_jsonl(path, features.na)
-        return _in_memory(frame, row)
-    if suffix not in (".csv", ".tsv", ".data"):
-        raise EvenhandError(
-            f"{path}: the suffix {suffix!r} is not that of a table: give .csv, .tsv, .data, .jsonl or .parquet."
-        )
-    layout = layout_of(path, [column.name for column in features.columns])
-    categories = [column.name for column in features.columns if column.kind == "category"]
-
-    def read_text(wanted: _Names, problems: Problems) -> _Columns:
-        cells = {name: CellColumn(name, fixed=name in categories) for name in wanted.features}
-        # Labels stay text: what a number among them means depends on the labels that the model was trained on.
-        cells |= {name: CellColumn(name, fixed=True) for name in wanted.others}
-        lines = read_cells(path, layout, list(cells.values()), problems, features.na)
-        frame = Frame(
-            layout.names, lambda name: cells[name].series(source, lines), lambda name: cells[name].ids()
-        )
-        return _in_memory(frame, lambda i: f"line {lines[i]}")[1](wanted, problems)
-
-    return layout.names, read_text
-
-
-def _in_memory(frame: Frame, row: Row = lambda i: f"row {i}") -> tuple[list[str], _Read]:
-    def read(wanted: _Names, problems: Problems) -> _Columns:
-        label = [] if wanted.label is None else [wanted.label]
-        return _Columns(
-            _noted(problems, frame.series, wanted.features),
-            _noted(problems, frame.ids, wanted.client),
-            next(iter(_noted(problems, frame.series, label)), None),
-            row,
-        )
-
-    return frame.names, read
-
-
-def _noted(problems: Problems, column: Callable[[str], _T], names: Sequence[str]) -> list[_T]:
-    """The columns of these names, without those that cannot be read."""
-    columns: list[_T] = []
-    for name in names:
-        with problems.noted():
-            columns.append(column(name))
-    return columns

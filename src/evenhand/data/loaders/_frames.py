@@ -34,17 +34,18 @@ class Frame(NamedTuple):
       names: of its columns, as text.
       series: ``(column's name) -> `` its numbers or text.
       ids: ``(column's name) -> `` what it holds as client ids, ``""`` or NaN where it is empty.
+      row: row number -> where it is.
       hidden: names that are in the index of a pandas table and not among its columns.
     """
 
     names: list[str]
     series: Callable[[str], Series]
     ids: Callable[[str], NDArray]
+    row: Row
     hidden: tuple[str, ...] = ()
 
 
-def row_place(i: int) -> str:
-    """Where a row of a table in memory is."""
+def _row(i: int) -> str:
     return f"row {i}"
 
 
@@ -95,12 +96,12 @@ def _arrow(table: Any, source: str) -> Frame:
         list(table.column_names),
         lambda name: arrow_series(source, name, table.column(name)),
         lambda name: arrow_ids(source, name, table.column(name)),
+        _row,
     )
 
 
 def _hugging_face(dataset: Any, source: str) -> Frame:
-    table = dataset.with_format("arrow")[:]
-    plain = _arrow(table, source)
+    plain = _arrow(dataset.with_format("arrow")[:], source)
 
     def names_of(name: str) -> Sequence[str] | None:
         return getattr(dataset.features[name], "names", None)  # only a feature of classes has the attribute
@@ -109,16 +110,11 @@ def _hugging_face(dataset: Any, source: str) -> Frame:
         column, names = plain.series(name), names_of(name)
         if names is None or column.categories is not None:
             return column
-        codes = np.where(column.missing | (column.values < 0), -1, np.nan_to_num(column.values)).astype(
-            np.int32
-        )
-        return Series(name, codes, tuple(names))
+        codes = np.where(column.missing | (column.values < 0), -1, np.nan_to_num(column.values))
+        return Series(name, codes.astype(np.int32), tuple(names))
 
     def ids(name: str) -> NDArray:
-        column = series(name)
-        if names_of(name) is None:
-            return plain.ids(name)
-        return np.array([*(column.categories or ()), ""], str)[column.values]
+        return plain.ids(name) if names_of(name) is None else series(name).texts
 
     return plain._replace(series=series, ids=ids)
 
@@ -139,7 +135,7 @@ def _polars(frame: Any, source: str, na: Sequence[str]) -> Frame:
             column = column.cast(polars.String)
         elif kind not in (polars.String, polars.Null, polars.Object):
             raise _neither(source, name, str(kind))
-        return listed(source, name, column.to_list(), na)
+        return listed(source, name, _blanked(column.to_list(), na))
 
     def ids(name: str) -> NDArray:
         column = frame[name]
@@ -147,9 +143,9 @@ def _polars(frame: Any, source: str, na: Sequence[str]) -> Frame:
             return column.to_numpy()
         if column.dtype.is_float():
             return column.cast(polars.Float64).fill_null(float("nan")).to_numpy()
-        return listed_ids(source, name, column.to_list(), na)
+        return listed_ids(source, name, _blanked(column.to_list(), na))
 
-    return Frame(list(frame.columns), series, ids)
+    return Frame(list(frame.columns), series, ids, _row)
 
 
 def _pandas(frame: Any, source: str, na: Sequence[str]) -> Frame:
@@ -165,97 +161,81 @@ def _pandas(frame: Any, source: str, na: Sequence[str]) -> Frame:
     is_kind = pandas.api.types
 
     def objects(column: Any, missing: NDArray) -> list[Any]:
-        return [None if gap else value for value, gap in zip(column.tolist(), missing, strict=True)]
+        values = zip(column.tolist(), missing, strict=True)
+        return _blanked([None if gap else value for value, gap in values], na)
 
     def series(name: str) -> Series:
         column = frame.iloc[:, at[name]]
         kind, missing = column.dtype, column.isna().to_numpy(bool)
         if isinstance(kind, pandas.CategoricalDtype):
-            categories = _values(
-                source, name, list(column.cat.categories), [False] * len(column.cat.categories)
-            )
-            categories = as_categories(categories)
+            categories = as_categories(listed(source, name, list(column.cat.categories)))
             codes = np.array([*categories.values.tolist(), -1], np.int32)
             return Series(name, codes[column.cat.codes.to_numpy()], categories.categories)
         if is_kind.is_bool_dtype(kind):
-            return Series(
-                name, np.where(missing, -1, column.fillna(False).to_numpy(bool)).astype(np.int32), BOOLEANS
-            )
+            codes = np.where(missing, -1, column.fillna(False).to_numpy(bool))
+            return Series(name, codes.astype(np.int32), BOOLEANS)
         if is_kind.is_numeric_dtype(kind) and not is_kind.is_complex_dtype(kind):
             return Series(name, np.array(column.to_numpy(dtype=np.float64, na_value=np.nan)))
         if is_kind.is_datetime64_any_dtype(kind) or is_kind.is_timedelta64_dtype(kind):
             raise dates(source, name, f"dates or times ({kind})")
-        return listed(source, name, objects(column, missing), na)
+        return listed(source, name, objects(column, missing))
 
     def ids(name: str) -> NDArray:
         column = frame.iloc[:, at[name]]
         missing = column.isna().to_numpy(bool)
         if is_kind.is_numeric_dtype(column.dtype) and not missing.any():
             return np.array(column.to_numpy())
-        return listed_ids(source, name, objects(column, missing), na)
+        return listed_ids(source, name, objects(column, missing))
 
     index = tuple(str(name) for name in frame.index.names if name is not None and str(name) not in at)
-    return Frame(names, series, ids, index)
+    return Frame(names, series, ids, _row, index)
 
 
 # --- columns of Python objects ------------------------------------------------------------------------------
 
 
-def listed(
-    source: str, name: str, values: Sequence[Any], na: Sequence[str] = (), row: Row = row_place
-) -> Series:
-    """A column of Python objects as numbers or as text; None, and texts that ``na`` lists, are empty cells.
+def listed(source: str, name: str, values: Sequence[Any], row: Row = _row) -> Series:
+    """A column of Python objects as numbers or as text; None is an empty cell.
 
     Raises:
       EvenhandError: it holds dates, numbers beside text, or anything else.
     """
-    return _values(source, name, values, _gaps(values, na), row)
-
-
-def listed_ids(
-    source: str, name: str, values: Sequence[Any], na: Sequence[str] = (), row: Row = row_place
-) -> NDArray:
-    """The ids in a column of Python objects as text, ``(n,)``; ``""`` where a cell is empty.
-
-    Raises:
-      EvenhandError: numbers and text are mixed.
-    """
-    return object_ids(values, _gaps(values, na), source, lambda i: f"{row(i)}, column {name!r}")
-
-
-def _gaps(values: Sequence[Any], na: Sequence[str]) -> list[bool]:
-    return [value is None or (isinstance(value, str) and value.strip() in na) for value in values]
-
-
-def _values(
-    source: str, name: str, values: Sequence[Any], missing: Sequence[bool], row: Row = row_place
-) -> Series:
-    """A column of Python objects."""
-    kinds = {type(value) for value, gap in zip(values, missing, strict=True) if not gap}
-    if any(
-        issubclass(kind, datetime.date | datetime.time | datetime.timedelta | np.datetime64) for kind in kinds
-    ):
+    kinds = {type(value) for value in values if value is not None}
+    times = (datetime.date, datetime.time, datetime.timedelta, np.datetime64)
+    if any(issubclass(kind, times) for kind in kinds):
         raise dates(source, name, "dates or times")
     texts = {kind for kind in kinds if issubclass(kind, str)}
     if kinds and not texts and all(issubclass(kind, bool | np.bool_) for kind in kinds):
-        codes = [-1 if gap else int(value) for value, gap in zip(values, missing, strict=True)]
+        codes = [-1 if value is None else int(value) for value in values]
         return Series(name, np.array(codes, np.int32), BOOLEANS)
     for kind in kinds - texts:
         if not issubclass(kind, numbers.Number) or issubclass(kind, complex | np.complexfloating):
             raise _neither(source, name, f"{kind.__name__} objects")
     if not texts:
-        amounts = [np.nan if gap else _float(value) for value, gap in zip(values, missing, strict=True)]
+        amounts = [np.nan if value is None else _float(value) for value in values]
         return Series(name, np.array(amounts, np.float64))
     if kinds != texts:
-        strange = [
-            i for i, value in enumerate(values) if not missing[i] and isinstance(value, str) and value.strip()
-        ]
+        strange = [i for i, value in enumerate(values) if isinstance(value, str) and value.strip()]
         cells = [(row(i), str(values[i])) for i in strange[:MOST_LISTED]]
         raise mixed(source, name, cells, len(strange), "numbers", feature=False)
-    positions: dict[str, int] = {}
-    cells = ("" if gap else canonical(str(value)) for value, gap in zip(values, missing, strict=True))
-    codes = [positions.setdefault(cell, len(positions)) if cell else -1 for cell in cells]
+    cells = ["" if value is None else canonical(str(value)) for value in values]
+    positions = {cell: position for position, cell in enumerate(dict.fromkeys(filter(None, cells)))}
+    codes = [positions.get(cell, -1) for cell in cells]
     return Series(name, np.array(codes, np.int32), tuple(positions))
+
+
+def listed_ids(source: str, name: str, values: Sequence[Any], row: Row = _row) -> NDArray:
+    """The ids in a column of Python objects as text, ``(n,)``; ``""`` where one is None.
+
+    Raises:
+      EvenhandError: numbers and text are mixed.
+    """
+    return object_ids(values, source, lambda i: f"{row(i)}, column {name!r}")
+
+
+def _blanked(values: Sequence[Any], na: Sequence[str]) -> list[Any]:
+    """The values of a column, with None for texts that ``na`` lists."""
+    return [None if isinstance(value, str) and value.strip() in na else value for value in values]
 
 
 def _float(value: Any) -> float:
@@ -266,22 +246,11 @@ def _float(value: Any) -> float:
 
 
 def _neither(source: str, name: str, content: str) -> EvenhandError:
-    return EvenhandError(
-        f"{source}: column {name!r} holds {content}, neither numbers nor text: leave it out with ",
-        Argument("drop", "NAMES"),
-        ", or turn it into plain columns.",
-    )
+    fault = f"{source}: column {name!r} holds {content}, neither numbers nor text: leave it out with "
+    return EvenhandError(fault, Argument("drop", "NAMES"), ", or turn it into plain columns.")
 
 
 # --- columns of Arrow tables --------------------------------------------------------------------------------
-
-
-def check_types(source: str, names: Sequence[str], schema: pa.Schema) -> None:
-    """Refuses columns that :func:`arrow_series` would refuse, before any of their cells are read."""
-    import pyarrow as pa
-
-    for name in names:
-        arrow_series(source, name, pa.chunked_array([], schema.field(name).type))
 
 
 def arrow_series(source: str, name: str, column: pa.ChunkedArray) -> Series:
@@ -307,11 +276,7 @@ def arrow_series(source: str, name: str, column: pa.ChunkedArray) -> Series:
     if types.is_dictionary(kind):
         return as_categories(arrow_series(source, name, column.cast(kind.value_type)))
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
-        raise EvenhandError(
-            f"{source}: column {name!r} holds {kind}, neither numbers nor text: leave it out with ",
-            Argument("drop", "NAMES"),
-            ", or make plain columns of it.",
-        )
+        raise _neither(source, name, str(kind))
     return _text(name, column)
 
 
@@ -325,9 +290,7 @@ def arrow_ids(source: str, name: str, column: pa.ChunkedArray) -> NDArray:
     if types.is_temporal(kind) or types.is_integer(kind) or types.is_boolean(kind):
         return np.array(["" if value is None else str(value) for value in column.to_pylist()], str)
     series = arrow_series(source, name, column)
-    return (
-        series.values if series.categories is None else np.array([*series.categories, ""], str)[series.values]
-    )
+    return series.values if series.categories is None else series.texts
 
 
 def _text(name: str, column: pa.ChunkedArray) -> Series:
@@ -364,16 +327,16 @@ def read_parquet(path: Path, features: Sequence[str], others: Sequence[str] = ()
     import pyarrow as pa
 
     with _opened(path) as file:
-        check_types(str(path), features, file.schema_arrow)
+        for name in features:  # refused before any cells are read
+            arrow_series(str(path), name, pa.chunked_array([], file.schema_arrow.field(name).type))
         names = [*features, *others]
         rows = file.metadata.num_rows
         if rows * len(names) * _CELL > _memory():
-            raise EvenhandError(
-                f"{path}: {rows:,} rows of {len(names):,} columns do not fit into the memory of this machine: write "
-                "fewer rows, or name fewer columns with ",
-                Argument("features", "NAMES"),
-                ".",
+            fault = (
+                f"{path}: {rows:,} rows of {len(names):,} columns do not fit into the memory of this machine"
             )
+            cure = "write fewer rows, or name fewer columns with "
+            raise EvenhandError(f"{fault}: {cure}", Argument("features", "NAMES"), ".")
         # Read in batches, because space for all rows that the file claims to hold might not exist.
         schema = pa.schema([file.schema_arrow.field(name) for name in names])
         table = pa.Table.from_batches(list(file.iter_batches(columns=names)), schema)
@@ -411,8 +374,8 @@ def _memory() -> int:
 # --- one JSON object per line -------------------------------------------------------------------------------
 
 
-def read_jsonl(path: Path, na: Sequence[str] = ()) -> tuple[Frame, Row]:
-    """The columns, in the order in which their names occur, and where a row is.
+def read_jsonl(path: Path, na: Sequence[str] = ()) -> Frame:
+    """The columns, in the order in which their names occur.
 
     Raises:
       EvenhandError: a line is not a JSON object, or there is none.
@@ -420,27 +383,26 @@ def read_jsonl(path: Path, na: Sequence[str] = ()) -> tuple[Frame, Row]:
     source = str(path)
     columns: dict[str, list[Any]] = {}
     lines: list[int] = []
-    try:
-        with open_text(path) as file:
-            for line, text in enumerate(file, start=1):
-                if text.strip():
-                    _add(source, columns, _object(source, line, text), len(lines), line)
-                    lines.append(line)
-    except UnicodeDecodeError:
-        raise EvenhandError(f"{path}: the file is not UTF-8 text: save it as JSON in UTF-8.") from None
+    with open_text(path, "JSON") as file:
+        for line, text in enumerate(file, start=1):
+            if text.strip():
+                _add(source, columns, _object(source, line, text), len(lines), line)
+                lines.append(line)
     if not lines:
         raise EvenhandError(f"{path}: the file is empty: write one JSON object per line.")
-    for cells in columns.values():
-        cells += [None] * (len(lines) - len(cells))
+    columns = {
+        name: _blanked(cells, na) + [None] * (len(lines) - len(cells)) for name, cells in columns.items()
+    }
 
     def row(i: int) -> str:
         return f"line {lines[i]}"
 
     return Frame(
         list(columns),
-        lambda name: listed(source, name, columns[name], na, row),
-        lambda name: listed_ids(source, name, columns[name], na, row),
-    ), row
+        lambda name: listed(source, name, columns[name], row),
+        lambda name: listed_ids(source, name, columns[name], row),
+        row,
+    )
 
 
 def _add(

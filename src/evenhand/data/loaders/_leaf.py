@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from evenhand.data._dataset import FederatedDataset, PooledRows, check_fractions
-from evenhand.data._validation import (
-    NDArray,
-    as_array,
-    as_features,
-    canonical,
-    class_labels,
-    first_repeated,
-    is_missing,
-    name_fault,
-)
-from evenhand.data.loaders._source import Encode, Options, check_file, kind_of, readable, unpooled
+from evenhand.data import _validation as validation
+from evenhand.data._dataset import FederatedDataset, PooledRows, build
+from evenhand.data._validation import NDArray
+from evenhand.data.loaders._source import Encode, Options, check_file, kind_of, open_text, readable
 from evenhand.errors import EvenhandError
 
 
@@ -66,14 +59,7 @@ def load_leaf(
       >>> data.client_ids, data.train.sizes, data.num_classes
       (('ann',), array([1]), 5)
     """
-    options = Options(
-        regression=regression,
-        test_fraction=test_fraction,
-        valid_fraction=valid_fraction,
-        seed=seed,
-        encode=encode,
-    )
-    check_fractions(test_fraction, valid_fraction)
+    options = Options.from_arguments(locals())
     with readable(Path(train)):
         return leaf_dataset(Path(train), None if test is None else Path(test), options)
 
@@ -90,24 +76,24 @@ def leaf_dataset(train: Path, test: Path | None, options: Options) -> FederatedD
         test = train / "test" if (train / "test").is_dir() else None
         train = train / "train"
     users = _read(train, options.encode)
-    tested = None if test is None else _read(test, options.encode)
     for user in users.values():
         if not len(user.y):
             raise EvenhandError(
                 f"{user.file}: user {user.name!r} has no examples: drop the user or give it some."
             )
-    all_users = list(users.values())
-    if test is not None and tested is not None:
+    parts = [list(users.values())]
+    if test is not None:
+        tested = _read(test, options.encode)
         _check_same_users(train, users, test, tested)
-        all_users += [user for user in tested.values() if len(user.y)]
-        if len(all_users) == len(users):
+        parts.append([user for user in tested.values() if len(user.y)])
+        if not parts[1]:
             raise EvenhandError(f"{test}: no user has examples: give them some, or leave the test part out.")
-    _check_same_form(all_users)
-    labels, classes = _labels(all_users, options.regression, source)
-    cut = sum(len(user.y) for user in users.values())
-    train_rows = _rows(all_users[: len(users)], labels[:cut])
-    test_rows = None if tested is None else _rows(all_users[len(users) :], labels[cut:])
-    return unpooled(source, train_rows, test_rows, classes, options)
+    everyone = list(chain.from_iterable(parts))
+    _check_same_form(everyone)
+    labels, classes = _labels(everyone, options.regression, source)
+    cut = sum(len(user.y) for user in parts[0])
+    rows = [_rows(*part) for part in zip(parts, np.split(labels, [cut]), strict=False)]
+    return build(rows, options.splitting, name=str(source), classes=classes)
 
 
 def _json_files(folder: Path) -> list[Path]:
@@ -136,11 +122,10 @@ def _read(path: Path, encode: Encode | None) -> dict[str, User]:
 
 def _check_same_users(train: Path, users: dict[str, User], test: Path, tested: dict[str, User]) -> None:
     for users_here, other, path, other_path in ((users, tested, train, test), (tested, users, test, train)):
-        missing = sorted(users_here.keys() - other.keys())
-        if missing:
+        for name in sorted(users_here.keys() - other.keys()):
             raise EvenhandError(
-                f"{other_path}: user {missing[0]!r} of {path} is missing: give both parts the same users, or only "
-                "a training part, which is then split."
+                f"{other_path}: user {name!r} of {path} is missing: give both parts the same users, or only a training "
+                "part, which is then split."
             )
 
 
@@ -148,16 +133,13 @@ def _check_same_form(users: list[User]) -> None:
     """Checks that all rows have one shape, and all labels one kind."""
     first = users[0]
     for user in users:
-        if user.x.shape[1:] != first.x.shape[1:]:
-            raise EvenhandError(
-                f"{user.file}: user {user.name!r} has rows of shape {user.x.shape[1:]} but user "
-                f"{first.name!r} of {first.x.shape[1:]}: give all rows the same number of features."
-            )
+        where, shape = f"{user.file}: user {user.name!r} has", user.x.shape[1:]
+        if shape != first.x.shape[1:]:
+            fault = f"rows of shape {shape} but user {first.name!r} of {first.x.shape[1:]}"
+            raise EvenhandError(f"{where} {fault}: give all rows the same number of features.")
         if (user.y.dtype.kind == "U") != (first.y.dtype.kind == "U") or user.y.shape[1:] != first.y.shape[1:]:
-            raise EvenhandError(
-                f"{user.file}: user {user.name!r} has labels of another kind than user {first.name!r}: write "
-                "all as numbers, or all as text."
-            )
+            fault = f"labels of another kind than user {first.name!r}"
+            raise EvenhandError(f"{where} {fault}: write all as numbers, or all as text.")
 
 
 def _labels(users: list[User], regression: bool, source: Path) -> tuple[NDArray, tuple[str, ...] | None]:
@@ -170,7 +152,8 @@ def _labels(users: list[User], regression: bool, source: Path) -> tuple[NDArray,
         where = "" if file == source else f"{file.parent.name}/{file.name}, "
         return f"{where}user {users[k].name!r}, y[{row - ends[k] + len(users[k].y)}]"
 
-    return class_labels(np.concatenate([user.y for user in users]), str(source), place, regression=regression)
+    values = np.concatenate([user.y for user in users])
+    return validation.class_labels(values, str(source), place, regression=regression)
 
 
 def _rows(users: list[User], labels: NDArray) -> PooledRows:
@@ -232,9 +215,10 @@ def _read_user(file: Path, name: str, rows: Any, encode: Encode | None) -> User:
     x, y = rows["x"], rows["y"]
     if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
         raise EvenhandError(f"{source} has x and y of different lengths: give one label for each row of x.")
-    if not y:
-        return User(canonical(name), file, np.empty((0,), np.float32), np.empty((0,)))
-    return User(canonical(name), file, _features(source, x, encode), as_array(y, source, "y"))
+    features, labels = np.empty((0,), np.float32), np.empty((0,))
+    if y:
+        features, labels = _features(source, x, encode), validation.as_array(y, source, "y")
+    return User(validation.canonical(name), file, features, labels)
 
 
 def _features(source: str, x: list[Any], encode: Encode | None) -> NDArray:
@@ -243,18 +227,16 @@ def _features(source: str, x: list[Any], encode: Encode | None) -> NDArray:
             encoded = [np.asarray(encode(entry)) for entry in x]
         except EvenhandError as error:
             raise EvenhandError(f"{source}: {error}") from None
-        return as_features(encoded, source)
+        return validation.as_features(encoded, source)
     # Texts may be of any length: they must not become an array.
     text = next((entry for entry in x if isinstance(entry, str)), None)
     if text is not None:
         raise EvenhandError(
-            f"{source}: x holds text such as {text[:20]!r}: say how to turn it into numbers with "
-            "encode=FUNCTION, for LEAF's Shakespeare encode=evenhand.data.encode_characters."
+            f"{source}: x holds text such as {text[:20]!r}: say how to turn it into numbers with encode=FUNCTION, for "
+            "LEAF's Shakespeare encode=evenhand.data.encode_characters."
         )
-    values = as_array(x, source, "x")
-    if values.dtype.kind == "U":
-        raise EvenhandError(f"{source}: x holds text, not numbers: encode it as numbers first.")
-    return as_features(values.astype(np.float32 if values.dtype.kind in "iu" else values.dtype), source)
+    values = validation.as_array(x, source, "x")
+    return validation.as_features(values.astype(np.float32) if values.dtype.kind in "iu" else values, source)
 
 
 def _parse(file: Path) -> Json:
@@ -272,54 +254,38 @@ def _parse(file: Path) -> Json:
     if not names:
         raise EvenhandError(f"{file}: there are no users: list at least one, with examples.")
     for name in names:
-        fault = "is not a client id" if is_missing(name) else name_fault(name)
+        fault = "is not a client id" if validation.is_missing(name) else validation.name_fault(name)
         if fault is not None:
             raise EvenhandError(f"{file}: user {name[:40]!r} {fault}: give the user another name.")
-    twice = first_repeated(map(canonical, names))
+    twice = validation.first_repeated(map(validation.canonical, names))
     if twice is not None:
         raise EvenhandError(f"{file}: user {twice!r} is listed twice in users: merge the two, or rename one.")
-    strangers = data.keys() - set(names)
-    if strangers:
-        raise EvenhandError(
-            f"{file}: user {min(strangers)!r} is in user_data but not in users: list it, or drop it."
-        )
+    for name in sorted(data.keys() - set(names)):
+        raise EvenhandError(f"{file}: user {name!r} is in user_data but not in users: list it, or drop it.")
     return tree
 
 
 def _json(file: Path) -> Any:
+    def distinct(pairs: list[tuple[str, Any]]) -> Json:
+        """An object, in which Python would silently accept a key twice."""
+        twice = validation.first_repeated(key for key, _ in pairs)
+        if twice is not None:
+            raise EvenhandError(f"{file}: key {twice[:40]!r} occurs twice: merge the two, or rename one.")
+        return dict(pairs)
+
     check_file(file)
     try:
-        return json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=_distinct)
-    except _TwiceError as error:
-        raise EvenhandError(
-            f"{file}: key {error.args[0][:40]!r} occurs twice: merge the two, or rename one."
-        ) from None
-    except OSError as error:
-        raise EvenhandError(f"{file}: cannot be read ({error.strerror}): check its permissions.") from None
-    except UnicodeDecodeError:
-        raise EvenhandError(f"{file}: the file is not UTF-8 text: save it as JSON in UTF-8.") from None
+        with open_text(file, "JSON") as text:
+            return json.load(text, object_pairs_hook=distinct)
+    except EvenhandError:
+        raise
     except json.JSONDecodeError as error:
-        raise EvenhandError(
-            f"{file}: line {error.lineno}, column {error.colno} is not JSON, or the file is truncated: write or "
-            "copy it again."
-        ) from None
+        fault = f"{file}: line {error.lineno}, column {error.colno} is not JSON, or the file is truncated"
+        raise EvenhandError(f"{fault}: write or copy it again.") from None
     except RecursionError:
         raise EvenhandError(f"{file}: lists are nested too deeply: write one list per row.") from None
     except ValueError:  # Python reads no integer of more than 4,300 digits
         raise EvenhandError(f"{file}: a number has thousands of digits: write a shorter one.") from None
-
-
-class _TwiceError(Exception):
-    """A key that occurs twice in one JSON object, which Python would silently accept."""
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> Json:
-    entries: Json = {}
-    for key, value in pairs:
-        if key in entries:
-            raise _TwiceError(key)
-        entries[key] = value
-    return entries
 
 
 # --- the characters of LEAF's Shakespeare task as tokens ----------------------------------------------------

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import urllib.request
@@ -14,36 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.data._dataset import FederatedDataset, check_fractions
-from evenhand.data._features import Fill, Series
-from evenhand.data._validation import NDArray
-from evenhand.data.loaders._arrays import is_idx, load_idx, load_idx_folder, load_npz
-from evenhand.data.loaders._cells import Problems, Row
-from evenhand.data.loaders._csv import CellColumn, layout_of, read_cells
-from evenhand.data.loaders._frames import (
-    Frame,
-    open_frame,
-    parquet_names,
-    read_jsonl,
-    read_parquet,
-    row_place,
-)
+from evenhand.data._dataset import FederatedDataset
+from evenhand.data._features import Fill
+from evenhand.data.loaders._arrays import is_idx, load_idx, load_idx_folder, load_npz, pooled
+from evenhand.data.loaders._frames import open_frame
 from evenhand.data.loaders._leaf import holds_leaf, leaf_dataset
-from evenhand.data.loaders._source import (
-    Encode,
-    Options,
-    Pool,
-    bare_suffix,
-    check_file,
-    kind_of,
-    pooled,
-    readable,
-    several,
-)
-from evenhand.data.loaders._table import Columns, ReadTable, choose_columns, table_dataset
+from evenhand.data.loaders._source import Encode, Options, bare_suffix, check_file, kind_of, readable
+from evenhand.data.loaders._table import in_memory, open_table, table_dataset
 from evenhand.errors import EvenhandError, nearest, whole_number
 
-_TABLES = (".csv", ".tsv", ".data", ".jsonl", ".ndjson", ".parquet", ".pq")
+_TEXTS = (".csv", ".tsv", ".data", ".jsonl", ".ndjson")
+_TABLES = (*_TEXTS, ".parquet", ".pq")
 
 
 def load(
@@ -133,7 +115,8 @@ def load(
       >>> load("digits", clients=10)
       <FederatedDataset 'digits': 10 clients, ... rows, x float32 (64,), 10 classes>
     """
-    check_fractions(test_fraction, valid_fraction)
+    # In the first line, while locals() are the arguments and nothing else.
+    options = Options.from_arguments(locals())
     if clients is not None:
         whole_number("clients", clients, 1)
     if not isinstance(source, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]  (people try)
@@ -141,29 +124,6 @@ def load(
             f"load reads files, not {type(source).__name__} objects: give a table in memory to "
             "evenhand.data.from_frame, and arrays to evenhand.data.from_arrays."
         )
-    together = several(client)
-    options = Options(
-        client=together[0] if together else "",
-        label=label,
-        features=features,
-        regression=regression,
-        test_fraction=test_fraction,
-        valid_fraction=valid_fraction,
-        seed=seed,
-        clients=clients,
-        alpha=alpha,
-        encode=encode,
-        features_array=features_array,
-        together=together,
-        drop=drop,
-        categorical=categorical,
-        fill=fill,
-        standardize=standardize,
-        standardize_target=standardize_target,
-        drop_empty=drop_empty,
-        na=several(na),
-        weight=weight,
-    )
     return _from(source, options)
 
 
@@ -173,8 +133,7 @@ def _from(source: str | Path, options: Options) -> FederatedDataset:
     name = str(source)
     if options.features_array is not None and not name.lower().endswith(".npz"):
         raise EvenhandError(
-            f"{name}: only .npz files have arrays to choose from: "
-            f"leave features_array={options.features_array!r} out."
+            f"{name}: only .npz files have arrays to choose from: leave features_array={options.features_array!r} out."
         )
     if name == "digits":
         return load_digits(options)
@@ -195,11 +154,9 @@ def _perhaps(path: Path) -> str:
     """A built-in name like the path, or an entry of its folder."""
     meant = nearest(str(path), NAMES)
     if meant is None:
-        try:
-            meant = nearest(path.name, sorted(entry.name for entry in path.parent.iterdir()))
-        except OSError:
-            return ""
-        meant = None if meant is None else str(path.parent / meant)
+        with contextlib.suppress(OSError):
+            entry = nearest(path.name, sorted(entry.name for entry in path.parent.iterdir()))
+            meant = None if entry is None else path.parent / entry
     return "" if meant is None else f" (perhaps you meant {meant})"
 
 
@@ -208,31 +165,24 @@ def _file(path: Path, options: Options) -> FederatedDataset:
     if is_idx(path.name):
         return load_idx(path, options)
     suffix = path.suffix.lower()
-    match bare_suffix(path) if suffix == ".gz" else suffix:
-        case ".csv" | ".tsv" | ".data":
-            return load_csv(path, options)
-        case ".jsonl" | ".ndjson":
-            return load_jsonl(path, options)
-        case ".parquet" | ".pq" if suffix != ".gz":
-            return load_parquet(path, options)
-        case ".npz" if suffix != ".gz":
-            return load_npz(path, options)
-        case ".json" if suffix != ".gz":
-            return leaf_dataset(path, None, options)
-        case _:
-            raise EvenhandError(
-                f"{path}: the suffix {suffix!r} is unknown: give .csv, .tsv, .data, .jsonl, .parquet, .npz, LEAF "
-                ".json or IDX (*-images-idx3-ubyte); text may be packed as .gz."
-            )
+    if suffix == ".npz":
+        return load_npz(path, options)
+    if suffix == ".json":
+        return leaf_dataset(path, None, options)
+    if suffix in _TABLES or (suffix == ".gz" and bare_suffix(path) in _TEXTS):
+        header = [options.label, *options.client]
+        table = open_table(path, header, options.categorical, options.na, is_trained=False)
+        return table_dataset(str(path), table, options)
+    raise EvenhandError(
+        f"{path}: the suffix {suffix!r} is unknown: give .csv, .tsv, .data, .jsonl, .parquet, .npz, LEAF .json or IDX "
+        "(*-images-idx3-ubyte); text may be packed as .gz."
+    )
 
 
 def _check_no_table(source: Path, options: Options) -> None:
     """Refuses options that are only for tables; the labels of an .npz file may be declared as categories, too."""
-    labels = (
-        {options.label, f"{options.label}_train", "y", "y_train"}
-        if source.suffix.lower() == ".npz"
-        else set[str]()
-    )
+    is_archive = source.suffix.lower() == ".npz"
+    labels = {options.label, f"{options.label}_train", "y", "y_train"} if is_archive else set[str]()
     given = {
         "features": options.features is not None,
         "drop": bool(options.drop),
@@ -243,12 +193,14 @@ def _check_no_table(source: Path, options: Options) -> None:
         "drop_empty": options.drop_empty,
         "na": bool(options.na),
         "weight": options.weight is not None,
-        "several client columns": len(options.together) != 1,
+        "several client columns": len(options.client) != 1,
     }
-    for name in (name for name, is_given in given.items() if is_given):
-        raise EvenhandError(
-            f"{source}: {name} is for tables (.csv, .tsv, .data, .jsonl, .parquet), and this is not one: leave it out."
-        )
+    for name, is_given in given.items():
+        if is_given:
+            raise EvenhandError(
+                f"{source}: {name} is for tables (.csv, .tsv, .data, .jsonl, .parquet), and this is not one: leave it "
+                "out."
+            )
 
 
 def _folder(path: Path, options: Options) -> FederatedDataset:
@@ -332,107 +284,18 @@ def from_frame(
       >>> data.features.inputs, data.classes
       (('age', 'sex = f', 'sex = m'), ('no', 'yes'))
     """
-    check_fractions(test_fraction, valid_fraction)
+    options = Options.from_arguments(locals())
     if isinstance(frame, str | Path):
         raise EvenhandError(f"{frame}: from_frame reads tables in memory: give a file to evenhand.data.load.")
     if clients is not None and clients < 1:
         raise EvenhandError(f"clients must be at least 1, not {clients}.")
-    options = Options(
-        label=label,
-        features=features,
-        regression=regression,
-        test_fraction=test_fraction,
-        valid_fraction=valid_fraction,
-        seed=seed,
-        clients=clients,
-        alpha=alpha,
-        together=several(client),
-        drop=drop,
-        categorical=categorical,
-        fill=fill,
-        standardize=standardize,
-        standardize_target=standardize_target,
-        drop_empty=drop_empty,
-        na=several(na),
-        weight=weight,
-    )
-    opened, problems = open_frame(frame, name, options.na), Problems(name)
-    _check_index(name, opened, options)
-    columns = choose_columns(name, opened.names, options)
-    return table_dataset(name, columns, frame_table(name, opened, columns, problems), options, problems)
-
-
-def _check_index(source: str, frame: Frame, options: Options) -> None:
-    for column in (options.label, *options.together):
-        if column in frame.hidden:
+    opened = open_frame(frame, name, options.na)
+    for column in (label, *options.client):
+        if column in opened.hidden:
             raise EvenhandError(
-                f"{source}: {column!r} is in the index and not a column: give frame.reset_index() instead."
+                f"{name}: {column!r} is in the index and not a column: give frame.reset_index() instead."
             )
-
-
-def load_csv(path: Path, options: Options) -> FederatedDataset:
-    """The data set of a UTF-8 table with a header line; ``*.data`` needs none."""
-    source, problems = str(path), Problems(str(path))
-    layout = layout_of(path, [options.label, *options.together])
-    columns = choose_columns(source, layout.names, options)
-    cells = {
-        name: CellColumn(name, fixed=name in options.categorical, feature=True) for name in columns.features
-    }
-    cells |= {name: CellColumn(name, fixed=True) for name in columns.client}
-    cells |= {name: CellColumn(name) for name in columns.read_as_numbers}
-    lines = read_cells(path, layout, list(cells.values()), problems, options.na)
-    features: list[Series] = []
-    label, weight = None, None
-    for name in columns.features:
-        with problems.noted():
-            features.append(cells[name].series(source, lines))
-    with problems.noted():
-        label = cells[columns.label].series(source, lines)
-    with problems.noted():
-        weight = None if columns.weight is None else cells[columns.weight].series(source, lines)
-    client = tuple(cells[name].ids() for name in columns.client)
-    table = ReadTable(tuple(features), label, client, lambda row: f"line {lines[row]}", weight)
-    return table_dataset(source, columns, table, options, problems)
-
-
-def load_jsonl(path: Path, options: Options) -> FederatedDataset:
-    """The data set of a file with one JSON object per line; a key that an object lacks is an empty cell."""
-    source, problems = str(path), Problems(str(path))
-    frame, row = read_jsonl(path, options.na)
-    columns = choose_columns(source, frame.names, options)
-    return table_dataset(
-        source, columns, frame_table(source, frame, columns, problems, row), options, problems
-    )
-
-
-def load_parquet(path: Path, options: Options) -> FederatedDataset:
-    """The data set of a Parquet table with plain columns."""
-    source = str(path)
-    columns = choose_columns(source, parquet_names(path), options)
-    table = read_parquet(path, columns.features, [*columns.read_as_numbers, *columns.client])
-    problems = Problems(source)
-    frame = frame_table(source, open_frame(table, source), columns, problems)
-    return table_dataset(source, columns, frame, options, problems)
-
-
-def frame_table(
-    source: str, frame: Frame, columns: Columns, problems: Problems, row: Row = row_place
-) -> ReadTable:
-    """The chosen columns of ``frame``; those that cannot be read are noted among the ``problems``."""
-    features: list[Series] = []
-    client: list[NDArray] = []
-    label, weight = None, None
-    for name in columns.features:
-        with problems.noted():
-            features.append(frame.series(name))
-    with problems.noted():
-        label = frame.series(columns.label)
-    with problems.noted():
-        weight = None if columns.weight is None else frame.series(columns.weight)
-    for name in columns.client:
-        with problems.noted():
-            client.append(frame.ids(name))
-    return ReadTable(tuple(features), label, tuple(client), row, weight)
+    return table_dataset(name, in_memory(opened), options)
 
 
 # --- built-in data ------------------------------------------------------------------------------------------
@@ -478,9 +341,8 @@ def load_digits(options: Options) -> FederatedDataset:
     from sklearn import datasets
 
     x, y = datasets.load_digits(return_X_y=True)
-    pool = Pool((np.asarray(x) / 16).astype(np.float32), np.asarray(y).astype(np.int32))
-    clients = _DIGITS_CLIENTS if options.clients is None else options.clients
-    return pooled("digits", pool, None, tuple("0123456789"), options, clients)
+    examples = (np.asarray(x) / 16).astype(np.float32), np.asarray(y).astype(np.int32)
+    return pooled("digits", [examples], tuple("0123456789"), options, clients=_DIGITS_CLIENTS)
 
 
 def download(name: str, source: Site) -> Path:

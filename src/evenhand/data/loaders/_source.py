@@ -1,7 +1,6 @@
-"""What every reader is given and gives back: the caller's options, a path, and the data set of what was read.
+"""What every reader is given: the caller's options, and a path.
 
-A path is looked at before anything is opened: opening a pipe may wait for ever.  Examples that were read belong to
-clients already (:func:`unpooled`), or they are spread over clients (:func:`pooled`).
+A path is looked at before anything is opened: opening a pipe may wait for ever.
 """
 
 from __future__ import annotations
@@ -9,19 +8,16 @@ from __future__ import annotations
 import gzip
 import stat
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
-from evenhand.data import partition
-from evenhand.data._dataset import FederatedDataset, PooledRows, build
-from evenhand.data._features import Fill
-from evenhand.data._validation import NDArray
-from evenhand.errors import Argument, EvenhandError
+from evenhand.data._features import Fill, few
+from evenhand.data._validation import Splitting
+from evenhand.errors import EvenhandError
 
 # --- options ------------------------------------------------------------------------------------------------
 
@@ -34,14 +30,19 @@ DEFAULT_CLIENT = ("client",)
 
 
 class Options(NamedTuple):
-    """The keyword arguments of :func:`evenhand.data.load`.
+    """The keyword arguments of :func:`evenhand.data.load`; options that take one name or several have a tuple."""
 
-    Where ``client`` may name several columns, ``together`` has them all and ``client`` the first.
-    """
-
-    client: str = "client"
+    client: tuple[str, ...] = DEFAULT_CLIENT
     label: str = DEFAULT_LABEL
     features: Sequence[str] | None = None
+    drop: Sequence[str] = ()
+    categorical: Sequence[str] = ()
+    fill: Fill | None = None
+    standardize: bool = True
+    standardize_target: bool = True
+    drop_empty: bool = False
+    na: tuple[str, ...] = ()
+    weight: str | None = None
     regression: bool = False
     test_fraction: float = 0.2
     valid_fraction: float = 0.0
@@ -50,15 +51,22 @@ class Options(NamedTuple):
     alpha: float = 0.5
     encode: Encode | None = None
     features_array: str | None = None
-    together: tuple[str, ...] = DEFAULT_CLIENT
-    drop: Sequence[str] = ()
-    categorical: Sequence[str] = ()
-    fill: Fill | None = None
-    standardize: bool = True
-    standardize_target: bool = True
-    drop_empty: bool = False
-    na: Sequence[str] = ()
-    weight: str | None = None
+
+    @staticmethod
+    def from_arguments(arguments: Mapping[str, Any]) -> Options:
+        """The options among the arguments of a function, by name; its others are no options.
+
+        Raises:
+          EvenhandError: the fractions leave nothing for training.
+        """
+        options = Options(**{name: value for name, value in arguments.items() if name in Options._fields})
+        options.splitting.check()
+        return options._replace(client=several(options.client), na=several(options.na))
+
+    @property
+    def splitting(self) -> Splitting:
+        """How each client's examples are divided."""
+        return Splitting(self.test_fraction, self.valid_fraction, self.seed)
 
 
 def several(names: str | Sequence[str]) -> tuple[str, ...]:
@@ -72,8 +80,7 @@ _SHOWN = 40
 
 def listing(names: Sequence[str]) -> str:
     """The first few of ``names`` for an error message."""
-    shown = ", ".join(repr(name if len(name) <= _SHOWN else name[:_SHOWN] + "...") for name in names[:6])
-    return shown + (", ..." if len(names) > 6 else "")
+    return few([repr(name if len(name) <= _SHOWN else name[:_SHOWN] + "...") for name in names])
 
 
 # --- files --------------------------------------------------------------------------------------------------
@@ -139,19 +146,21 @@ def bare_suffix(path: Path) -> str:
 
 
 @contextmanager
-def open_text(path: Path) -> Generator[TextIO]:
-    """A file of UTF-8 text, unpacked if it ends in ``.gz``.
+def open_text(path: Path, form: str) -> Generator[TextIO]:
+    """A file of UTF-8 text in this form, such as ``"CSV"``, unpacked if it ends in ``.gz``.
 
     Raises:
       EvenhandError: it is damaged, or unpacks to implausibly much.
     """
-    if path.suffix.lower() != ".gz":
-        with path.open(newline="", encoding="utf-8-sig") as file:
+    is_packed = path.suffix.lower() == ".gz"
+    if is_packed:
+        _check_packed(path)
+    try:
+        opened = gzip.open if is_packed else Path.open
+        with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
             yield file
-        return
-    _check_packed(path)
-    with gzip.open(path, "rt", newline="", encoding="utf-8-sig") as file:
-        yield file
+    except UnicodeDecodeError:
+        raise EvenhandError(f"{path}: the file is not UTF-8 text: save it as {form} in UTF-8.") from None
 
 
 def _check_packed(path: Path) -> None:
@@ -180,73 +189,3 @@ def readable(path: Path) -> Generator[None]:
         ) from None
     except MemoryError:
         raise EvenhandError(f"{path} does not fit into memory: use a smaller file.") from None
-
-
-# --- the data set of what was read --------------------------------------------------------------------------
-
-
-class Pool(NamedTuple):
-    """Checked examples that belong to no client yet."""
-
-    x: NDArray
-    y: NDArray
-
-
-def unpooled(
-    path: Path | str,
-    train: PooledRows,
-    test: PooledRows | None,
-    classes: tuple[str, ...] | None,
-    options: Options,
-) -> FederatedDataset:
-    """The data set of examples whose clients are known."""
-    return build(
-        train,
-        test,
-        name=str(path),
-        classes=classes,
-        test_fraction=options.test_fraction,
-        valid_fraction=options.valid_fraction,
-        seed=options.seed,
-    )
-
-
-def pooled(
-    path: Path | str,
-    train: Pool,
-    test: Pool | None,
-    classes: tuple[str, ...] | None,
-    options: Options,
-    clients: int,
-) -> FederatedDataset:
-    """The data set of examples spread over ``clients``: Dirichlet by class, evenly for real targets."""
-    for part in (train,) if test is None else (train, test):
-        if len(part.x) != len(part.y):
-            raise EvenhandError(
-                f"{path}: there are {len(part.x)} rows but {len(part.y)} labels: give one label for each row."
-            )
-    owner = owners(path, train.y, clients, options)
-    rows = PooledRows(train.x, train.y, owner)
-    if test is None:
-        return unpooled(path, rows, None, classes, options)
-    # Real targets count as one class: every client gets test examples in proportion to its training examples.
-    kinds = (train.y, test.y) if _by_class(train.y) else (np.zeros(len(train.y)), np.zeros(len(test.y)))
-    fresh = partition.matching(kinds[0], owner, kinds[1], options.seed)
-    return unpooled(path, rows, PooledRows(test.x, test.y, fresh), classes, options)
-
-
-def owners(path: Path | str, y: NDArray, clients: int, options: Options) -> NDArray:
-    """Clients for examples that have none, ``(n,)``: Dirichlet by class, evenly for real targets."""
-    if clients > len(y):
-        raise EvenhandError(
-            f"{path}: {len(y)} examples are too few for {clients} clients: ask for fewer with ",
-            Argument("clients", "N"),
-            ".",
-        )
-    if _by_class(y):
-        return partition.dirichlet(y, clients, options.alpha, options.seed)
-    return partition.iid(y, clients, options.seed)
-
-
-def _by_class(y: NDArray) -> bool:
-    return y.dtype.kind == "i" and y.ndim == 1

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, get_args
 
 import numpy as np
 
 from evenhand.data._dataset import FederatedDataset, Split, assign, remarks_on_spelling
 from evenhand.data._features import Fill, Series, encode, fit, fit_target
-from evenhand.data._validation import NDArray, is_missing, spelled
-from evenhand.data.loaders._cells import (
-    MOST_LISTED,
-    Problems,
-    also,
-    check_filled,
-    check_labels,
-    label_classes,
-    meant,
-    prepared,
-    show,
-    such,
-    with_na,
-)
-from evenhand.data.loaders._source import DEFAULT_CLIENT, Options, listing, owners
+from evenhand.data._validation import NDArray, first_repeated, is_missing, spelled
+from evenhand.data.loaders import _cells as cells
+from evenhand.data.loaders._cells import Problems, Row
+from evenhand.data.loaders._csv import CellColumn, layout_of, read_cells
+from evenhand.data.loaders._frames import Frame, open_frame, parquet_names, read_jsonl, read_parquet
+from evenhand.data.loaders._source import DEFAULT_CLIENT, Options, bare_suffix, listing
+from evenhand.data.partition import owners
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, named, nearest
 
 _FEW_ROWS = 20
@@ -37,14 +30,14 @@ class Columns(NamedTuple):
     """The columns that are read; ``client`` is empty where rows are to be spread over clients."""
 
     features: tuple[str, ...]
-    label: str
+    label: str | None
     client: tuple[str, ...]
     weight: str | None = None
 
     @property
     def read_as_numbers(self) -> tuple[str, ...]:
-        """The label, and the weight if there is one."""
-        return (self.label,) if self.weight is None else (self.label, self.weight)
+        """The label and the weight, if there are such columns."""
+        return tuple(name for name in (self.label, self.weight) if name is not None)
 
 
 class ReadTable(NamedTuple):
@@ -58,70 +51,168 @@ class ReadTable(NamedTuple):
       weight: how many examples each row stands for; None: one.
     """
 
-    features: tuple[Series, ...]
+    features: Sequence[Series]
     label: Series | None
-    client: tuple[NDArray, ...]
-    row: Callable[[int], str]
+    client: Sequence[NDArray]
+    row: Row
     weight: Series | None = None
 
+    def changed(
+        self, series: Callable[[Series], Series], ids: Callable[[NDArray], NDArray], row: Row
+    ) -> ReadTable:
+        """The table with each of its columns replaced."""
+        label, weight = (None if column is None else series(column) for column in (self.label, self.weight))
+        return ReadTable(list(map(series, self.features)), label, list(map(ids, self.client)), row, weight)
 
-def check_header(source: str, names: Sequence[str]) -> None:
-    """Refuses nameless columns, and two of one name."""
-    seen: set[str] = set()
-    problems = Problems(source)
-    for position, name in enumerate(names, start=1):
-        with problems.noted():
-            if not name:
-                raise EvenhandError(
-                    f"{source}: column {position} has no name in the header: name it, or drop it (a row index that "
-                    "pandas wrote goes away with index=False)."
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+class Opened(NamedTuple):
+    """A table of which only the header was read.
+
+    Attributes:
+      names: of its columns.
+      frame: ``(columns to read, problems) -> `` those columns; lines that cannot be read are noted.
+    """
+
+    names: Sequence[str]
+    frame: Callable[[Columns, Problems], Frame]
+
+    def read(self, columns: Columns, problems: Problems) -> ReadTable:
+        """The chosen columns; those that cannot be read are noted among the ``problems``, and left out."""
+        frame = self.frame(columns, problems)
+        features = problems.accepted(frame.series, columns.features)
+        label, weight = (
+            next(iter(problems.accepted(frame.series, [] if name is None else [name])), None)
+            for name in (columns.label, columns.weight)
+        )
+        return ReadTable(features, label, problems.accepted(frame.ids, columns.client), frame.row, weight)
+
+
+def in_memory(frame: Frame) -> Opened:
+    """A table in memory, as if only its header were read."""
+    return Opened(frame.names, lambda *_: frame)
+
+
+def open_table(
+    path: Path, header: Sequence[str], categorical: Sequence[str], na: Sequence[str], *, is_trained: bool
+) -> Opened:
+    """A file of a table.
+
+    Args:
+      path: the file.
+      header: names of columns, by which the header of a ``.data`` file is known.
+      categorical: columns whose numbers are categories.
+      na: further spellings of an empty cell.
+      is_trained: the rows are for a model that is already trained.
+
+    Raises:
+      EvenhandError: its suffix is not that of a table, or the file is damaged.
+    """
+    source = str(path)
+    match bare_suffix(path):
+        case ".parquet" | ".pq":
+
+            def read_arrow(columns: Columns, problems: Problems) -> Frame:
+                others = [*columns.read_as_numbers, *columns.client]
+                return open_frame(read_parquet(path, columns.features, others), source)
+
+            return Opened(parquet_names(path), read_arrow)
+        case ".jsonl" | ".ndjson":
+            return in_memory(read_jsonl(path, na))
+        case ".csv" | ".tsv" | ".data":
+            layout = layout_of(path, header)
+
+            def read_text(columns: Columns, problems: Problems) -> Frame:
+                parsed = {
+                    name: CellColumn(name, fixed=name in categorical, feature=not is_trained)
+                    for name in columns.features
+                }
+                parsed |= {name: CellColumn(name, fixed=True) for name in columns.client}
+                # What a number among new labels means depends on the labels that the model was trained on.
+                parsed |= {name: CellColumn(name, fixed=is_trained) for name in columns.read_as_numbers}
+                lines = read_cells(path, layout, list(parsed.values()), problems, na)
+                return Frame(
+                    layout.names,
+                    lambda name: parsed[name].series(source, lines),
+                    lambda name: parsed[name].ids(),
+                    lambda row: f"line {lines[row]}",
                 )
-            if name in seen:
-                raise EvenhandError(
-                    f"{source}: the header names column {name!r} twice: rename one of the two."
-                )
-        seen.add(name)
-    problems.check()
+
+            return Opened(layout.names, read_text)
+        case suffix:
+            raise EvenhandError(
+                f"{path}: the suffix {suffix!r} is not that of a table: give .csv, .tsv, .data, .jsonl or .parquet."
+            )
+
+
+# --- the role of each column --------------------------------------------------------------------------------
+
+
+class Header:
+    """The names of the columns of a source.
+
+    Raises:
+      EvenhandError: a column has no name, or two have one name.
+    """
+
+    def __init__(self, source: str, names: Sequence[str]) -> None:
+        self.source, self.names, self.existing = source, names, frozenset(names)
+        seen: set[str] = set()
+        problems = Problems(source)
+        for position, name in enumerate(names, start=1):
+            with problems.noted():
+                if not name:
+                    raise EvenhandError(
+                        f"{source}: column {position} has no name in the header: name it, or drop it (a row index that "
+                        "pandas wrote goes away with index=False)."
+                    )
+                if name in seen:
+                    raise EvenhandError(
+                        f"{source}: the header names column {name!r} twice: rename one of the two."
+                    )
+            seen.add(name)
+        problems.check()
+
+    def require(self, name: str, role: str, cure: str, *argument: str | Argument) -> None:
+        """Refuses a table without the column ``name``, which has a ``role``."""
+        if name not in self.existing:
+            # Of the columns that there are, one of the first thousand may have been meant.
+            guess = nearest(name, self.names[:1000])
+            perhaps = "" if guess is None else f" (perhaps you meant {guess!r})"
+            fault = f"{self.source}: there is no {role} {name!r} among {listing(self.names)}{perhaps}"
+            raise EvenhandError(f"{fault}: {cure}", *argument)
 
 
 def choose_columns(source: str, names: Sequence[str], options: Options) -> Columns:
     """The role of each column, from the header alone."""
-    check_header(source, names)
-    existing, problems = frozenset(names), Problems(source)
+    header, problems = Header(source, names), Problems(source)
     client: tuple[str, ...] = ()
     with problems.noted():
-        if options.label not in existing:
-            raise EvenhandError(
-                f"{source}: there is no label column {options.label!r} {_among(options.label, names)}: say which it "
-                "is with ",
-                Argument("label", "NAME"),
-                ".",
-            )
+        header.require(options.label, "label column", _SAY, Argument("label", "NAME"), ".")
     with problems.noted():
-        client = _client_columns(source, names, existing, options)
+        client = _client_columns(header, options)
     taken = {options.label: "label", **dict.fromkeys(client, "client")}
     with problems.noted():
         if options.weight is not None:
-            _check_weight_column(source, names, taken, options.weight)
+            _check_weight_column(header, taken, options.weight)
             taken[options.weight] = "weight"
     for option, given in (("drop", options.drop), ("categorical", options.categorical)):
         with problems.noted():
-            _check_names(source, names, existing, option, given)
+            _check_names(header, option, given)
             for name in given:
                 if name in taken and not (option == "categorical" and name == options.label):
-                    raise EvenhandError(
-                        f"{source}: {name!r} is the {taken[name]} column, which is not a feature anyway: leave it out "
-                        "of ",
-                        Argument(option, "NAMES"),
-                        ".",
-                    )
+                    fault = f"{source}: {name!r} is the {taken[name]} column, which is not a feature anyway"
+                    raise EvenhandError(f"{fault}: leave it out of ", Argument(option, "NAMES"), ".")
     if options.features is None:
         leave = {*taken, *options.drop}
         features = tuple(name for name in names if name not in leave)
     else:
         features = tuple(options.features)
         with problems.noted():
-            _check_features(source, names, existing, features, taken, options)
+            _check_names(header, "features", options.features, "feature column")
+            _check_features(header, features, taken, options.drop)
     problems.check()
     if not features:
         raise EvenhandError(
@@ -130,36 +221,85 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
     return Columns(features, options.label, client, options.weight)
 
 
-def table_dataset(
-    source: str, columns: Columns, table: ReadTable, options: Options, problems: Problems | None = None
-) -> FederatedDataset:
+_SAY = "say which it is with "
+
+
+def _client_columns(header: Header, options: Options) -> tuple[str, ...]:
+    absent = [name for name in options.client if name not in header.existing]
+    asked = options.client not in ((), DEFAULT_CLIENT)
+    if len(absent) == len(options.client) and options.clients is not None and not asked:
+        return ()
+    comma = ", in double quotes if it has a comma in it" if len(options.client) > 1 else ""
+    alone = " alone" if options.clients is not None else ""
+    spread = f"{comma}, or spread the rows over N clients with "
+    cure = (Argument("client", "NAME"), spread, Argument("clients", "N"), f"{alone}.")
+    for name in absent:
+        header.require(name, "client column", _SAY, *cure)
+    if not options.client:
+        among = f"among {listing(header.names)}"
+        raise EvenhandError(f"{header.source}: there is no client column named {among}: {_SAY}", *cure)
+    if options.label in options.client:
+        raise EvenhandError(
+            f"{header.source}: column {options.label!r} is named both as the label and as a client column: name "
+            "another for one of the two."
+        )
+    if len(set(options.client)) < len(options.client):
+        raise EvenhandError(f"{header.source}: a client column is named twice: name each once.")
+    return options.client
+
+
+def _check_weight_column(header: Header, taken: Mapping[str, str], weight: str) -> None:
+    argument = Argument("weight", "NAME")
+    header.require(weight, "weight column", _SAY, argument, ".")
+    if weight in taken:
+        fault = f"{header.source}: {weight!r} is the {taken[weight]} column and cannot be the weight, too"
+        raise EvenhandError(f"{fault}: name another with ", argument, ".")
+
+
+def _check_names(header: Header, option: str, given: Sequence[str], role: str = "column") -> None:
+    if isinstance(given, str):
+        raise EvenhandError(f"{option}={given!r} is one piece of text: give a list of names, [{given!r}].")
+    for name in given:
+        header.require(name, role, "correct ", Argument(option, "NAMES"), ".")
+
+
+def _check_features(
+    header: Header, features: tuple[str, ...], taken: Mapping[str, str], drop: Sequence[str]
+) -> None:
+    for position, name in enumerate(features):
+        where = f"{header.source}: column {name!r} is"
+        if name in taken:
+            fault = f"{where} the {taken[name]} column and cannot be a feature, too: take it out of "
+            raise EvenhandError(fault, Argument("features", "NAMES"), ".")
+        if name in drop:
+            raise EvenhandError(f"{where} both a feature and to be dropped: name it in one of the two.")
+        if name in features[:position]:
+            raise EvenhandError(f"{header.source}: feature column {name!r} is named twice: name it once.")
+
+
+# --- the data set -------------------------------------------------------------------------------------------
+
+
+def table_dataset(source: str, opened: Opened, options: Options) -> FederatedDataset:
     """The data set of a table.
 
     Args:
       source: what the table is called in errors.
-      columns: the role of each column.
-      table: the columns; those that could not be read are absent.
+      opened: the table.
       options: what the caller asked for.
-      problems: what was wrong with the table when it was read.
     """
-    problems = Problems(source) if problems is None else problems
+    columns, problems = choose_columns(source, opened.names, options), Problems(source)
+    table = opened.read(columns, problems)
     if options.fill not in (None, *get_args(Fill)):
-        raise EvenhandError(
-            Argument("fill", repr(options.fill)), f" is unknown: choose one of {', '.join(get_args(Fill))}."
-        )
+        choice = f" is unknown: choose one of {', '.join(get_args(Fill))}."
+        raise EvenhandError(Argument("fill", repr(options.fill)), choice)
     table, notes = _without_empty(source, columns, _with_na(table, options.na), options)
     y, classes, features, client = _checked(source, columns, table, options, problems)
     _ask_about_ids(source, table.features, options)
+    client_column = " / ".join(columns.client)
     if client is None:
-        client = owners(source, y, options.clients or 1, options)
-    assignment = assign(
-        client,
-        name=source,
-        subject=f"column {' / '.join(columns.client)!r}",
-        test_fraction=options.test_fraction,
-        valid_fraction=options.valid_fraction,
-        seed=options.seed,
-    )
+        client = owners(y, options.clients or 1, options.alpha, options.seed, source)
+    assignment = assign(client, options.splitting, name=source, subject=f"column {client_column!r}")
     if table.weight is not None:
         # After the split, so that no example is among the training and among the test examples.
         counts = table.weight.values.astype(np.int64)
@@ -167,76 +307,64 @@ def table_dataset(
         assignment = assignment._replace(parts=(train, valid, test))
     fitted = fit(features, assignment.parts[0], source, standardize=options.standardize, fill=options.fill)
     scaled = options.regression and options.standardize_target
-    target = fit_target(columns.label, y[assignment.parts[0]]) if scaled else None
-    fitted = fitted._replace(target=target, na=tuple(options.na))
-    train, valid, test = (
+    target = fit_target(options.label, y[assignment.parts[0]]) if scaled else None
+    fitted = fitted._replace(target=target, na=options.na)
+    splits = [
         Split(encode(fitted, features, part, source), y[part], assignment.offsets(i))
         for i, part in enumerate(assignment.parts)
-    )
-    notes += remarks_on_spelling(assignment.ids)
+    ]
     return FederatedDataset(
-        train=train,
-        valid=valid,
-        test=test,
+        *splits,
         client_ids=assignment.ids,
         name=source,
         classes=classes,
         features=fitted,
-        notes=notes,
-        client_column=" / ".join(columns.client),
+        notes=notes + remarks_on_spelling(assignment.ids),
+        client_column=client_column,
     )
 
 
 def _checked(
     source: str, columns: Columns, table: ReadTable, options: Options, problems: Problems
-) -> tuple[NDArray, tuple[str, ...] | None, tuple[Series, ...], NDArray | None]:
+) -> tuple[NDArray, tuple[str, ...] | None, list[Series], NDArray | None]:
     """Labels, the names of their classes, features and the client of each row; all that is wrong is one error."""
-    y, classes, client = np.zeros(0), None, None
-    features: list[Series] = []
+    y, classes, row = np.zeros(0), None, table.row
     if table.label is not None:
         with problems.noted():
-            check_labels(source, table.label, table.row)
+            cells.check_present(source, options.label, row, table.label.missing, "fill it in or drop the row")
         present = np.flatnonzero(~table.label.missing)
         with problems.noted():
-            label = table.label.at(present)
-            label = label if options.regression else meant(source, label, options.categorical)
-            y, classes = label_classes(
-                source, label, lambda row: table.row(int(present[row])), regression=options.regression
+            label, place = table.label.at(present), lambda i: row(int(present[i]))
+            y, classes = cells.label_classes(
+                source, label, place, options.categorical, regression=options.regression
             )
             y.setflags(write=False)
     with problems.noted():
         if options.fill is None:
-            check_filled(source, table.features, table.row)
-    for series in table.features:
-        with problems.noted():
-            categorical = series.name in options.categorical
-            features.append(prepared(source, series, table.row, categorical=categorical))
+            cells.check_filled(source, table.features, row)
+    features = problems.accepted(
+        lambda series: cells.prepared(source, series, row, categorical=series.name in options.categorical),
+        table.features,
+    )
     with problems.noted():
         if table.weight is not None:
-            _check_weights(source, table.weight, table.row)
+            _check_weights(source, table.weight, row)
     for name, ids in zip(columns.client, table.client, strict=False):
         with problems.noted():
-            _check_ids(source, name, ids, table.row)
+            _check_ids(source, name, ids, row)
     problems.check()
-    client = _clients(source, table)
-    return y, classes, tuple(features), client
+    return y, classes, features, _clients(source, table)
 
 
 def _with_na(table: ReadTable, na: Sequence[str]) -> ReadTable:
     """The table with the cells that ``na`` lists as empty ones."""
-    if not na:
-        return table
-    return table._replace(
-        features=tuple(with_na(series, na) for series in table.features),
-        label=None if table.label is None else with_na(table.label, na),
-        weight=None if table.weight is None else with_na(table.weight, na),
-        client=tuple(
-            np.where(np.isin(ids.astype(str), list(na)), "", ids.astype(str))
-            if np.isin(ids.astype(str), list(na)).any()
-            else ids
-            for ids in table.client
-        ),
-    )
+
+    def ids_with_na(ids: NDArray) -> NDArray:
+        texts = ids.astype(str)
+        listed = np.isin(texts, na)
+        return np.where(listed, "", texts) if listed.any() else ids
+
+    return table.changed(lambda series: cells.with_na(series, na), ids_with_na, table.row) if na else table
 
 
 def _without_empty(
@@ -264,22 +392,14 @@ def _without_empty(
         return table, ()
     if not len(kept):
         lacking = "a label or a client" if table.weight is None else "a label, a client or a weight"
-        raise EvenhandError(
-            f"{source}: all {rows:,} rows lack {lacking}: name other columns with ",
-            Argument("label", "NAME"),
-            " and ",
-            Argument("client", "NAME"),
-            ".",
-        )
+        fault = f"{source}: all {rows:,} rows lack {lacking}: name other columns with "
+        raise EvenhandError(fault, Argument("label", "NAME"), " and ", Argument("client", "NAME"), ".")
     counts = [f"{mask.sum():,} without a {role}" for role, mask in absent.items() if mask.any()]
     note = f"Dropped {rows - len(kept):,} of {rows:,} rows: {', '.join(counts)}."
-    return ReadTable(
-        tuple(series.at(kept) for series in table.features),
-        table.label.at(kept),
-        tuple(ids[kept] for ids in table.client),
-        lambda row: table.row(int(kept[row])),
-        None if table.weight is None else table.weight.at(kept),
-    ), (note,)
+    left = table.changed(
+        lambda series: series.at(kept), lambda ids: ids[kept], lambda i: table.row(int(kept[i]))
+    )
+    return left, (note,)
 
 
 def _ask_about_ids(source: str, features: Sequence[Series], options: Options) -> None:
@@ -291,11 +411,8 @@ def _ask_about_ids(source: str, features: Sequence[Series], options: Options) ->
         rows, values = len(series.values), series.values
         if series.categories is not None or series.name in options.categorical or rows <= _FEW_ROWS:
             continue
-        if (
-            len(np.unique(values)) == rows
-            and np.all(np.isfinite(values))
-            and np.all(values == np.rint(values))
-        ):
+        are_whole = np.isfinite(values).all() and (values == np.rint(values)).all()
+        if are_whole and len(np.unique(values)) == rows:
             question = EvenhandWarning(
                 f"{source}: column {series.name!r} has another whole number in each of the {rows:,} rows, as an id "
                 "does: leave it out with ",
@@ -307,128 +424,26 @@ def _ask_about_ids(source: str, features: Sequence[Series], options: Options) ->
             warnings.warn(question, stacklevel=4)  # the line that called load() or from_frame()
 
 
-def _client_columns(
-    source: str, names: Sequence[str], existing: frozenset[str], options: Options
-) -> tuple[str, ...]:
-    absent = [name for name in options.together if name not in existing]
-    asked = options.together not in ((), DEFAULT_CLIENT)
-    if len(absent) == len(options.together) and options.clients is not None and not asked:
-        return ()
-    if absent or not options.together:
-        comma = ", in double quotes if it has a comma in it" if len(options.together) > 1 else ""
-        alone = " alone" if options.clients is not None else ""
-        missing = f"client column {absent[0]!r}" if absent else "client column named"
-        among = _among(absent[0], names) if absent else f"among {listing(names)}"
-        raise EvenhandError(
-            f"{source}: there is no {missing} {among}: say which it is with ",
-            Argument("client", "NAME"),
-            f"{comma}, or spread the rows over N clients with ",
-            Argument("clients", "N"),
-            f"{alone}.",
-        )
-    if options.label in options.together:
-        raise EvenhandError(
-            f"{source}: column {options.label!r} is named both as the label and as a client column: name another "
-            "for one of the two."
-        )
-    if len(set(options.together)) < len(options.together):
-        raise EvenhandError(f"{source}: a client column is named twice: name each once.")
-    return options.together
-
-
-def _among(name: str, names: Sequence[str]) -> str:
-    """Which columns there are, and which of the first thousand may have been meant."""
-    meant = nearest(name, names[:1000])
-    return f"among {listing(names)}" + ("" if meant is None else f" (perhaps you meant {meant!r})")
-
-
-def _check_names(
-    source: str, names: Sequence[str], existing: frozenset[str], option: str, given: Sequence[str]
-) -> None:
-    if isinstance(given, str):
-        raise EvenhandError(f"{option}={given!r} is one piece of text: give a list of names, [{given!r}].")
-    for name in given:
-        if name not in existing:
-            raise EvenhandError(
-                f"{source}: there is no column {name!r} {_among(name, names)}: correct ",
-                Argument(option, "NAMES"),
-                ".",
-            )
-
-
-def _check_features(
-    source: str,
-    names: Sequence[str],
-    existing: frozenset[str],
-    features: tuple[str, ...],
-    taken: dict[str, str],
-    options: Options,
-) -> None:
-    if isinstance(options.features, str):
-        _check_names(source, names, existing, "features", options.features)
-    for position, name in enumerate(features):
-        if name not in existing:
-            raise EvenhandError(
-                f"{source}: there is no feature column {name!r} {_among(name, names)}: correct ",
-                Argument("features", "NAMES"),
-                ".",
-            )
-        if name in taken:
-            raise EvenhandError(
-                f"{source}: column {name!r} is the {taken[name]} column and cannot be a feature, too: take it out "
-                "of ",
-                Argument("features", "NAMES"),
-                ".",
-            )
-        if name in options.drop:
-            raise EvenhandError(
-                f"{source}: column {name!r} is both a feature and to be dropped: name it in one of the two."
-            )
-        if name in features[:position]:
-            raise EvenhandError(f"{source}: feature column {name!r} is named twice: name it once.")
-
-
-def _check_weight_column(source: str, names: Sequence[str], taken: dict[str, str], weight: str) -> None:
-    if weight not in names:
-        raise EvenhandError(
-            f"{source}: there is no weight column {weight!r} {_among(weight, names)}: say which it is with ",
-            Argument("weight", "NAME"),
-            ".",
-        )
-    if weight in taken:
-        raise EvenhandError(
-            f"{source}: {weight!r} is the {taken[weight]} column and cannot be the weight, too: name another with ",
-            Argument("weight", "NAME"),
-            ".",
-        )
-
-
-def _check_weights(source: str, weight: Series, place: Callable[[int], str]) -> None:
+def _check_weights(source: str, weight: Series, row: Row) -> None:
     """Refuses weights that are not numbers of examples."""
     where = f"column {weight.name!r}"
     if weight.categories is not None:
         raise EvenhandError(
             f"{source}: {where} holds text, not weights: write how many examples each row stands for."
         )
-    if weight.missing.any():
-        raise EvenhandError(
-            f"{source}: {place(int(np.argmax(weight.missing)))}, {where} is empty: give the row a weight or drop it",
-            *such(weight.missing),
-        )
-    bad = ~(
-        (weight.values >= 0) & (weight.values == np.rint(weight.values)) & (weight.values <= _MOST_EXAMPLES)
-    )
+    cells.check_present(source, weight.name, row, weight.missing, "give the row a weight or drop it")
+    counts = weight.values
+    bad = ~((counts >= 0) & (counts == np.rint(counts)) & (counts <= _MOST_EXAMPLES))
     if bad.any():
-        cells = [(place(int(i)), f"{weight.values[i]:g}") for i in np.flatnonzero(bad)[:MOST_LISTED]]
+        (place, cell), others = cells.faulty(row, bad, lambda i: f"{counts[i]:g}")
         raise EvenhandError(
-            f"{source}: {cells[0][0]}, {where} holds {cells[0][1]}"
-            f"{also(cells, int(bad.sum()))}: a weight is the number of examples that a row stands for, "
-            "so round weights to whole numbers, after multiplying all of them if they are small."
+            f"{source}: {place}, {where} holds {cell}{others}: a weight is the number of examples that a row stands "
+            "for, so round weights to whole numbers, after multiplying all of them if they are small."
         )
-    if weight.values.sum() > _MOST_EXAMPLES:
+    if counts.sum() > _MOST_EXAMPLES:
         raise EvenhandError(
-            f"{source}: {where} makes {weight.values.sum():,.0f} examples of {len(weight.values):,} rows: divide all "
-            f"weights by one number, so that they sum to at most {_MOST_EXAMPLES:,}."
+            f"{source}: {where} makes {counts.sum():,.0f} examples of {len(counts):,} rows: divide all weights by one "
+            f"number, so that they sum to at most {_MOST_EXAMPLES:,}."
         )
 
 
@@ -442,34 +457,27 @@ def _no_ids(ids: NDArray) -> NDArray:
     return np.array([is_missing(value) for value in values.tolist()], bool)[codes]
 
 
-def _check_ids(source: str, name: str, ids: NDArray, place: Callable[[int], str]) -> None:
+def _check_ids(source: str, name: str, ids: NDArray, row: Row) -> None:
     missing = _no_ids(ids)
-    if not missing.any():
-        return
-    row = int(np.argmax(missing))
-    text = str(ids[row])
-    fault = f"is {show(text)}, which is not a client id" if text.strip() else "is empty"
-    raise EvenhandError(
-        f"{source}: {place(row)}, column {name!r} {fault}: give the row a client id or drop it",
-        *such(missing),
-    )
+    if missing.any():
+        text = str(ids[np.argmax(missing)])
+        fault = f"is {cells.show(text)}, which is not a client id" if text.strip() else "is empty"
+        cells.check_present(source, name, row, missing, "give the row a client id or drop it", fault=fault)
 
 
 def _clients(source: str, table: ReadTable) -> NDArray | None:
     """The client's name for each row; None where rows name no clients."""
     if len(table.client) < 2:
         return table.client[0] if table.client else None
-    parts: list[tuple[list[str], NDArray]] = []
-    for ids in table.client:
-        values, codes = np.unique(ids, return_inverse=True)
-        parts.append(([spelled(value) for value in values.tolist()], codes))
+    parts = [np.unique(ids, return_inverse=True) for ids in table.client]
+    texts = [[spelled(value) for value in values.tolist()] for values, _ in parts]
     combined, codes = np.unique(np.stack([codes for _, codes in parts]), axis=1, return_inverse=True)
     names = [
-        " / ".join(texts[code] for (texts, _), code in zip(parts, combination, strict=True))
+        " / ".join(column[code] for column, code in zip(texts, combination, strict=True))
         for combination in combined.T
     ]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    twice = first_repeated(names)
+    if twice is not None:
         raise EvenhandError(
             f"{source}: two different clients would both be called {twice!r}: rename values that have ' / ' in them."
         )
