@@ -28,9 +28,6 @@ from evenhand import (
 )
 from evenhand.errors import EvenhandError
 from evenhand.expressions import plugins
-from evenhand.local import Work
-from evenhand.privacy import AdaptiveClip
-from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack, Model, Risk, Sampling, Stack, Sum
 
 __all__ = [
@@ -80,10 +77,10 @@ KINDS = (
     Kind("risk", (Risk,), (risks,)),
     Kind("server optimiser", (optax.GradientTransformation,), (server_opt,)),
     Kind("sampling", (Sampling,), (sampling,)),
-    Kind("systems", (Systems,), (systems,)),
+    Kind("systems", (systems.Systems,), (systems,)),
     Kind("attack", (Attack,), (attacks,), "evenhand.attacks"),
-    Kind("local work", (Work,), (local, privacy)),
-    Kind("clip", (AdaptiveClip,), (privacy,)),
+    Kind("local work", (local.Work,), (local, privacy)),
+    Kind("clip", (privacy.AdaptiveClip,), (privacy,)),
 )
 """All kinds of values."""
 
@@ -167,11 +164,8 @@ def _plugin(kind: Kind, name: str, path: tuple[str, ...]) -> Callable[..., Any] 
 def only_in_python(name: str) -> str:
     """Why an expression cannot call this public factory, as a clause; empty if it can, or if there is none."""
     for kind in KINDS:
-        needed = _inexpressible(_public(kind)[name]) if name in _public(kind) else []
-        if needed:
-            return (
-                f"{name} needs {' and '.join(needed)}, which an expression cannot give: call it from Python"
-            )
+        if name in _public(kind) and (needed := " and ".join(_inexpressible(_public(kind)[name]))):
+            return f"{name} needs {needed}, which an expression cannot give: call it from Python"
     return ""
 
 
@@ -189,11 +183,8 @@ def _public(kind: Kind) -> Mapping[str, Callable[..., Any]]:
 def _inexpressible(factory: Callable[..., Any]) -> list[str]:
     """The arguments that a call must give and an expression cannot."""
     hints = get_type_hints(factory)
-    return [
-        name
-        for name, parameter in parameters(factory).items()
-        if parameter.default is parameter.empty and not _is_expressible(hints[name])
-    ]
+    needed = (name for name, parameter in parameters(factory).items() if parameter.default is parameter.empty)
+    return [name for name in needed if not _is_expressible(hints[name])]
 
 
 def _is_expressible(hint: Any) -> bool:
@@ -206,13 +197,12 @@ def signature(name: str, factory: Callable[..., Any]) -> str:
     shown: list[str] = []
     for parameter in parameters(factory).values():
         default = parameter.default
-        plain = isinstance(default, bool | int | float | str | NoneType)
         if parameter.kind is parameter.VAR_POSITIONAL:
             shown.append(f"*{parameter.name}")
-        elif default is parameter.empty:
-            shown.append(f"{parameter.name}=")
+        elif isinstance(default, bool | int | float | str | NoneType):
+            shown.append(f"{parameter.name}={default!r}")
         else:
-            shown.append(f"{parameter.name}={repr(default) if plain else '...'}")
+            shown.append(f"{parameter.name}={'' if default is parameter.empty else '...'}")
     return f"{name}({', '.join(shown)})"
 
 
@@ -223,7 +213,7 @@ def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         name: parameter
         for name, parameter in inspect.signature(factory).parameters.items()
         if Model not in (types := list(alternatives(hints[name])))
-        and not (Work in types and parameter.default is parameter.empty)
+        and not (local.Work in types and parameter.default is parameter.empty)
     }
 
 

@@ -131,6 +131,6 @@ def moved(owner: object, versions: Mapping[str, str]) -> str | None:
             ) from None
         if now != before:
             changes.append(f"{name} {before}, which is {now} now")
-    return (
-        f"{owner} used the plug-ins of {' and '.join(changes)}: the numbers may differ." if changes else None
-    )
+    if not changes:
+        return None
+    return f"{owner} used the plug-ins of {' and '.join(changes)}: the numbers may differ."

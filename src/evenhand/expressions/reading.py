@@ -15,23 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from evenhand.errors import EvenhandError, ModelError, perhaps
-from evenhand.expressions import plugins
-from evenhand.expressions.kinds import (
-    KINDS,
-    Kind,
-    alternatives,
-    constant,
-    example,
-    factories,
-    factory_of,
-    ignored_plugins,
-    kind_for,
-    kind_of,
-    names_of,
-    only_in_python,
-    parameters,
-    signature,
-)
+from evenhand.expressions import kinds, plugins
+from evenhand.expressions.kinds import KINDS, Kind, alternatives, factories, factory_of, parameters
 from evenhand.local import Work
 from evenhand.types import Model
 
@@ -92,7 +77,7 @@ def parse(text: str, kind: type, model: Model, work: Work | Callable[[], Work]) 
     given = work
     reader = _Reader(" ".join(text.split()), model, (lambda: given) if isinstance(given, Work) else given)
     try:
-        return _value_of_call(reader, _tree(reader.text), kind_of(kind))
+        return _value_of_call(reader, _tree(reader.text), kinds.kind_of(kind))
     except RecursionError:
         raise _too_deep(reader.text) from None
 
@@ -157,7 +142,7 @@ def plugins_in(text: str) -> list[plugins.Plugin]:
 def shadowed(text: str) -> list[str]:
     """A sentence for each plug-in that has the name of a built-in factory that an expression calls."""
     names = _names(text)
-    ignored = (pair for kind in KINDS for pair in ignored_plugins(kind).items())
+    ignored = (pair for kind in KINDS for pair in kinds.ignored_plugins(kind).items())
     return [sentence for name, sentence in ignored if name in names]
 
 
@@ -204,13 +189,13 @@ def _value_of_call(reader: _Reader, node: ast.expr, kind: Kind) -> Any:
     """What a call of one of the kind's factories makes."""
     name_node = node.func if isinstance(node, ast.Call) else node
     if not isinstance(name_node, ast.Name):
-        raise _wrong(reader, node, f"{kind.with_article} belongs here, a call such as {example(kind)}")
+        raise _wrong(reader, node, f"{kind.with_article} belongs here, a call such as {kinds.example(kind)}")
     factory, name = factory_of(kind, name_node.id), name_node.id
     if factory is None:
         raise _wrong(reader, node, _unknown(name, kind))
     if not isinstance(node, ast.Call):
-        raise _wrong(reader, node, f"{name} is a function: call it, {signature(name, factory)}")
-    places, words = _bound(reader, node, name, factory)
+        raise _wrong(reader, node, f"{name} is a function: call it, {kinds.signature(name, factory)}")
+    places, words = _bound(reader, node, factory)
     try:
         return factory(*places, **words)
     except (ExpressionError, ModelError):
@@ -218,25 +203,23 @@ def _value_of_call(reader: _Reader, node: ast.expr, kind: Kind) -> Any:
     except EvenhandError as error:
         raise ExpressionError(str(error)) from None
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise _wrong(reader, node, f"{signature(name, factory)} cannot take this ({error})") from None
+        raise _wrong(reader, node, f"{kinds.signature(name, factory)} cannot take this ({error})") from None
 
 
 def _unknown(name: str, kind: Kind) -> str:
     """What is wrong with a name that the kind does not have, and what it may have been meant for."""
-    if python := only_in_python(name):
+    if python := kinds.only_in_python(name):
         return python
-    shown, names = f"there is no {kind.noun} {name!r:.40}", names_of(kind)
+    shown, names = f"there is no {kind.noun} {name!r:.40}", kinds.names_of(kind)
     for other in KINDS:
-        if name in names_of(other):
+        if name in kinds.names_of(other):
             return f"{shown}: {name} is {other.with_article}, and {kind.with_article} is one of {', '.join(names)}"
     return shown + (perhaps(name, names) or f" among {', '.join(names)}")
 
 
-def _bound(
-    reader: _Reader, call: ast.Call, name: str, factory: Callable[..., Any]
-) -> tuple[list[Any], dict[str, Any]]:
+def _bound(reader: _Reader, call: ast.Call, factory: Callable[..., Any]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a call: those that go to ``*args``, and all others by name."""
-    hints, taken = get_type_hints(factory), parameters(factory)
+    hints, taken, name = get_type_hints(factory), parameters(factory), ast.unparse(call.func)
     given, variadic, words = list(call.args), list[Any](), dict[str, Any]()
     filled = dict[str, Callable[[], Any]]()
     for parameter in inspect.signature(factory).parameters.values():
@@ -248,33 +231,32 @@ def _bound(
             words[parameter.name] = reader.model
         elif Work in types and parameter.default is parameter.empty:
             if _is_work(given):
-                words[parameter.name] = _value_of_call(reader, given.pop(0), kind_of(Work))
+                words[parameter.name] = _value_of_call(reader, given.pop(0), kinds.kind_of(Work))
             else:
                 filled[parameter.name] = reader.work
         elif given and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             words[parameter.name] = _value(reader, given.pop(0), parameter.name, types)
     if given:
-        raise _wrong(reader, given[0], f"{name} takes this by name only: {signature(name, factory)}")
+        raise _wrong(reader, given[0], f"{name} takes this by name only: {kinds.signature(name, factory)}")
     for keyword in call.keywords:
         if keyword.arg is None or keyword.arg not in {*taken, *filled, *words}:
             word = "**" if keyword.arg is None else keyword.arg
-            shown = signature(name, factory)
+            shown = kinds.signature(name, factory)
             raise _wrong(reader, keyword, f"{name} has no {word!r:.40}{perhaps(word, taken)}: {shown}")
         if keyword.arg in words:
             raise _wrong(reader, keyword, f"{name} gets {keyword.arg} twice")
-        words[keyword.arg] = _value(
-            reader, keyword.value, keyword.arg, list(alternatives(hints[keyword.arg]))
-        )
+        types = list(alternatives(hints[keyword.arg]))
+        words[keyword.arg] = _value(reader, keyword.value, keyword.arg, types)
     words |= {argument: work() for argument, work in filled.items() if argument not in words}
     for parameter in taken.values():
         if parameter.default is parameter.empty and parameter.name not in words and not variadic:
-            raise _wrong(reader, call, f"{name} needs {parameter.name}=: {signature(name, factory)}")
+            raise _wrong(reader, call, f"{name} needs {parameter.name}=: {kinds.signature(name, factory)}")
     return variadic, words
 
 
 def _value(reader: _Reader, node: ast.expr, name: str, types: list[Any]) -> Any:
     """An argument: a part, which a call makes, or a constant of one of the types."""
-    kind = kind_for(types)
+    kind = kinds.kind_for(types)
     given = _constant(node)
     if given is not _NO_CONSTANT:
         for hint in types:
@@ -282,8 +264,8 @@ def _value(reader: _Reader, node: ast.expr, name: str, types: list[Any]) -> Any:
                 return hint(given[0]) if hint is float else given[0]
     elif kind is not None:
         return _value_of_call(reader, node, kind)
-    wanted = [word for hint in types if (word := constant(hint))]
-    wanted += [] if kind is None else [f"{kind.with_article} such as {example(kind)}"]
+    wanted = [word for hint in types if (word := kinds.constant(hint))]
+    wanted += [] if kind is None else [f"{kind.with_article} such as {kinds.example(kind)}"]
     raise _wrong(reader, node, f"{name} takes {' or '.join(wanted) or 'what only Python can give'}")
 
 
@@ -299,8 +281,7 @@ def _constant(node: ast.expr) -> tuple[Any, ...]:
             return (math.inf,)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             value = _constant(operand)
-            is_number = value and isinstance(value[0], int | float) and not isinstance(value[0], bool)
-            return (-value[0],) if is_number else _NO_CONSTANT
+            return (-value[0],) if value and type(value[0]) in (int, float) else _NO_CONSTANT
         case ast.Tuple(elts=elements):
             values = [_constant(element) for element in elements]
             return (tuple(value[0] for value in values),) if all(values) else _NO_CONSTANT
@@ -310,26 +291,18 @@ def _constant(node: ast.expr) -> tuple[Any, ...]:
 
 def _fits(value: Any, hint: Any) -> bool:
     if hint is float:
-        return (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and not 2**1000 < abs(value) < math.inf
-        )
+        return type(value) in (int, float) and not 2**1000 < abs(value) < math.inf
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return type(value) is int
     if get_origin(hint) is Literal:
         return any(type(value) is type(word) and value == word for word in get_args(hint))
-    return bool(constant(hint)) and isinstance(value, get_origin(hint) or hint)
+    return bool(kinds.constant(hint)) and isinstance(value, get_origin(hint) or hint)
 
 
 def _is_work(given: list[ast.expr]) -> bool:
     """Whether the first argument is local work, rather than what comes after it."""
-    return (
-        bool(given)
-        and isinstance(given[0], ast.Call)
-        and isinstance(given[0].func, ast.Name)
-        and (given[0].func.id in factories(Work))
-    )
+    call = given[0] if given else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in factories(Work)
 
 
 def _wrong(reader: _Reader, node: ast.expr | ast.keyword, fault: str) -> ExpressionError:
@@ -366,12 +339,9 @@ def with_noise(text: str, noise: float) -> str:
     """
     tree = ast.parse(canonical(text), mode="eval")
     for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=ast.Name(id=name), keywords=words) if _takes_noise(name):
-                if all(word.arg != NOISE for word in words):
-                    words.append(ast.keyword(NOISE, ast.Constant(noise)))
-            case _:
-                pass
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and _takes_noise(node.func.id):
+            is_open = all(word.arg != NOISE for word in node.keywords)
+            node.keywords += [ast.keyword(NOISE, ast.Constant(noise))] if is_open else []
     return canonical(ast.unparse(tree))
 
 
@@ -394,14 +364,11 @@ class Braced(NamedTuple):
     @property
     def name(self) -> str:
         """The expression without what varies: ``fedprox``, ``fedprox(server_opt=fedadam(0.1))``."""
-        tree = ast.parse(self.text, mode="eval").body
-        return ast.unparse(_Without().visit(tree)).removesuffix("()")
+        return ast.unparse(_Without().visit(_tree(self.text))).removesuffix("()")
 
     def fill(self, values: Mapping[str, Any]) -> str:
         """The expression with one value in the place of each pair of braces."""
-        return canonical(
-            ast.unparse(_Filled(self.axes, values).visit(ast.parse(self.text, mode="eval").body))
-        )
+        return canonical(ast.unparse(_Filled(self.axes, values).visit(_tree(self.text))))
 
 
 def braced(text: str) -> Braced:
@@ -418,7 +385,7 @@ def braced(text: str) -> Braced:
       'fedprox(mu=1, server_opt=fedadam(0.1))'
     """
     text = canonical(text)
-    tree = ast.parse(text, mode="eval").body
+    tree = _tree(text)
     if isinstance(tree, ast.Name):
         return braced(f"{text}()")
     finder = _Finder()
