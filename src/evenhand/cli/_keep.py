@@ -14,19 +14,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from evenhand import records
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import SPLIT_NAMES, primary_metric, summarize
-from evenhand.records import (
-    json_text,
-    read_arrays,
-    read_json,
-    replacing,
-    replacing_folder,
-    write_arrays,
-    write_text,
-    writing,
-)
 from evenhand.report import RunView, honest, statistics
 from evenhand.simulation import Run
 from evenhand.simulation import folder as files
@@ -154,7 +145,7 @@ def best_so_far(folder: Path, rule: KeepRule) -> BestRound | None:
             f"{place} is damaged, and with it the best round so far: repeat the run with "
             f"`evenhand run --config {folder} --out NEW`."
         )
-    kept = read_json(place / files.SUMMARY)["kept"]
+    kept = records.read_json(place / files.SUMMARY)["kept"]
     if kept["rule"] != rule.text:
         shutil.rmtree(folder / files.BEST)
         return None
@@ -183,8 +174,8 @@ def with_best(
     part.mkdir(parents=True)
     kept = {"round": done, "rule": rule.text, "score": value}
     about = results(part)
-    with writing(part / files.SUMMARY):
-        write_text(part / files.SUMMARY, json_text({**about, "kept": kept}))
+    with records.writing(part / files.SUMMARY):
+        records.write_text(part / files.SUMMARY, records.json_text({**about, "kept": kept}))
     files.seal_part(part)
     os.replace(part, place)
     for other in (folder / files.BEST).iterdir():
@@ -196,14 +187,15 @@ def with_best(
 def copied(folder: Path, *, best: BestRound, rule: KeepRule, run: Run) -> dict[str, Any]:
     """Copies the files of the best round into the run folder, and returns what the summary says about it."""
     for name in (files.CLIENTS, files.PARAMS):
-        with writing(folder / name), replacing(folder / name) as temporary:
+        with records.writing(folder / name), records.replacing(folder / name) as temporary:
             shutil.copyfile(best.place / name, temporary)
-    with writing(folder / files.RESULTS), replacing(folder / files.RESULTS) as temporary:
-        write_arrays(temporary, with_history(read_arrays(best.place / files.RESULTS), run))
-    shutil.rmtree(folder / files.PERSONAL, ignore_errors=True)
+    with records.writing(folder / files.RESULTS), records.replacing(folder / files.RESULTS) as temporary:
+        records.write_arrays(temporary, with_history(records.read_arrays(best.place / files.RESULTS), run))
+    personal = folder / files.PERSONAL
+    shutil.rmtree(personal, ignore_errors=True)
     if (best.place / files.PERSONAL).is_dir():
-        with writing(folder / files.PERSONAL), replacing_folder(folder / files.PERSONAL) as part:
+        with records.writing(personal), records.replacing_folder(personal) as part:
             shutil.copytree(best.place / files.PERSONAL, part, dirs_exist_ok=True)
-    about = read_json(best.place / files.SUMMARY)
+    about = records.read_json(best.place / files.SUMMARY)
     about["kept"]["words"] = f"kept round {best.round} of {run.info['rounds']}: {rule.words}"
     return about
