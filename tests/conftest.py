@@ -122,12 +122,12 @@ def shared_programs() -> Iterator[None]:
     models: dict[Any, Any] = {}
     works: dict[Any, Any] = {}
     values: dict[Any, list[tuple[Any, Any]]] = {}
-    rebuilt, work_of, parse = ModelOptions.rebuilt, LocalOptions.work, expressions.parse
+    build, work_of, parse = ModelOptions.build, LocalOptions.work, expressions.parse
 
     def one_model(options: Any, form: Any) -> Any:
         key = (options, form)
         if key not in models:
-            models[key] = rebuilt(options, form)
+            models[key] = build(options, form)
         return models[key]
 
     def one_work(options: Any, model: Any) -> Any:
@@ -152,7 +152,7 @@ def shared_programs() -> Iterator[None]:
         return value
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelOptions, "rebuilt", one_model)
+        patch.setattr(ModelOptions, "build", one_model)
         patch.setattr(LocalOptions, "work", one_work)
         for module in ("_options", "_run", "_study"):
             patch.setattr(f"evenhand.cli.{module}.parse", one_value)

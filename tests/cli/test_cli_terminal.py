@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from evenhand.cli._terminal import Expression, _table, say
+from evenhand.cli._terminal import Expression, new_table, say
 
 NAME = "ditto(fedprox(mu=0.1, aggregator=geometric_median(passes=5)), lam=1)"
 SENTENCE = (
@@ -35,7 +35,7 @@ def test_a_terminal_gets_sentences_broken_between_words_and_a_file_gets_one_line
 
 @pytest.mark.parametrize("width", [28, 30, 40, 200])
 def test_names_of_methods_are_broken_where_arguments_begin(width: int) -> None:
-    table = _table()
+    table = new_table()
     table.add_column("method")
     table.add_column("mean", no_wrap=True)
     table.add_row(Expression(NAME), "41.4")
@@ -47,7 +47,7 @@ def test_names_of_methods_are_broken_where_arguments_begin(width: int) -> None:
 
 
 def test_a_part_that_is_longer_than_its_column_is_folded() -> None:
-    table = _table()
+    table = new_table()
     table.add_column("method", width=6)
     table.add_row(Expression("x" * 14))
     assert printed(table, terminal=True, width=20).count("x") == 14

@@ -5,35 +5,25 @@ help, which tyro shows.  tyro can read words, too, but it prints what is wrong w
 each mistake is one sentence that names the word and what belongs in its place.
 
 From top to bottom: what each option takes (:func:`options_of`); words sorted into options and the rest
-(:func:`split`); words that do not fit, as sentences (:func:`check`); the dataclass of those that do
-(:func:`construct`); the help (:func:`show_help`).
+(:func:`split`); the values that they spell, or a sentence about a word that does not fit (:func:`values_of`); the
+dataclass of these values (:func:`construct`); the help (:func:`show_help`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeAlias,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from types import NoneType
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.conf import CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, Suppress
 
 from evenhand.errors import EvenhandError, perhaps
+from evenhand.expressions.kinds import alternatives
 from evenhand.text import listed
 
 # --- what each option takes, read off the dataclasses -------------------------------------------------------
@@ -67,13 +57,13 @@ class Takes(NamedTuple):
             return f"one of {', '.join(self.words)}"
         names = {int: "a whole number", float: "a number"}
         types = [names.get(kind, "a value") for kind in self.kinds if not isinstance(kind, str)]
-        return " or ".join(types + self.words)
+        return " or ".join(types + self.words) or "true or false"
 
-    def read(self, text: str) -> Any:
+    def read(self, text: str, name: str = "") -> Any:
         """The value that ``text`` spells.
 
         Raises:
-          ValueError: it spells none.
+          ValueError: it spells none; the clause says what ``name`` takes.
         """
         for kind in self.kinds:
             if not isinstance(kind, type):  # one of several words
@@ -81,13 +71,18 @@ class Takes(NamedTuple):
                     return kind
             elif kind not in _NUMBERS or _NUMBERS[kind].fullmatch(text):
                 return kind(text)
-        raise ValueError(text)
+        raise ValueError(f"{name} takes {self}, not {text!r:.40}{perhaps(text, self.words)}")
 
     def holds(self, value: object) -> bool:
         """Whether ``value``, out of a JSON file, is of one of the kinds; a switch is true or false."""
-        return isinstance(value, bool) if not self.kinds else any(_is(value, kind) for kind in self.kinds)
+        if not self.kinds:
+            return isinstance(value, bool)
+        types = [_JSON.get(kind, (kind,)) for kind in self.kinds if isinstance(kind, type)]
+        return value in self.words or any(type(value) in alike for alike in types)
 
 
+_JSON: Mapping[Any, tuple[type, ...]] = {float: (int, float), Path: (str,)}
+"""The types of a JSON file that stand for a type."""
 # Fewer spellings than Python reads: no NaN, no underscores, and no more digits than Python converts.
 _NUMBERS = {
     int: re.compile(r"[+-]?[0-9]{1,30}"),
@@ -102,14 +97,13 @@ Options: TypeAlias = Mapping[str, Takes]
 def options_of(command: type) -> Options:
     """What a command takes, the options of the dataclasses in it included."""
     options: dict[str, Takes] = {}
-    hints = get_type_hints(command, include_extras=True)
-    for field in dataclasses.fields(command):
-        hint = hints[field.name]
-        marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-        if dataclasses.is_dataclass(hint):
+    hints, marked = get_type_hints(command), get_type_hints(command, include_extras=True)
+    for field in fields(command):
+        hint, marks = hints[field.name], get_args(marked[field.name])
+        if is_dataclass(hint):
             options |= options_of(hint)  # pyright: ignore[reportArgumentType]  (a class, not a value)
         elif _POSITIONAL in marks:
-            options[field.name.upper()] = takes(hint)._replace(needed=field.default is dataclasses.MISSING)
+            options[field.name.upper()] = takes(hint)._replace(needed=field.default is MISSING)
         elif _HIDDEN not in marks:
             options |= option(field.name, hint)
     return options
@@ -124,17 +118,10 @@ def option(name: str, hint: Any) -> Options:
 
 def takes(hint: Any) -> Takes:
     """What an argument with this type hint takes: the types and words of a union, except bool and None."""
-    match get_origin(hint), get_args(hint):
-        case origin, (first, *_) if origin is Annotated:
-            return takes(first)
-        case origin, parts if origin in (Union, UnionType):
-            return Takes(tuple(kind for part in parts for kind in takes(part).kinds))
-        case origin, words if origin is Literal:
-            return Takes(words)
-        case origin, (first, *_) if origin is tuple:
-            return Takes((first,), many=True)
-        case _:
-            return Takes(() if hint in (NoneType, bool) else (hint,))
+    if get_origin(hint) is tuple:
+        return takes(get_args(hint)[0])._replace(many=True)
+    parts = (get_args(part) if get_origin(part) is Literal else (part,) for part in alternatives(hint))
+    return Takes(tuple(kind for part in parts for kind in part if kind not in (bool, NoneType)))
 
 
 def hyphenated(word: str) -> str:
@@ -152,22 +139,27 @@ def typed(name: str, value: object) -> list[str]:
 
 def changed(options: Any) -> dict[str, Any]:
     """The options of a dataclass that differ from their defaults."""
-    values = ((field, vars(options)[field.name]) for field in dataclasses.fields(options))
-    return {field.name: value for field, value in values if value != field.default}
+    values = vars(options)
+    return {
+        field.name: values[field.name] for field in fields(options) if values[field.name] != field.default
+    }
 
 
-def _is(value: object, kind: Any) -> bool:
-    if isinstance(kind, str):
-        return value == kind
-    if kind is float:
-        return type(value) in (int, float)
-    return type(value) is (str if kind is Path else kind)
+def flat(options: Any) -> dict[str, Any]:
+    """The fields of a dataclass that have a value, those of the dataclasses in it included."""
+    values: dict[str, Any] = {}
+    for name, value in vars(options).items():
+        if is_dataclass(value):
+            values |= flat(value)
+        elif value is not None:
+            values[name] = value
+    return values
 
 
 # --- words sorted into options and the rest -----------------------------------------------------------------
 
 
-HELP = ("-h", "--help")
+HELP = {"-h", "--help"}
 
 _NEGATIVE = re.compile(r"-(\.?\d.*|inf|nan)", re.IGNORECASE)
 
@@ -176,44 +168,17 @@ class Words(NamedTuple):
     """The words of a command, sorted.
 
     Attributes:
-      command: the first word.
       loose: those that belong to no option.
       options: pairs of an option and its value; None: without a value.
     """
 
-    command: str
     loose: tuple[str, ...]
     options: tuple[tuple[str, str | None], ...]
 
     @property
-    def ask_for_help(self) -> bool:
-        """Whether ``--help`` is among them."""
-        return any(name in HELP for name, _ in self.options)
-
-    def last(self, name: str) -> str | None:
-        """The value of an option, of which the last counts; None if it has none."""
-        return dict(self.options).get(name)
-
-    def plus(self, name: str, value: str) -> Words:
-        """The same with one more option."""
-        return self._replace(options=(*self.options, (name, value)))
-
-    def values(self, options: Options) -> dict[str, Any]:
-        """Argument -> value, for those that are among ``options``, once :func:`check` has passed."""
-        values: dict[str, Any] = {}
-        for name, text in self.options:
-            if name not in options:
-                continue
-            taken, argument = options[name], name.removeprefix("--").replace("-", "_")
-            if taken.kinds:
-                values[argument] = taken.read(text or "")
-            else:
-                values[argument.removeprefix("no_") if taken.inverts else argument] = not taken.inverts
-        for place, taken in options.items():
-            if place.isupper() and self.loose:
-                read = tuple(map(taken.read, self.loose))
-                values[place.lower()] = read if taken.many else read[0]
-        return values
+    def given(self) -> dict[str, str | None]:
+        """Option -> its value; of an option given twice, the last counts."""
+        return dict(self.options)
 
 
 def split(words: Sequence[str], options: Options, methods: Collection[str] = ()) -> Words:
@@ -237,18 +202,20 @@ def split(words: Sequence[str], options: Options, methods: Collection[str] = ())
         if follows and (taken.kinds if taken is not None else hyphenated(rest[-1]) not in methods):
             equals, value = "=", rest.pop()
         pairs.append((name, value if equals else None))
-    return Words(words[0], tuple(loose), tuple(pairs))
+    return Words(tuple(loose), tuple(pairs))
 
 
 def _is_option(word: str) -> bool:
     return word.startswith("-") and not _NEGATIVE.fullmatch(word)
 
 
-# --- words that do not fit, as sentences --------------------------------------------------------------------
+# --- the values that words spell, or a sentence about one that does not fit ---------------------------------
 
 
-def check(words: Words, options: Options, others: Mapping[str, Options], name: str, page: str) -> None:
-    """Checks the words against the options of a command.
+def values_of(
+    words: Words, options: Options, others: Mapping[str, Options], name: str, page: str
+) -> dict[str, Any]:
+    """Argument -> value, as the words spell them.
 
     Args:
       words: the words.
@@ -260,58 +227,51 @@ def check(words: Words, options: Options, others: Mapping[str, Options], name: s
     Raises:
       EvenhandError: an option is unknown, a value is of the wrong kind, or a word is missing or left over.
     """
-    for clause in [*_slips(words, options, others, name), *_misplaced(words.loose, options, name)]:
-        raise EvenhandError(f"{clause}: see `evenhand {page} --help`.")
+    try:
+        values = dict(_of_option(*pair, options, others, name) for pair in words.options)
+        return values | _of_place(words.loose, options, name)
+    except ValueError as fault:
+        raise EvenhandError(f"{fault}: see `evenhand {page} --help`.") from None
 
 
-def _slips(words: Words, options: Options, others: Mapping[str, Options], name: str) -> Iterator[str]:
-    """What is wrong with the options, as clauses of a sentence."""
-    for option_name, text in words.options:
-        taken = options.get(option_name)
-        if taken is None:
-            yield _unknown(option_name, options, others, name)
-        elif not taken.kinds:
-            if text is not None:
-                yield f"{option_name} is a switch, so leave {'=' + text!r:.40} out"
-        elif not text:
-            yield f"{option_name} needs {taken} after it"
-        elif not _reads(taken, text):
-            yield f"{option_name} takes {taken}, not {text!r:.40}{perhaps(text, taken.words)}"
+def _of_option(
+    option_name: str, text: str | None, options: Options, others: Mapping[str, Options], name: str
+) -> tuple[str, Any]:
+    """An argument and its value; a ValueError is the clause of a sentence that says what is wrong."""
+    if option_name not in options:
+        if owners := [other for other, theirs in others.items() if option_name in theirs]:
+            raise ValueError(f"{name} has no {option_name}, which is an option of {listed(owners)}")
+        raise ValueError(f"{name} has no option {option_name}{perhaps(option_name, _names(options))}")
+    taken, argument = options[option_name], option_name.removeprefix("--").replace("-", "_")
+    if not taken.kinds:
+        if text is not None:
+            raise ValueError(f"{option_name} is a switch, so leave {'=' + text!r:.40} out")
+        return argument.removeprefix("no_") if taken.inverts else argument, not taken.inverts
+    if not text:
+        raise ValueError(f"{option_name} needs {taken} after it")
+    return argument, taken.read(text, option_name)
 
 
-def _unknown(option_name: str, options: Options, others: Mapping[str, Options], name: str) -> str:
-    owners = [other for other, theirs in others.items() if option_name in theirs]
-    if owners:
-        return f"{name} has no {option_name}, which is an option of {listed(owners)}"
-    return f"{name} has no option {option_name}{perhaps(option_name, _names(options))}"
-
-
-def _misplaced(loose: Sequence[str], options: Options, name: str) -> Iterator[str]:
-    """What is wrong with the words that belong to no option, as clauses of a sentence."""
-    place = next((place for place in options if place.isupper()), None)
+def _of_place(loose: Sequence[str], options: Options, name: str) -> dict[str, Any]:
+    """The positional argument, from the words that belong to no option; a ValueError as above."""
+    place = next(filter(str.isupper, options), None)
     taken = Takes(()) if place is None else options[place]
     if taken.needed and not loose:
-        yield f"{name} needs {place} after it"
-    for i, word in enumerate(loose):
-        if place is None or (i and not taken.many):
-            yield f"The word {word!r:.40} is left over{perhaps(word.partition('=')[0], _names(options))}"
-        elif not _reads(taken, word):
-            yield f"{name} takes {taken}, not {word!r:.40}{perhaps(word, taken.words)}"
-
-
-def _reads(taken: Takes, text: str) -> bool:
-    try:
-        taken.read(text)
-    except ValueError:
-        return False
-    return True
+        raise ValueError(f"{name} needs {place} after it")
+    values = list[Any]()
+    for word in loose:
+        if place is None or (values and not taken.many):
+            hint = perhaps(word.partition("=")[0], _names(options))
+            raise ValueError(f"The word {word!r:.40} is left over{hint}")
+        values.append(taken.read(word, name))
+    return {place.lower(): tuple(values) if taken.many else values[0]} if place and values else {}
 
 
 def _names(options: Options) -> list[str]:
     return [name for name in options if name.startswith("--")]
 
 
-# --- the dataclass that the words spell, and its help -------------------------------------------------------
+# --- the dataclass of these values, and its help ------------------------------------------------------------
 
 
 _T = TypeVar("_T")
@@ -319,13 +279,10 @@ _T = TypeVar("_T")
 
 def construct(command: type[_T], values: Mapping[str, Any]) -> _T:
     """The dataclass with these values of its fields, and of those of the dataclasses in it."""
-    arguments = dict[str, Any]()
-    for name, kind in get_type_hints(command).items():
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            arguments[name] = construct(kind, values)
-        elif name in values:
-            arguments[name] = values[name]
-    return command(**arguments)
+    kinds = get_type_hints(command)
+    own = {name: values[name] for name in kinds if name in values}
+    groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
+    return command(**own | {name: construct(group, values) for name, group in groups.items()})
 
 
 def show_help(commands: Any, words: Iterable[str], *, description: str) -> None:

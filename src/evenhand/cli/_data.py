@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 from tyro.conf import arg
@@ -21,6 +21,7 @@ from evenhand.errors import EvenhandError, whole_number
 
 
 _LI, _LECUN = "Li et al., MLSys 2020", "LeCun et al., 1998"
+_TABLE = "A table with client columns, a label column and features; also .tsv, .jsonl, .parquet."
 
 SOURCES = (
     ("digits", "1,797 real handwritten digits (8 × 8), spread by Dirichlet(alpha).", "scikit-learn"),
@@ -29,19 +30,17 @@ SOURCES = (
     ("synthetic:A,B", "Synthetic(α, β): each client labels Gaussian examples by its own model.", _LI),
     ("synthetic:iid", "The same with one model and one distribution for all clients.", _LI),
     ("FOLDER", "LEAF: train/*.json and test/*.json, or one folder of JSON files.", "Caldas et al., 2018"),
-    (
-        "FILE.csv",
-        "A table with client columns, a label column and features; also .tsv, .jsonl, .parquet.",
-        "",
-    ),
+    ("FILE.csv", _TABLE, ""),
     ("FILE.data", "The same without a header, whose columns are called 1, 2, 3, ...", ""),
     ("FILE.npz", "Arrays x, y and client.", ""),
     ("*-ubyte[.gz]", "IDX images and labels, spread by Dirichlet(alpha).", _LECUN),
 )
 """Name, what it is, source."""
 
-_COLUMNS = ("features", "drop", "categorical", "weight_column")
-_FOR_TABLES = (*_COLUMNS, "fill", "standardize", "standardize_target", "drop_empty", "na")
+_FOR_TABLES = {
+    *("features", "drop", "categorical", "weight_column"),
+    *("fill", "standardize", "standardize_target", "drop_empty", "na"),
+}
 """Options that only tables have."""
 _SYNTHETIC_CLIENTS = 30
 _LARGE_TARGETS = 100.0
@@ -102,9 +101,17 @@ class DataOptions:
           EvenhandError: there is no such data, or it is malformed.
         """
         whole_number("data_seed", self.data_seed, 0, 2**32 - 1)
+        if self.regression and _kind(self.data) in ("built in", "synthetic"):
+            raise EvenhandError(
+                f"--regression is for labels that are real numbers, but those of {self.data} are classes: leave it "
+                "out, or name other data with --data."
+            )
         kind, _, parameters = self.data.partition(":")
         if kind == "synthetic":
-            self._check_no_table()
+            if tabular := [typed(*pair)[0] for pair in changed(self).items() if pair[0] in _FOR_TABLES]:
+                raise EvenhandError(
+                    f"{tabular[0]} is for tables, and --data {self.data} is not one: leave it out."
+                )
             return self._synthetic(parameters)
         client = _names("--client-column", self.client_column)
         return federated.load(
@@ -145,14 +152,6 @@ class DataOptions:
         path = Path(self.data)
         return self if self.data in NAMES or not path.exists() else replace(self, data=str(path.resolve()))
 
-    def _check_no_table(self) -> None:
-        for name, value in changed(self).items():
-            if name in _FOR_TABLES:
-                option = typed(name, value)[0]
-                raise EvenhandError(
-                    f"{option} is for tables, and --data {self.data} is not one: leave it out."
-                )
-
     def _synthetic(self, parameters: str) -> FederatedDataset:
         iid = parameters == "iid"
         try:
@@ -177,11 +176,8 @@ def remarks(data: FederatedDataset) -> list[str]:
     """What to know about a table before training on it."""
     if data.features is None:
         return list(data.notes)
-    sentences = [
-        data.features.describe()
-        + (" --no-standardize leaves numbers as they are." if data.features.scaled else "")
-    ]
-    sentences += data.notes
+    scaled = " --no-standardize leaves numbers as they are." if data.features.scaled else ""
+    sentences = [data.features.describe() + scaled, *data.notes]
     if data.num_classes is None and data.features.target is None:
         deviation = float(np.std(data.train.y, dtype=np.float64))
         if deviation > _LARGE_TARGETS:
@@ -205,33 +201,6 @@ def _names(option: str, text: str) -> list[str]:
 # --- options that have no effect on the data at hand, each reported in one line -----------------------------
 
 
-class _Case(NamedTuple):
-    """A run before it starts.
-
-    Attributes:
-      options: name -> value, for those that have one.
-      name: the data's name, as given.
-      clients: how many there are.
-      cohort: how many of them take part in a round.
-      kind: "built in", "synthetic", "table", "LEAF" or "pictures".
-      spread: whether the examples were spread over clients, rather than naming their client.
-      tested: whether the data come with a test part.
-      real: whether the labels are real numbers.
-    """
-
-    options: Mapping[str, Any]
-    name: str
-    clients: int
-    cohort: int
-    kind: str
-    spread: bool
-    tested: bool
-    real: bool
-
-
-_Reason: TypeAlias = Callable[[_Case], str | None]
-
-
 def idle(options: Mapping[str, Any], defaults: Mapping[str, Any], data: FederatedDataset) -> list[str]:
     """One sentence for each option that was set and has no effect on ``data``.
 
@@ -240,32 +209,56 @@ def idle(options: Mapping[str, Any], defaults: Mapping[str, Any], data: Federate
       defaults: the same for a run without options.
       data: what the run is about to train on.
     """
-    case = _case(options, data)
-    sentences: list[str] = []
-    for name, reason in _REASONS.items():
-        value = options.get(name)
-        if value != defaults.get(name) and (why := reason(case)):
-            sentences.append(f"{' '.join(typed(name, value))} has no effect: {why}.")
-    return sentences
+    return [
+        f"{' '.join(typed(name, options[name]))} has no effect: {why}."
+        for name, why in without_effect(options, data).items()
+        if options[name] != defaults.get(name)
+    ]
 
 
-def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> list[str]:
-    """The options, set or not, that have no effect on ``data``: a page need not list them."""
-    case = _case(options, data)
-    return [name for name, reason in _REASONS.items() if name in options and reason(case)]
+def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[str, str]:
+    """Why options, set or not, have no effect on ``data``: a page need not list them.
 
-
-def check_labels(data: DataOptions) -> None:
-    """Checks that ``--regression`` is not given for data whose labels are known to be classes.
-
-    Raises:
-      EvenhandError: it is.
+    Args:
+      options: name -> value, for those that have one.
+      data: what the run is about to train on.
     """
-    if data.regression and _kind(data.data) in ("built in", "synthetic"):
-        raise EvenhandError(
-            f"--regression is for labels that are real numbers, but those of {data.data} are classes: leave it out, "
-            "or name other data with --data."
-        )
+    name, clients, is_real = str(options["data"]), data.num_clients, data.num_classes is None
+    kind, share, lanes = _kind(name), options["stragglers"], options.get("lanes") or 0
+    is_tested = _has_test_part(name, kind)
+    cohort = clients if options["cohort"] == "all" else min(options["cohort"], clients)
+    # A table names its clients, unless it has no column of them and --clients says how many there are.
+    is_spread = kind in ("built in", "pictures") or (kind == "table" and options.get("clients") == clients)
+    is_fixed = is_tested and not is_spread
+    no_stragglers = 0 <= share <= 1 and round(cohort * (1 - share)) == cohort
+    named = f"{name} names the client of each example"
+    no_columns = (kind != "table", f"{name} has no columns to choose from")
+    alpha = f"examples with real-valued labels, as in {name}, are spread evenly" if is_spread else named
+    if kind == "synthetic":
+        alpha = "synthetic data take it from their name, --data synthetic:ALPHA,BETA"
+
+    def beyond(option: str, role: str) -> tuple[bool, str]:
+        """For a number of clients that is larger than there are."""
+        is_more = isinstance(asked := options.get(option), int) and asked > clients
+        return is_more, f"there are {clients} clients, all of which {role}"
+
+    reasons = {
+        "client_column": no_columns,
+        "label_column": no_columns,
+        "standardize": (kind != "table", f"{name} is not a table"),
+        "text": (kind != "LEAF", f"{name} is not LEAF data, and only those hold text"),
+        "clients": (options.get("clients") != clients, f"{named}, which makes {clients} clients"),
+        "alpha": (is_real or not is_spread, alpha),
+        "test_fraction": (is_tested, f"{name} comes with a test part"),
+        "data_seed": (is_fixed, f"{name} comes with clients and a test part, so nothing is drawn"),
+        "standardize_target": (not is_real, f"the labels of {name} are classes"),
+        "hidden": (options.get("model") != "mlp", "it is for --model mlp only"),
+        "cohort": beyond("cohort", "take part in each round"),
+        "eval_clients": beyond("eval_clients", "are evaluated"),
+        "lanes": (lanes > cohort, f"a round trains at most {cohort} clients"),
+        "stragglers": (no_stragglers, f"{share} of a cohort of {cohort} rounds to no client"),
+    }
+    return {option: why for option, (holds, why) in reasons.items() if holds and option in options}
 
 
 def _kind(name: str) -> str:
@@ -277,23 +270,6 @@ def _kind(name: str) -> str:
     if "ubyte" in path.name or (path.is_dir() and any("ubyte" in entry.name for entry in path.iterdir())):
         return "pictures"
     return "LEAF" if path.is_dir() or path.suffix.lower() == ".json" else "table"
-
-
-def _case(options: Mapping[str, Any], data: FederatedDataset) -> _Case:
-    name, cohort, clients = str(options["data"]), options["cohort"], data.num_clients
-    kind = _kind(name)
-    # A table names its clients, unless it has no column of them and --clients says how many there are.
-    spread = kind in ("built in", "pictures") or (kind == "table" and options.get("clients") == clients)
-    return _Case(
-        options,
-        name,
-        clients,
-        clients if cohort == "all" else min(cohort, clients),
-        kind,
-        spread,
-        _has_test_part(name, kind),
-        data.num_classes is None,
-    )
 
 
 def _has_test_part(name: str, kind: str) -> bool:
@@ -310,69 +286,3 @@ def _has_test_part(name: str, kind: str) -> bool:
                 return False
             with np.load(path) as arrays:
                 return "x_test" in arrays.files
-
-
-def _columns(case: _Case) -> str | None:
-    return None if case.kind == "table" else f"{case.name} has no columns to choose from"
-
-
-def _alpha(case: _Case) -> str | None:
-    if case.kind == "synthetic":
-        return "synthetic data take it from their name, --data synthetic:ALPHA,BETA"
-    if not case.spread:
-        return f"{case.name} names the client of each example"
-    return f"examples with real-valued labels, as in {case.name}, are spread evenly" if case.real else None
-
-
-def _clients(case: _Case) -> str | None:
-    if case.options["clients"] == case.clients:
-        return None
-    return f"{case.name} names the client of each example, which makes {case.clients} clients"
-
-
-def _data_seed(case: _Case) -> str | None:
-    if case.spread or not case.tested:
-        return None
-    return f"{case.name} comes with clients and a test part, so nothing is drawn"
-
-
-def _no_more(name: str, role: str) -> _Reason:
-    """For a number of clients that is larger than there are."""
-
-    def reason(case: _Case) -> str | None:
-        asked = case.options[name]
-        more = isinstance(asked, int) and asked > case.clients
-        return f"there are {case.clients} clients, all of which {role}" if more else None
-
-    return reason
-
-
-def _lanes(case: _Case) -> str | None:
-    return f"a round trains at most {case.cohort} clients" if case.options["lanes"] > case.cohort else None
-
-
-def _stragglers(case: _Case) -> str | None:
-    share = case.options["stragglers"]
-    none = 0 <= share <= 1 and round(case.cohort * (1 - share)) == case.cohort
-    return f"{share} of a cohort of {case.cohort} rounds to no client" if none else None
-
-
-_REASONS: dict[str, _Reason] = {
-    "client_column": _columns,
-    "label_column": _columns,
-    "standardize": lambda case: None if case.kind == "table" else f"{case.name} is not a table",
-    "text": lambda case: (
-        None if case.kind == "LEAF" else f"{case.name} is not LEAF data, and only those hold text"
-    ),
-    "clients": _clients,
-    "alpha": _alpha,
-    "test_fraction": lambda case: f"{case.name} comes with a test part" if case.tested else None,
-    "data_seed": _data_seed,
-    "standardize_target": lambda case: None if case.real else f"the labels of {case.name} are classes",
-    "hidden": lambda case: None if case.options.get("model") == "mlp" else "it is for --model mlp only",
-    "cohort": _no_more("cohort", "take part in each round"),
-    "eval_clients": _no_more("eval_clients", "are evaluated"),
-    "lanes": _lanes,
-    "stragglers": _stragglers,
-}
-"""Option -> why it has no effect; None where it has one."""

@@ -6,12 +6,14 @@ What is in a run folder is in :mod:`evenhand.simulation.folder`.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from evenhand.cli._terminal import remark
 from evenhand.errors import EvenhandError
 from evenhand.records import CHECKSUMS, LOCK, held
 from evenhand.report import RunView
@@ -21,19 +23,17 @@ from evenhand.studies import load
 
 PAGE = "study.html"
 _FILES = (
-    files.CONFIG,
-    CHECKSUMS,
-    files.FEATURES,
-    files.METRICS,
-    files.CLIENTS,
-    files.PARAMS,
-    files.RESULTS,
-    files.SUMMARY,
-    files.REPORT,
+    *(files.CONFIG, CHECKSUMS, files.FEATURES, files.METRICS, files.CLIENTS),
+    *(files.PARAMS, files.RESULTS, files.SUMMARY, files.REPORT),
 )
 
 
 # --- folders that are new or free ---------------------------------------------------------------------------
+
+
+def default_folder(root: str, *names: str) -> Path:
+    """A folder that is called after a method, its data and the like."""
+    return Path(root) / "-".join(re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names)
 
 
 @contextmanager
@@ -43,9 +43,8 @@ def free(folder: Path, *, overwrite: bool) -> Generator[None]:
         raise EvenhandError(f"--out {folder} is a file: name a folder that is new or empty.")
     with held(folder):
         if not overwrite and any(path.name != LOCK for path in folder.iterdir()):
-            resume = (
-                f", or continue with `evenhand resume {folder}`" if (folder / files.CONFIG).exists() else ""
-            )
+            is_run = (folder / files.CONFIG).exists()
+            resume = f", or continue with `evenhand resume {folder}`" if is_run else ""
             raise EvenhandError(
                 f"--out {folder} is not empty: name another folder, or add --overwrite{resume}."
             )
@@ -69,9 +68,8 @@ def claim(folder: Path, *, checkpoint: bool) -> None:
     if old.is_dir():
         shutil.rmtree(old)
     is_ours = (folder / files.CONFIG).exists()  # else no run put these folders there
-    for name in (
-        (files.PERSONAL, f".{files.PERSONAL}.part", f".{files.PERSONAL}.old", files.BEST) if is_ours else ()
-    ):
+    personal = (files.PERSONAL, f".{files.PERSONAL}.part", f".{files.PERSONAL}.old")
+    for name in (*personal, files.BEST) if is_ours else ():
         shutil.rmtree(folder / name, ignore_errors=True)
     if is_ours and place.is_dir():
         old.mkdir()
@@ -105,6 +103,13 @@ class Shown(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
+def refuse_other(folder: Path, study: str) -> None:
+    """Refuses a folder without a run; for a study's, the sentence says ``study``."""
+    if not (folder / files.CONFIG).is_file():
+        other = "is not a run folder: name one that `evenhand run` wrote"
+        raise EvenhandError(f"{folder} {study if (folder / 'runs').is_dir() else other}.")
+
+
 def study_in(folder: Path) -> bool:
     """Whether a folder was written by ``evenhand study``, rather than by ``evenhand run``.
 
@@ -124,12 +129,19 @@ def study_in(folder: Path) -> bool:
     return False
 
 
-def load_saved(folder: Path) -> list[Shown]:
-    """The run in a folder; the runs of a study at the chosen setting of each method.
+def load_saved(folders: Sequence[Path]) -> list[Shown]:
+    """The runs in these folders; prints what a reader of the numbers should know about them.
 
     Raises:
-      EvenhandError: there are no results, or the study has several conditions.
+      EvenhandError: there are no results, or a study has several conditions.
     """
+    saved = [run for folder in folders for run in _saved(folder)]
+    remark(*(sentence for run in saved for sentence in run.remarks))
+    return saved
+
+
+def _saved(folder: Path) -> list[Shown]:
+    """The run in a folder; the runs of a study at the chosen setting of each method."""
     if not study_in(folder):
         run = load_run(folder)
         return [Shown(folder, run.view(), run.interrupted, run.remarks)]
@@ -141,9 +153,3 @@ def load_saved(folder: Path) -> list[Shown]:
     methods = [line.method for line in study.table() if line.setting is not None]
     methods.sort(key=lambda method: method != study.baseline)  # the others are compared with the first
     return [Shown(folder, view) for method in methods for view in study.views(method)]
-
-
-def load_views(folders: Sequence[Path]) -> tuple[list[RunView], list[str]]:
-    """The runs in these folders, and what a reader of the numbers should know about them."""
-    saved = [run for folder in folders for run in load_saved(folder)]
-    return [run.view for run in saved], [sentence for run in saved for sentence in run.remarks]

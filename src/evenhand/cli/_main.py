@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import signal
@@ -11,35 +10,18 @@ import threading
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal, NoReturn, TypeAlias, Union, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, Protocol, Union, get_type_hints
 
 from tyro.conf import Positional, arg, subcommand
 
 from evenhand._version import __version__
-from evenhand.cli._arguments import (
-    HELP,
-    Options,
-    Words,
-    check,
-    construct,
-    hyphenated,
-    options_of,
-    show_help,
-    split,
-)
-from evenhand.cli._methods import (
-    COMPOSED,
-    METHODS,
-    NamedMethod,
-    ambiguous,
-    built_in_methods,
-    method_help,
-    no_method,
-)
+from evenhand.cli import _arguments, _methods
+from evenhand.cli._arguments import hyphenated, options_of, split, values_of
+from evenhand.cli._methods import COMPOSED, METHODS, NamedMethod
 from evenhand.cli._restored import PredictCommand, ResumeCommand, recorded, recorded_run
 from evenhand.cli._run import RunCommand
 from evenhand.cli._show import CompareCommand, FiguresCommand, ListCommand, ReportCommand
@@ -110,11 +92,21 @@ class CompletionCommand:
     def execute(self) -> int:
         """Prints the script and returns the exit code."""
         with suppress(SystemExit):
-            show_help(_commands("run"), ["--tyro-print-completion", self.shell], description=_DESCRIPTION)
+            _arguments.show_help(
+                _commands("run"), ["--tyro-print-completion", self.shell], description=_DESCRIPTION
+            )
         return 0
 
 
-_COMMANDS = {
+class Command(Protocol):
+    """What ``evenhand NAME ...`` runs."""
+
+    def execute(self) -> int:
+        """Does what the command is for, and returns the exit code."""
+        ...
+
+
+_COMMANDS: dict[str, type[Command]] = {
     "run": RunCommand,
     "study": StudyCommand,
     "resume": ResumeCommand,
@@ -125,18 +117,6 @@ _COMMANDS = {
     "list": ListCommand,
     "completion": CompletionCommand,
 }
-
-_Made: TypeAlias = (
-    RunCommand
-    | StudyCommand
-    | ResumeCommand
-    | CompareCommand
-    | PredictCommand
-    | ReportCommand
-    | FiguresCommand
-    | ListCommand
-    | CompletionCommand
-)
 
 _RENAMED = {"client": "client-column", "label": "label-column", "weight": "weight-column"}
 """Arguments of the library whose options have other names."""
@@ -236,7 +216,7 @@ def _warnings_as_sentences() -> Generator[None]:
         yield
 
 
-def parse(words: Sequence[str]) -> _Made:
+def parse(words: Sequence[str]) -> Command:
     """The command that ``words`` spell.
 
     Raises:
@@ -246,7 +226,7 @@ def parse(words: Sequence[str]) -> _Made:
     words = list(words) or ["help"]
     if words[0] == "help":
         words = [*words[1:], "--help"]
-    if words[0] in HELP:
+    if words[0] in _arguments.HELP:
         _help()
     if words[0] not in _COMMANDS:
         raise EvenhandError(_no_command(words[0]))
@@ -255,13 +235,12 @@ def parse(words: Sequence[str]) -> _Made:
         return _run(words)
     options = options_of(command)
     spelled = split(words, options)
-    if spelled.ask_for_help:
-        _help(spelled.command)
+    if _arguments.HELP & spelled.given.keys():
+        _help(words[0])
     if command is StudyCommand:
         spelled = planned(spelled)
     others = {name: options_of(other) for name, other in _COMMANDS.items()}
-    check(spelled, options, others, spelled.command, spelled.command)
-    made = construct(command, spelled.values(options))
+    made = _arguments.construct(command, values_of(spelled, options, others, words[0], words[0]))
     if isinstance(made, StudyCommand):
         made.check()
     return made
@@ -269,81 +248,57 @@ def parse(words: Sequence[str]) -> _Made:
 
 def _run(words: Sequence[str]) -> RunCommand:
     """A run, checked; what it leaves out is as in the configuration that it names."""
-    spelled, method = _method_among(words)
-    if spelled.ask_for_help:
+    general, methods, method, extra = options_of(RunCommand), _methods.built_in(), None, dict[str, str]()
+    spelled = split(words, _united(methods), METHODS)
+    names = [word for word in spelled.loose if hyphenated(word) in METHODS]
+    names += [word for word in spelled.loose if "(" in word]
+    if names:
+        method = METHODS[COMPOSED if "(" in names[0] else hyphenated(names[0])]
+        extra = {"expression": names[0]} if "(" in names[0] else {}
+        # The options of a plug-in's method are known only now.
+        methods |= {method.name: method}
+        spelled = split(words, _united(methods), METHODS)
+        first = spelled.loose.index(names[0])
+        spelled = spelled._replace(loose=spelled.loose[:first] + spelled.loose[first + 1 :])
+    elif spelled.loose or not spelled.given.keys() & {*_arguments.HELP, "--config"}:
+        raise _methods.no_method(spelled.loose)
+    if _arguments.HELP & spelled.given.keys():
         _help("run", *([] if method is None else [method.name]))
-    general, methods = (
-        options_of(RunCommand),
-        built_in_methods() | ({} if method is None else {method.name: method}),
-    )
     others = {name: other.options for name, other in methods.items()}
     if method is None:  # it comes from the configuration, once the words can be trusted to name one
-        check(spelled, _united(methods), others, "run", "run")
-    config = spelled.last("--config")
+        values_of(spelled, _united(methods), others, "run", "run")
+    config = spelled.given.get("--config")
     before = None if not config else recorded(Path(config))
     if method is None:
         assert before is not None
-        plugins.moved(
-            before.path, before.plugins
-        )  # a missing package is the reason why its names are unknown
+        # A missing package is the reason why its names are unknown.
+        plugins.moved(before.path, before.plugins)
         name = hyphenated(outermost(before.method).name)
         method = METHODS[name if name in METHODS else COMPOSED]
-        if method.factory is None:
-            spelled = spelled.plus("--expression", before.method)
-    if (sentence := ambiguous(dict(spelled.options), general, method)) is not None:
-        raise EvenhandError(sentence)
+        extra = {"expression": before.method} if method.factory is None else {}
+    _methods.refuse_ambiguous(general.keys() & spelled.given, method)
     name, page = ("An expression", "run") if method.factory is None else (method.name, f"run {method.name}")
-    check(spelled, {**general, **method.options}, others, name, page)
-    given, arguments = spelled.values(general), spelled.values(method.options)
+    values = values_of(spelled, {**general, **method.options}, others, name, page) | extra
+    arguments = {name: value for name, value in values.items() if name in method.types}
+    given = {name: value for name, value in values.items() if name not in method.types}
     text = method.text(arguments, before.method if before else "", has_budget="epsilon" in given)
-    run = (
-        construct(RunCommand, {**given, "method": text})
-        if before is None
-        else recorded_run(before, text, given)
-    )
+    if before is None:
+        run = _arguments.construct(RunCommand, {**given, "method": text})
+    else:
+        run = recorded_run(before, text, given)
     run.check(before)
     return run
 
 
-def _method_among(words: Sequence[str]) -> tuple[Words, NamedMethod | None]:
-    """The words of a run but its method, and that method; None: help is asked for, or a configuration has it.
-
-    Raises:
-      EvenhandError: there is no method of that name.
-    """
-    spelled = split(words, _united(built_in_methods()), METHODS)
-    names = [
-        *(word for word in spelled.loose if hyphenated(word) in METHODS),
-        *filter(_is_call, spelled.loose),
-    ]
-    if not names:
-        if spelled.loose or not (
-            spelled.ask_for_help or any(name == "--config" for name, _ in spelled.options)
-        ):
-            raise no_method(spelled.loose)
-        return spelled, None
-    method = METHODS[COMPOSED if _is_call(names[0]) else hyphenated(names[0])]
-    # The options of a plug-in's method are known only now.
-    spelled = split(words, _united({**built_in_methods(), method.name: method}), METHODS)
-    loose = list(spelled.loose)
-    loose.remove(names[0])
-    spelled = spelled._replace(loose=tuple(loose))
-    return spelled.plus("--expression", names[0]) if _is_call(names[0]) else spelled, method
-
-
-def _united(methods: Mapping[str, NamedMethod]) -> Options:
+def _united(methods: Mapping[str, NamedMethod]) -> _arguments.Options:
     """The options of these methods and those of a run."""
     theirs = {name: taken for method in methods.values() for name, taken in method.options.items()}
     return {**theirs, **options_of(RunCommand)}
 
 
-def _is_call(word: str) -> bool:
-    return "(" in word
-
-
 def _help(*words: str) -> NoReturn:
     with suppress(SystemExit):
-        show_help(_commands(*words or [""]), [*words, "--help"], description=_DESCRIPTION)
+        _arguments.show_help(_commands(*words or [""]), [*words, "--help"], description=_DESCRIPTION)
     print(f"examples:\n{_EXAMPLES[words[0] if words else '']}")
     raise SystemExit(0)
 
@@ -353,16 +308,9 @@ def _commands(command: str, *_: str) -> Any:
     kinds = dict[str, Any](_COMMANDS)
     if command == "run":
         hints = get_type_hints(RunCommand, include_extras=True)
-        fields = [
-            (entry.name, hints[entry.name], entry)
-            for entry in dataclasses.fields(RunCommand)
-            if entry.name != "method"
-        ]
-        kinds["run"] = dataclasses.make_dataclass(
-            "Run",
-            [("method", Annotated[method_help(), arg(name="")]), *fields],
-            namespace={"__doc__": RunCommand.__doc__},
-        )
+        entries = [(entry.name, hints[entry.name], entry) for entry in fields(RunCommand)]
+        entries[0] = ("method", Annotated[_methods.method_help(), arg(name="")], field())
+        kinds["run"] = make_dataclass("Run", entries, namespace={"__doc__": RunCommand.__doc__})
     return Union[tuple(Annotated[kind, subcommand(name)] for name, kind in kinds.items())]  # noqa: UP007
 
 

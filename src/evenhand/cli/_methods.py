@@ -14,7 +14,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 from unicodedata import normalize
@@ -25,16 +25,8 @@ from evenhand.cli._arguments import Options, hyphenated, option
 from evenhand.cli._data import DataOptions
 from evenhand.cli._options import LocalOptions, ModelOptions, TrainingOptions
 from evenhand.errors import EvenhandError, nearest, perhaps
-from evenhand.expressions import KINDS, canonical, factories
-from evenhand.expressions.kinds import (
-    alternatives,
-    factory_of,
-    kind_for,
-    kind_of,
-    names_of,
-    only_in_python,
-    parameters,
-)
+from evenhand.expressions import KINDS, canonical, factories, kinds
+from evenhand.expressions.kinds import alternatives, kind_for, parameters
 from evenhand.expressions.reading import NOISE, outermost
 from evenhand.types import Algorithm
 
@@ -118,7 +110,7 @@ _ANY_EXPRESSION = (
 _EXPRESSION_HELP = (
     "the method, such as 'averaged(fedprox(mu=0.1))'; it may take the place of METHOD, without this option"
 )
-_METHOD = kind_of(Algorithm)
+_METHOD = kinds.kind_of(Algorithm)
 _METAVARS: Mapping[Any, str] = {int: "INT", float: "FLOAT", str: "TEXT"}
 _RESERVED = {"help"} | {
     field.name
@@ -168,13 +160,9 @@ class NamedMethod(NamedTuple):
         places, words = ([], {}) if call is None or call.name != name else (call.positional, call.keywords)
         if call is not None and call.name == name and not values:
             return canonical(before)
-        positional = [
-            argument
-            for argument, parameter in taken.items()
-            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        ]
-        if len(places) <= len(positional):
-            places, words = [], dict(zip(positional, places, strict=False)) | words
+        in_order = [word for word, entry in taken.items() if entry.kind is entry.POSITIONAL_OR_KEYWORD]
+        if len(places) <= len(in_order):
+            places, words = [], dict(zip(in_order, places, strict=False)) | words
         hints = get_type_hints(self.factory)
         for argument in filter(values.__contains__, self.types):  # in the order of the signature
             is_part = kind_for(list(alternatives(hints[argument]))) is not None
@@ -182,14 +170,12 @@ class NamedMethod(NamedTuple):
         for argument, parameter in taken.items() if not places else ():
             is_given = argument in words or (argument == NOISE and has_budget)
             if parameter.default is parameter.empty and not is_given:
-                raise EvenhandError(f"{self.name} needs {self._missing(argument)}.")
+                place = f"--{hyphenated(argument)}: see `evenhand run {self.name} --help`"
+                if argument in self.others:
+                    call = f"`evenhand run '{name}({argument}=...)'`"
+                    place = f"{argument}=, which only an expression can give: {call}"
+                raise EvenhandError(f"{self.name} needs {place}.")
         return f"{name}({', '.join([*places, *(f'{word}={value}' for word, value in words.items())])})"
-
-    def _missing(self, argument: str) -> str:
-        if argument in self.others:
-            call = f"{self.name.replace('-', '_')}({argument}=...)"
-            return f"{argument}=, which only an expression can give: `evenhand run '{call}'`"
-        return f"--{hyphenated(argument)}: see `evenhand run {self.name} --help`"
 
 
 class _Methods(Mapping[str, NamedMethod]):
@@ -198,7 +184,7 @@ class _Methods(Mapping[str, NamedMethod]):
     def __getitem__(self, name: str) -> NamedMethod:
         if name == COMPOSED:
             return NamedMethod(COMPOSED, None, {"expression": str})
-        factory = factory_of(_METHOD, name.replace("-", "_")) if "_" not in name else None
+        factory = kinds.factory_of(_METHOD, name.replace("-", "_")) if "_" not in name else None
         if factory is None:
             raise KeyError(name)
         return _method(name, factory)
@@ -207,7 +193,7 @@ class _Methods(Mapping[str, NamedMethod]):
         return name in set(self)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(map(hyphenated, [*names_of(_METHOD), COMPOSED])))
+        return iter(dict.fromkeys(map(hyphenated, [*kinds.names_of(_METHOD), COMPOSED])))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -217,22 +203,17 @@ METHODS: Mapping[str, NamedMethod] = _Methods()
 """The methods that ``evenhand run`` has by name, those of plug-ins included."""
 
 
-def built_in_methods() -> dict[str, NamedMethod]:
+def built_in() -> dict[str, NamedMethod]:
     """The methods that need no plug-in."""
     return {name: METHODS[name] for name in map(hyphenated, [*factories(_METHOD), COMPOSED])}
 
 
 @cache
 def _method(name: str, factory: Callable[..., Any]) -> NamedMethod:
-    hints = get_type_hints(factory)
-    types = {
-        argument: _option_type(parameter, hints[argument])
-        for argument, parameter in parameters(factory).items()
-    }
-    others = tuple(argument for argument, type_ in types.items() if type_ is None)
-    return NamedMethod(
-        name, factory, {argument: type_ for argument, type_ in types.items() if type_ is not None}, others
-    )
+    hints, taken = get_type_hints(factory), parameters(factory)
+    types = {argument: _option_type(parameter, hints[argument]) for argument, parameter in taken.items()}
+    shown = {argument: type_ for argument, type_ in types.items() if type_ is not None}
+    return NamedMethod(name, factory, shown, tuple(argument for argument in types if argument not in shown))
 
 
 def _option_type(parameter: inspect.Parameter, hint: Any) -> Any:
@@ -248,17 +229,15 @@ def _option_type(parameter: inspect.Parameter, hint: Any) -> Any:
     return Union[plain_types] if plain_types else None  # noqa: UP007  (| takes no tuple)
 
 
-def ambiguous(given: Mapping[str, Any], general: Options, method: NamedMethod) -> str | None:
-    """A sentence about an option of ``run`` that is an argument of the method, too; None if there is none."""
+def refuse_ambiguous(given: Collection[str], method: NamedMethod) -> None:
+    """Refuses an option of ``run`` that was given and is an argument of the method, too."""
     for argument in method.others:
-        name = f"--{hyphenated(argument)}"
-        if name in general and name in given:
+        if (name := f"--{hyphenated(argument)}") in given:
             call = f"'{method.name.replace('-', '_')}({argument}=...)'"
-            return (
+            raise EvenhandError(
                 f"{name} is ambiguous, as both run and {method.name} have one: write {call} in place of "
                 f"{method.name}, and {name} is that of run: see `evenhand run {method.name} --help`."
             )
-    return None
 
 
 def no_method(loose: tuple[str, ...]) -> EvenhandError:
@@ -269,11 +248,11 @@ def no_method(loose: tuple[str, ...]) -> EvenhandError:
         )
     word = next((word for word in loose if nearest(word, METHODS)), loose[0])
     name = word.replace("-", "_")
-    if (other := next((kind for kind in KINDS if name in names_of(kind)), None)) is not None:
+    if (other := next((kind for kind in KINDS if name in kinds.names_of(kind)), None)) is not None:
         return EvenhandError(
             f"{word} is {other.with_article}, not a method: see `evenhand list` for what takes it."
         )
-    if python := only_in_python(name):
+    if python := kinds.only_in_python(name):
         return EvenhandError(f"{python}.")
     hint = perhaps(word, METHODS) or f" among {', '.join(METHODS)}"
     return EvenhandError(f"There is no method {word!r:.40}{hint}: see `evenhand list methods`.")
@@ -289,13 +268,10 @@ def method_help() -> Any:
 
 def _subcommand(name: str) -> Any:
     """A method as tyro shows it; tyro keeps a line break if the next line is indented."""
-    fields: list[tuple[str, Any, Any]] = []
     try:
-        method = METHODS[name]
+        line, fields = _help_of(METHODS[name])
     except EvenhandError as error:  # a plug-in that cannot be imported does not take the help of others away
-        line = str(error)
-    else:
-        line, fields = _help_of(method)
+        line, fields = str(error), []
     options = dataclasses.make_dataclass(f"_{name}", fields, frozen=True)
     shown = textwrap.fill(line, 79, subsequent_indent="  ")
     return Annotated[options, subcommand(name, description=shown)]
@@ -307,10 +283,8 @@ def _help_of(method: NamedMethod) -> tuple[str, list[tuple[str, Any, Any]]]:
         marks = arg(help=_EXPRESSION_HELP, metavar="EXPRESSION", help_behavior_hint="(required)")
         return _ANY_EXPRESSION, [("expression", Annotated[str | None, marks], None)]
     name = method.name.replace("-", "_")
-    line, texts = (
-        first_line(method.factory),
-        argument_lines(name, {**factories(_METHOD), name: method.factory}),
-    )
+    line = first_line(method.factory)
+    texts = argument_lines(name, {**factories(_METHOD), name: method.factory})
     if method.others:
         line += f" Set {', '.join(method.others)} in an expression: '{name}({method.others[0]}=...)'."
     taken, hints = parameters(method.factory), get_type_hints(method.factory)
@@ -333,15 +307,7 @@ def _field(parameter: inspect.Parameter, type_: Any, hints: list[Any], line: str
         hint = f"(default: {stands_for or 'none'})"
     elif default is not parameter.empty:
         hint = f"(default: {default})" if kind is None else "(optional)"
-    if kind is None:
-        choices = (
-            _METAVARS.get(part, f"{{{','.join(map(str, get_args(part)))}}}") for part in alternatives(type_)
-        )
-        metavar = "|".join(choices)
-    else:
-        metavar = kind.noun.upper().replace(" ", "-")
-    return (
-        parameter.name,
-        Annotated[type_ | None, arg(help=line, metavar=metavar, help_behavior_hint=hint)],
-        None,
-    )
+    types = (_METAVARS.get(part, f"{{{','.join(map(str, get_args(part)))}}}") for part in alternatives(type_))
+    metavar = "|".join(types) if kind is None else kind.noun.upper().replace(" ", "-")
+    marks = arg(help=line, metavar=metavar, help_behavior_hint=hint)
+    return parameter.name, Annotated[type_ | None, marks], None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,18 +20,17 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from tyro.conf import arg
 
 from evenhand import local, models, watch
-from evenhand.cli._arguments import changed, hyphenated, options_of, typed
+from evenhand.cli._arguments import hyphenated, options_of
 from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError, EvenhandWarning, ModelError, perhaps, whole_number
 from evenhand.expressions import parse, with_noise
 from evenhand.expressions.reading import NOISE
-from evenhand.local import Work
-from evenhand.privacy import account, spent, usual_delta
+from evenhand.privacy import Account, account, spent, usual_delta
 from evenhand.testing import toy_model
 from evenhand.types import Algorithm, Model, Privacy
-from evenhand.watch import Watched, Watcher
 
 _DEFAULT_EVERY = "(default: 50 times a run, 10 times in a study)"
+_DEFAULT_DELTA = "(default: a power of ten, at most 1 / clients)"
 _DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
 
 
@@ -78,7 +77,7 @@ class Budget(NamedTuple):
                 refusal[:] = [error]
                 return noise > 1.0
             refusal.clear()
-            return self._spent(method, data) <= self.epsilon
+            return self._spent(method, data).epsilon <= self.epsilon
 
         with warnings.catch_warnings():  # of noise that is only tried
             warnings.simplefilter("ignore", EvenhandWarning)
@@ -101,67 +100,51 @@ class Budget(NamedTuple):
         Raises:
           EvenhandError: it does not, or guarantees no privacy; the sentence says what would do.
         """
-        epsilon, clients = self._spent(method, data), data.num_clients
+        total, clients = self._spent(method, data), data.num_clients
         assert method.privacy is not None
-        if epsilon <= self.epsilon:
+        if total.epsilon <= self.epsilon:
             return method._replace(privacy=method.privacy._replace(delta=self.delta))
-        drawn = method.privacy.unit == "client" and method.sampling.scheduled is None
         if resumed:
-            most = self._rounds(method, data)
+            spent_in = lambda rounds: self._replace(rounds=rounds)._spent(method, data).epsilon  # noqa: E731
+            most = bisect_right(range(1, self.rounds), self.epsilon, key=spent_in)
             cure = (
                 f"{most} rounds are the most that it affords with the noise that this run began with. For "
                 f"{self.rounds}, train anew in another folder without a {NOISE}"
             )
         else:
             cure = f"leave its {NOISE} out, and the smallest sufficient value is used"
-            if drawn and (needed := self._clients(method.privacy, clients)) is not None:
-                cure += (
-                    f"; or with cohorts of this size out of {needed:,} clients, where there are {clients:,}"
-                )
+            is_drawn = method.privacy.unit == "client" and method.sampling.scheduled is None
+            if is_drawn and (most := self._clients(method.privacy, clients)) is not None:
+                cure += f"; or with cohorts of this size out of {most:,} clients, where there are {clients:,}"
         raise EvenhandError(
-            f"--epsilon {self.epsilon:g} does not suffice for {method.name:.80}, which spends {epsilon:.4g} in "
-            f"{self.rounds} rounds at a delta of {self._delta(method.privacy, data):g}: {cure}."
+            f"--epsilon {self.epsilon:g} does not suffice for {method.name:.80}, which spends {total.epsilon:.4g} in "
+            f"{self.rounds} rounds at a delta of {total.delta:g}: {cure}."
         )
 
-    def _rounds(self, method: Algorithm, data: FederatedDataset) -> int:
-        """The most rounds that stay within the budget."""
-        spent_in = lambda rounds: self._replace(rounds=rounds)._spent(method, data)  # noqa: E731
-        return bisect_right(range(1, self.rounds), self.epsilon, key=spent_in)
-
-    def _spent(self, method: Algorithm, data: FederatedDataset) -> float:
+    def _spent(self, method: Algorithm, data: FederatedDataset) -> Account:
         if method.privacy is None:
             raise EvenhandError(
                 f"--epsilon is for methods that guarantee privacy, and {method.name:.80} does not: try "
                 "'dp_fedavg(clip=1)', or put private() around a method with a noisy aggregator."
             )
         units = data.num_clients if method.privacy.unit == "client" else data.train.rows
-        return account(method.privacy, rounds=self.rounds, units=units, delta=self.delta).epsilon
-
-    def _delta(self, privacy: Privacy, data: FederatedDataset) -> float:
-        units = data.num_clients if privacy.unit == "client" else data.train.rows
-        return usual_delta(units) if self.delta is None else self.delta
+        return account(method.privacy, rounds=self.rounds, units=units, delta=self.delta)
 
     def _clients(self, privacy: Privacy, clients: int) -> int | None:
         """How many clients would afford the method with the cohorts that it has; None: no number would."""
 
         def affords(number: int) -> bool:
             share = clients / number
-            releases = [
-                release._replace(rate=release.rate * share) for release in privacy.releases(self.rounds)
-            ]
+            rated = [release._replace(rate=release.rate * share) for release in privacy.releases(self.rounds)]
             delta = usual_delta(number) if self.delta is None else self.delta
-            return spent(releases, delta=delta).epsilon <= self.epsilon
+            return spent(rated, delta=delta).epsilon <= self.epsilon
 
         high = 2 * clients
         while not affords(high):
             high *= 2
             if high > _MOST_CLIENTS:
                 return None
-        low = high // 2
-        while high - low > max(1, low // 200):
-            middle = (low + high) // 2
-            low, high = (low, middle) if affords(middle) else (middle, high)
-        return high
+        return bisect_left(range(high), True, lo=high // 2, key=affords)
 
 
 def _least_noise(enough: Callable[[float], bool]) -> float | None:
@@ -193,28 +176,24 @@ class Recipe(NamedTuple):
     """
 
     text: str
-    work: Callable[[Model], Work]
+    work: Callable[[Model], local.Work]
     limit: Budget | None = None
 
     def build(self, model: Model) -> Algorithm:
         """The algorithm; a budget of privacy that has not decided the noise yet leaves it at 1."""
-        return parse(self._complete, Algorithm, model, lambda: self.work(model))
-
-    @property
-    def _complete(self) -> str:
-        return self.text if self.limit is None else with_noise(self.text, 1.0)
+        text = self.text if self.limit is None else with_noise(self.text, 1.0)
+        return parse(text, Algorithm, model, lambda: self.work(model))
 
     def takes_work(self, model: Model | None = None) -> bool:
         """Whether the method takes its local work from the options, rather than from its expression."""
         asked: list[bool] = []
-        model = toy_model() if model is None else model
 
-        def work() -> Work:
+        def work(model: Model) -> local.Work:
             asked.append(True)
             return self.work(model)
 
         with suppress(ModelError):  # a toy model is not the user's
-            parse(self._complete, Algorithm, model, work)
+            self._replace(work=work).build(toy_model() if model is None else model)
         return bool(asked)
 
     def funded(self, data: FederatedDataset, model: Model) -> Recipe:
@@ -254,10 +233,7 @@ class SharedOptions:
     """what malicious clients do: 'sign_flip(0.2)' for a fifth of the clients; see `evenhand list attacks`"""
     epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None
     """privacy budget epsilon; if the method's noise_multiplier is omitted, the smallest sufficient value is used"""
-    delta: Annotated[
-        float | None,
-        arg(metavar="FLOAT", help_behavior_hint="(default: a power of ten, at most 1 / clients)"),
-    ] = None
+    delta: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint=_DEFAULT_DELTA)] = None
     """privacy budget delta, the probability that goes with --epsilon"""
     eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
     """rounds between two evaluations of every client"""
@@ -337,14 +313,14 @@ class TrainingOptions(SharedOptions):
 # --- --watch: trackers by name ------------------------------------------------------------------------------
 
 
-_TRACKERS: Mapping[str, Callable[[Path], Watcher]] = {
+_TRACKERS: Mapping[str, Callable[[Path], watch.Watcher]] = {
     "tensorboard": lambda folder: watch.tensorboard(folder / "tensorboard"),
     "mlflow": lambda folder: watch.mlflow(),
     "wandb": lambda folder: watch.wandb(folder=folder, group=folder.name),
 }
 
 
-def check_trackers(text: str | None) -> list[str]:
+def check_watch(text: str | None) -> list[str]:
     """The names in ``--watch``.
 
     Raises:
@@ -358,26 +334,26 @@ def check_trackers(text: str | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def trackers(text: str | None, folder: Path) -> list[Watcher]:
+def trackers(text: str | None, folder: Path, config: Mapping[str, Any] | None = None) -> list[watch.Watcher]:
     """What ``--watch`` names.
 
     Args:
       text: names with commas between them; None: none.
       folder: of the run or study, for their files.
+      config: what ``config.json`` holds, for a run: it is logged as settings, under the folder's name.
 
     Raises:
       EvenhandError: there is no such tracker, or its package is not installed.
     """
-    return [_TRACKERS[name](folder) for name in check_trackers(text)]
+    made = [_TRACKERS[name](folder) for name in check_watch(text)]
+    return made if config is None else [_of_run(tracker, folder, config) for tracker in made]
 
 
-def of_run(tracker: Watcher, folder: Path, config: Mapping[str, Any]) -> Watcher:
-    """The tracker, which logs the run under its folder's name, with what ``config.json`` holds as settings."""
-
-    def begin(name: str, settings: Mapping[str, Any]) -> Watched:
+def _of_run(tracker: watch.Watcher, folder: Path, config: Mapping[str, Any]) -> watch.Watcher:
+    def begin(name: str, settings: Mapping[str, Any]) -> watch.Watched:
         return tracker.begin(folder.name, {**config["options"], **settings, "method": config["method"]})
 
-    return Watcher(begin)
+    return watch.Watcher(begin)
 
 
 # --- the clients' local work: of a run, and of a study, whose options may have several values each ----------
@@ -406,11 +382,6 @@ class LocalOptions:
         size = None if self.batch_size == "all" else self.batch_size
         return local.sgd(model, self.lr, epochs=epochs, steps=self.steps, batch_size=size)
 
-    @property
-    def idle(self) -> list[str]:
-        """The options that differ from their defaults."""
-        return [" ".join(typed(name, value)) for name, value in changed(self).items()]
-
 
 @dataclass(frozen=True)
 class GridOptions:
@@ -430,19 +401,16 @@ class GridOptions:
         """The options that have several values, and the step size, so that more step sizes only add settings."""
         return {name: values for name, values in self._values().items() if len(values) > 1 or name == "lr"}
 
-    def work(self, model: Model, chosen: Mapping[str, Any]) -> Work:
+    def work(self, model: Model, chosen: Mapping[str, Any]) -> local.Work:
         """The local work with one value of each option: the ``chosen`` one, or else the first."""
-        firsts = {name: values[0] for name, values in self._values().items()}
-        return LocalOptions(**firsts | {name: chosen[name] for name in self.axes if name in chosen}).work(
-            model
-        )
+        setting = {name: values[0] for name, values in self._values().items()}
+        setting |= {name: chosen[name] for name in self.axes if name in chosen}
+        return LocalOptions(**setting).work(model)
 
     def _values(self) -> dict[str, list[Any]]:
         taken = options_of(LocalOptions)
-        texts = {name: text for name, text in vars(self).items() if text is not None}
-        return {
-            name: several(name, text, taken[f"--{hyphenated(name)}"].read) for name, text in texts.items()
-        }
+        texts = ((name, text) for name, text in vars(self).items() if text is not None)
+        return {name: several(name, text, taken[f"--{hyphenated(name)}"].read) for name, text in texts}
 
 
 def several(name: str, text: str, read: Callable[[str], Any]) -> list[Any]:
@@ -472,24 +440,6 @@ ModelName: TypeAlias = Literal[
 _DEFAULT_MODEL = "(default: softmax; linear for real labels, lstm for tokens)"
 
 
-class ModelChoice(NamedTuple):
-    """A model by name.
-
-    Attributes:
-      name: what ``--model`` takes.
-      line: what it is.
-      paper: where it comes from.
-      build: ``(form, hidden) -> Model``.
-      gives: what its outputs are: a logit for each class, the ``"margin"`` of the second of two, or a ``"value"``.
-    """
-
-    name: ModelName
-    line: str
-    paper: str
-    build: Callable[[Form, int], Model]
-    gives: Literal["logits", "margin", "value"] = "logits"
-
-
 @dataclass(frozen=True)
 class ModelOptions:
     """What is trained."""
@@ -499,105 +449,67 @@ class ModelOptions:
     hidden: int = 128
     """width of the hidden layer of mlp"""
 
-    def build(self, data: FederatedDataset) -> Model:
-        """The model, with inputs and outputs that fit the data.
+    def build(self, form: Form) -> Model:
+        """The model, with inputs and outputs that fit data of this form, which need not be at hand.
 
         Raises:
           EvenhandError: the model and the data do not fit together.
         """
-        return self.rebuilt(data.form)
-
-    def rebuilt(self, form: Form) -> Model:
-        """The model for data of this form, which need not be at hand."""
-        model = self.choice(form).build(form, self.hidden)
+        model = _model(self.model, form, self.hidden)
         if form.target is None:
             return model
         return models.standardized(model, mean=form.target.mean, deviation=form.target.deviation)
 
-    def choice(self, form: Form) -> ModelChoice:
-        """Which model it is."""
-        name = _default_model(form) if self.model is None else self.model
-        return next(choice for choice in MODELS if choice.name == name)
 
-
-def _default_model(form: Form) -> ModelName:
-    if form.classes is None:
-        return "linear"
-    return "lstm" if form.dtype == "int32" and len(form.shape) == 1 else "softmax"
-
-
-def _features(form: Form) -> int:
-    return math.prod(form.shape)
-
-
-def _classes(form: Form, name: ModelName) -> int:
-    if form.classes is None:
-        raise EvenhandError(
-            f"--model {name} needs classes, but {form.name} has real-valued labels: use --model linear."
-        )
-    return max(2, form.classes)
-
-
-def _linear(form: Form, hidden: int) -> Model:
-    if form.classes is not None:
-        raise EvenhandError(
-            f"--model linear needs real-valued labels, but {form.name} has classes: use --model softmax, "
-            "or --regression if its labels are numbers to be predicted."
-        )
-    return models.linear_regression(_features(form), outputs=form.targets)
-
-
-def _svm(form: Form, hidden: int) -> Model:
-    if _classes(form, "svm") > 2:
-        raise EvenhandError(
-            f"--model svm is for two classes, but {form.name} has {form.classes}: use --model softmax."
-        )
-    return models.svm(_features(form))
-
-
-def _mlp(form: Form, hidden: int) -> Model:
-    whole_number("hidden", hidden, 1)
-    return models.mlp(_features(form), classes=_classes(form, "mlp"), hidden=(hidden,))
-
-
-def _lstm(form: Form, hidden: int) -> Model:
-    if form.dtype != "int32" or len(form.shape) != 1:
+def _model(name: ModelName | None, form: Form, hidden: int) -> Model:
+    """The model of this name; None: the usual one for such data."""
+    has_tokens = form.dtype == "int32" and len(form.shape) == 1
+    if name is None:
+        name = "linear" if form.classes is None else "lstm" if has_tokens else "softmax"
+    if name == "mlp":
+        whole_number("hidden", hidden, 1)
+    if name == "lstm" and not has_tokens:
         raise EvenhandError(
             f"--model lstm reads whole-number tokens, but an example of {form.name} is {form.dtype} of shape "
             f"{form.shape}: use --model softmax, or add --text if the examples are text."
         )
-    return models.lstm(max(form.tokens, _classes(form, "lstm")))
+    if name == "linear" and form.classes is not None:
+        raise EvenhandError(
+            f"--model linear needs real-valued labels, but {form.name} has classes: use --model softmax, "
+            "or --regression if its labels are numbers to be predicted."
+        )
+    if name != "linear" and form.classes is None:
+        raise EvenhandError(
+            f"--model {name} needs classes, but {form.name} has real-valued labels: use --model linear."
+        )
+    features, classes = math.prod(form.shape), max(2, form.classes or 0)
+    if name == "svm" and classes > 2:
+        raise EvenhandError(
+            f"--model svm is for two classes, but {form.name} has {form.classes}: use --model softmax."
+        )
+    factories: Mapping[ModelName, Callable[[], Model]] = {
+        "softmax": lambda: models.softmax_regression(features, classes=classes),
+        "linear": lambda: models.linear_regression(features, outputs=form.targets),
+        "svm": lambda: models.svm(features),
+        "mlp": lambda: models.mlp(features, classes=classes, hidden=(hidden,)),
+        "cnn_femnist": lambda: models.cnn_femnist(classes),
+        "cnn_femnist_dropout": lambda: models.cnn_femnist_dropout(classes),
+        "cnn_cifar": lambda: models.cnn_cifar(classes),
+        "lstm": lambda: models.lstm(max(form.tokens, classes)),
+    }
+    return factories[name]()
 
 
-_FEMNIST = "28 × 28 grey pixels"
+_FEMNIST, _REDDI = "28 × 28 grey pixels", "Reddi et al., ICLR 2021"
 
-MODELS: tuple[ModelChoice, ...] = (
-    ModelChoice(
-        "softmax",
-        "Softmax (logistic) regression; for classes.",
-        "",
-        lambda form, hidden: models.softmax_regression(_features(form), classes=_classes(form, "softmax")),
-    ),
-    ModelChoice("linear", "Linear regression, squared error; for real-valued labels.", "", _linear, "value"),
-    ModelChoice("svm", "Linear SVM, hinge loss; for two classes.", "Li et al., ICLR 2020", _svm, "margin"),
-    ModelChoice("mlp", "One hidden layer of --hidden ReLUs.", "", _mlp),
-    ModelChoice(
-        "cnn_femnist",
-        f"Two convolutions, {_FEMNIST}; 1.7 million parameters.",
-        "McMahan et al., AISTATS 2017",
-        lambda form, hidden: models.cnn_femnist(_classes(form, "cnn_femnist")),
-    ),
-    ModelChoice(
-        "cnn_femnist_dropout",
-        f"Two convolutions and dropout, {_FEMNIST}; 1.2 million parameters.",
-        "Reddi et al., ICLR 2021",
-        lambda form, hidden: models.cnn_femnist_dropout(_classes(form, "cnn_femnist_dropout")),
-    ),
-    ModelChoice(
-        "cnn_cifar",
-        "The same for 32 × 32 colour pixels; 1.6 million parameters.",
-        "Reddi et al., ICLR 2021",
-        lambda form, hidden: models.cnn_cifar(_classes(form, "cnn_cifar")),
-    ),
-    ModelChoice("lstm", "Two LSTM layers that predict the next character.", "Caldas et al., 2018", _lstm),
+MODELS = (
+    ("softmax", "Softmax (logistic) regression; for classes.", ""),
+    ("linear", "Linear regression, squared error; for real-valued labels.", ""),
+    ("svm", "Linear SVM, hinge loss; for two classes.", "Li et al., ICLR 2020"),
+    ("mlp", "One hidden layer of --hidden ReLUs.", ""),
+    ("cnn_femnist", f"Two convolutions, {_FEMNIST}; 1.7 million parameters.", "McMahan et al., AISTATS 2017"),
+    ("cnn_femnist_dropout", f"Two convolutions and dropout, {_FEMNIST}; 1.2 million parameters.", _REDDI),
+    ("cnn_cifar", "The same for 32 × 32 colour pixels; 1.6 million parameters.", _REDDI),
+    ("lstm", "Two LSTM layers that predict the next character.", "Caldas et al., 2018"),
 )
+"""Name, what it is, source."""

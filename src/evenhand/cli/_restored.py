@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TextIO
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,10 @@ from tyro.conf import Positional, arg
 
 from evenhand.cli._arguments import construct, hyphenated, options_of
 from evenhand.cli._data import DataOptions
+from evenhand.cli._folder import refuse_other
 from evenhand.cli._run import ELSEWHERE, Place, Recorded, RunCommand, changes, config_file, naming
 from evenhand.cli._terminal import remark, say
-from evenhand.data import Features, Form, load_features
+from evenhand.data import Form, load_features
 from evenhand.data.loaders import NewRows
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import is_share, outputs, unlabelled
@@ -37,7 +38,7 @@ from evenhand.simulation import Checkpoint, SavedRun, load_run
 from evenhand.simulation import folder as files
 from evenhand.simulation.saving import SAVED_BY
 from evenhand.text import counted, spreadsheet_cell, visible
-from evenhand.types import Model, Params
+from evenhand.types import Params
 
 # --- config.json, read back into options --------------------------------------------------------------------
 
@@ -67,7 +68,7 @@ def recorded(path: Path) -> Recorded:
         return Recorded(path, canonical(method), options, files.dict_in(config, "plugins"))
 
 
-def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] | None = None) -> RunCommand:
+def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] = {}) -> RunCommand:
     """A run with the options that a file records, except for those that are ``given``.
 
     Args:
@@ -78,7 +79,6 @@ def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] | None 
     Raises:
       EvenhandError: the file has a setting that no run has, or a value of another kind.
     """
-    given = {} if given is None else given
     dropped = {other for name, other in _EITHER.items() if name in given}.union(given)
     kept = {name: value for name, value in before.options.items() if name not in dropped}
     options = options_of(RunCommand)
@@ -90,8 +90,7 @@ def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] | None 
             switch = name.removeprefix("no_")
             raise EvenhandError(f"{before.path}: write {switch!r}, true or false, in place of {name!r}.")
         if not options[option].holds(value):
-            takes = options[option] if options[option].kinds else "true or false"
-            raise EvenhandError(f"{before.path}: {option} takes {takes}, not {value!r:.40}.")
+            raise EvenhandError(f"{before.path}: {option} takes {options[option]}, not {value!r:.40}.")
     kept = {name: value for name, value in kept.items() if name not in ELSEWHERE}
     return construct(RunCommand, {**kept, **given, "method": method})
 
@@ -112,12 +111,7 @@ class ResumeCommand:
 
     def execute(self) -> int:
         """Trains on, completes the run folder and returns the exit code."""
-        if (self.run / "runs").is_dir() and not (self.run / files.CONFIG).is_file():
-            raise EvenhandError(
-                f"{self.run} is a study: run the `evenhand study` command that made it again to finish it."
-            )
-        if not (self.run / files.CONFIG).is_file():
-            raise EvenhandError(f"{self.run} is not a run folder: name one that `evenhand run` wrote.")
+        refuse_other(self.run, "is a study: run the `evenhand study` command that made it again to finish it")
         with held(self.run):
             return self._resume()
 
@@ -137,57 +131,46 @@ class ResumeCommand:
         # configuration no longer says how many that were.
         limit = before.training.rounds if not condition.is_edited else sys.maxsize
         most = max(ended or 0, min(files.last_round(self.run), limit))
+        again = f"`evenhand run --config {self.run} --rounds {options.rounds} --out NEW`"
         if options.rounds < most:
             raise EvenhandError(
                 f"{self.run} has already done {most} rounds, more than the {options.rounds} asked for: ask for more, "
-                f"or train fewer in another folder with "
-                f"`evenhand run --config {self.run} --rounds {options.rounds} --out NEW`."
+                f"or train fewer in another folder with {again}."
             )
-        if (
-            ended is not None
-            and ended == options.rounds
-            and (self.run / files.REPORT).exists()
-            and not condition.damaged
-        ):
+        is_complete = (self.run / files.REPORT).exists() and not condition.damaged
+        if ended is not None and ended == options.rounds and is_complete:
             if not self.quiet:
-                print(
-                    f"{visible(self.run)} is finished after {ended} rounds: --rounds {2 * ended} trains further."
-                )
+                shown = visible(self.run)
+                print(f"{shown} is finished after {ended} rounds: --rounds {2 * ended} trains further.")
             return 0
-        saved = Checkpoint(self.run / files.CHECKPOINT).saved()
+        saved = bool(Checkpoint(self.run / files.CHECKPOINT).saved())
         if options.checkpoint == "off" or (not saved and (ended is not None or condition.damaged)):
             raise EvenhandError(
-                f"{self.run} has no checkpoint to continue from: repeat the run with "
-                f"`evenhand run --config {self.run} --rounds {options.rounds} --out NEW`."
+                f"{self.run} has no checkpoint to continue from: repeat the run with {again}."
             )
-        remarks = self._remarks(condition)
-        if not (saved or self.quiet):
-            remarks.append(f"{self.run} was stopped before its first state was saved: the run starts over.")
-        return self._train(path, run, remarks)
+        return self._train(path, run, list(self._remarks(condition, saved=saved)))
 
-    def _remarks(self, condition: files.Condition) -> list[str]:
-        path, remarks = self.run / files.CONFIG, list[str]()
+    def _remarks(self, condition: files.Condition, *, saved: bool) -> Iterator[str]:
         if condition.is_edited and not self.quiet:
-            remarks.append(f"{path} was changed since it was written: the new settings apply.")
+            yield f"{self.run / files.CONFIG} was changed since it was written: the new settings apply."
         for name in condition.damaged[:1]:
-            remarks.append(f"{self.run / name} is damaged: the results are rebuilt from the checkpoint.")
-        return remarks
+            yield f"{self.run / name} is damaged: the results are rebuilt from the checkpoint."
+        if not (saved or self.quiet):
+            yield f"{self.run} was stopped before its first state was saved: the run starts over."
 
     def _train(self, path: Path, run: RunCommand, remarks: list[str]) -> int:
-        data = run.data.load()
-        if files.dict_in(read_json(path), "data").get("fingerprint") != data.fingerprint:
+        data, before = run.data.load(), read_json(path)
+        anew = f"start over with `evenhand run --config {self.run} --out NEW`"
+        if files.dict_in(before, "data").get("fingerprint") != data.fingerprint:
             raise EvenhandError(
-                f"The data {run.data.data} are not those that {self.run} was trained on: restore them, or start "
-                f"over with `evenhand run --config {self.run} --out NEW`."
+                f"The data {run.data.data} are not those that {self.run} was trained on: restore them, or {anew}."
             )
         config = run.recorded(data)
-        if read_json(path).get("start") != config.get("start"):
+        if before.get("start") != config.get("start"):
             raise EvenhandError(
-                f"The model in {run.training.start} is not the one from which {self.run} began: restore it, or start "
-                f"over with `evenhand run --config {self.run} --out NEW`."
+                f"The model in {run.training.start} is not the one from which {self.run} began: restore it, or {anew}."
             )
-        if not self.quiet:
-            remarks = [*remarks, *changes(path, config)]
+        remarks += [] if self.quiet else changes(path, config)
         return run.train(data, Place(self.run, config, resumed=True, remarks=tuple(remarks)))
 
 
@@ -231,26 +214,6 @@ _SHOWN = 3
 """Names of unknown clients or labels that a sentence lists."""
 
 
-class _Trained(NamedTuple):
-    """What a run folder has trained.
-
-    Attributes:
-      saved: the run.
-      model: its model.
-      options: how its data were read.
-      form: of its data.
-      gives: what the model's outputs are: a logit for each class, the margin of the second of two, or a value.
-      features: how the columns of a table become inputs; None where it was trained on arrays.
-    """
-
-    saved: SavedRun
-    model: Model
-    options: DataOptions
-    form: Form
-    gives: Literal["logits", "margin", "value"]
-    features: Features | None
-
-
 class _Predicted(NamedTuple):
     """What the models make of the rows.
 
@@ -289,63 +252,43 @@ class PredictCommand:
         if self.out is not None and self.out.resolve() == self.data.resolve():
             raise EvenhandError(f"--out {self.out} is the file of --data: name another file.")
         metrics = resolved(self.metrics or ())
-        trained = _trained(self.run, quiet=self.quiet)
-        rows = trained.options.new_rows(self.data, trained.features)
-        rows = rows._replace(x=unlabelled(rows.x, trained.form.shape, trained.form.dtype, str(self.data)))
+        saved, options = _trained(self.run, quiet=self.quiet)
+        features = load_features(self.run) if (self.run / files.FEATURES).is_file() else None
+        rows = options.new_rows(self.data, features)
+        rows = rows._replace(x=unlabelled(rows.x, saved.form.shape, saved.form.dtype, str(self.data)))
         if not len(rows.x):
             raise EvenhandError(f"{self.data} has no rows: add at least one below the header.")
-        y, has_label = _labels(rows.labels, trained.form)
+        y, has_label = _labels(rows.labels, saved.form)
         if metrics:
             if not has_label.any():
                 raise EvenhandError(
                     f"--metrics {self.metrics:.60} needs labels, and {self.data} has none that the model knows: add "
-                    f"the column {trained.options.label_column}."
+                    f"the column {options.label_column}."
                 )
-            check(metrics, (0,), y.dtype, margins=trained.gives == "margin")
-        predicted = _predicted(trained, rows, y, has_label)
-        lines = _lines(trained, rows, predicted)
-        if self.out is None:
-            _write(sys.stdout, lines)
-        else:
-            with (
-                writing(self.out),
-                replacing(self.out) as temporary,
-                temporary.open("w", newline="", encoding="utf-8") as file,
-            ):
-                _write(file, lines)
+            check(metrics, (0,), y.dtype, margins=_gives(saved) == "margin")
+        predicted = _predicted(saved, rows, y, has_label)
+        _write(self.out, _lines(saved, rows, predicted))
         console = Console(stderr=self.out is None, quiet=self.quiet, highlight=False)
-        for sentence in (
-            *_who(trained, rows, predicted),
-            *_unseen(rows),
-            *_how_good(
-                rows, predicted, has_label, measure(metrics, predicted.scores[has_label], y[has_label])
-            ),
-        ):
-            say(console, sentence)
+        further = measure(metrics, predicted.scores[has_label], y[has_label])
+        quality = _how_good(rows, predicted, has_label, further)
+        say(console, *_who(saved, options, rows, predicted), *_unseen(rows), *quality)
         if self.out is not None:
             say(console, f"Predictions: {self.out}")
         return 0
 
 
-def _trained(folder: Path, *, quiet: bool) -> _Trained:
-    """What was trained in a run folder.
+def _trained(folder: Path, *, quiet: bool) -> tuple[SavedRun, DataOptions]:
+    """The run in a folder, with its model, and how its data were read.
 
     Raises:
       EvenhandError: it is no run folder, has no results, or they are damaged.
     """
     path = folder / files.CONFIG
-    if not path.is_file():
-        study = (folder / "runs").is_dir()
-        fault = "is the folder of a study: name a run folder" if study else "is not a run folder: name one"
-        raise EvenhandError(f"{folder} {fault} that `evenhand run` wrote.")
+    refuse_other(folder, "is the folder of a study: name a run folder that `evenhand run` wrote")
     saved = load_run(folder)
-    for sentence in [] if quiet else saved.remarks:
-        remark(sentence)
-    form, options = (
-        saved.form,
-        DataOptions(client_column=saved.config["data"].get("client_column") or "client"),
-    )
-    model = saved.model
+    remark(*([] if quiet else saved.remarks))
+    model, form = saved.model, saved.form
+    options = DataOptions(client_column=saved.config["data"].get("client_column") or "client")
     if saved.is_of_command:
         before = recorded(path)
         if (sentence := plugins.moved(path, before.plugins)) is not None and not quiet:
@@ -353,21 +296,20 @@ def _trained(folder: Path, *, quiet: bool) -> _Trained:
         with naming(path):
             run = recorded_run(before, before.method)
             # Of the method, since a method may train another model than the one that it is given.
-            model, options = run.algorithm(run.model.rebuilt(form), Console(quiet=True)).model, run.data
+            model, options = run.algorithm(run.model.build(form), Console(quiet=True)).model, run.data
     if model is None:
         raise EvenhandError(
             f"{folder} was saved from Python with a model that only Python has: use "
             "eh.load_run(folder, model=model).predict(x)."
         )
-    saved = replace(saved, model=model)
-    return _Trained(
-        saved=saved,
-        model=model,
-        options=options,
-        form=form,
-        gives="value" if form.classes is None else "margin" if model.name.startswith("svm(") else "logits",
-        features=load_features(folder) if (folder / files.FEATURES).is_file() else None,
-    )
+    return replace(saved, model=model), options
+
+
+def _gives(saved: SavedRun) -> Literal["logits", "margin", "value"]:
+    """What the model's outputs are: a logit for each class, the margin of the second of two, or a value."""
+    if saved.form.classes is None:
+        return "value"
+    return "margin" if saved.model is not None and saved.model.name.startswith("svm(") else "logits"
 
 
 def _labels(labels: NDArray | None, form: Form) -> tuple[NDArray, NDArray]:
@@ -375,10 +317,8 @@ def _labels(labels: NDArray | None, form: Form) -> tuple[NDArray, NDArray]:
     texts = [] if labels is None or form.targets != 1 else labels.tolist()
     classes = {name: k for k, name in enumerate(form.names or map(str, range(form.classes or 0)))}
     values = [_value(text, classes, is_real=form.classes is None) for text in texts]
-    y = np.array(
-        [0 if value is None else value for value in values], np.float32 if form.classes is None else np.int32
-    )
-    return y, np.array([value is not None for value in values], bool)
+    kind = np.float32 if form.classes is None else np.int32
+    return np.array([value or 0 for value in values], kind), np.array([v is not None for v in values], bool)
 
 
 def _value(text: str, classes: Mapping[str, int], *, is_real: bool) -> float | int | None:
@@ -394,17 +334,18 @@ def _value(text: str, classes: Mapping[str, int], *, is_real: bool) -> float | i
     return classes.get(str(int(number))) if number.is_integer() else None  # 4.0 counts as 4
 
 
-def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray) -> _Predicted:
+def _predicted(saved: SavedRun, rows: NewRows, y: NDArray, has_label: NDArray) -> _Predicted:
     """Applies each client's model to its rows, and the global one to all others."""
     names = [] if rows.clients is None else rows.clients.tolist()
     places: dict[str, list[int]] = {}
     for row, name in enumerate(names):
-        if name in trained.saved.personal:
+        if name in saved.personal:
             places.setdefault(name, []).append(row)
     is_personal = np.zeros(len(rows.x), bool)
     is_personal[[row for positions in places.values() for row in positions]] = True
     scores = np.zeros((len(rows.x), 0), np.float32)
-    model = trained.model
+    model, gives = saved.model, _gives(saved)
+    assert model is not None
     # A model may report its loss otherwise than it is trained by.
     measured = {**model.metrics, "loss": model.metrics.get("loss", model.losses)}
     measures = {name: np.full(len(rows.x), np.nan) for name in measured}
@@ -412,49 +353,43 @@ def _predicted(trained: _Trained, rows: NewRows, y: NDArray, has_label: NDArray)
     def apply(params: Params, chosen: NDArray) -> None:
         nonlocal scores
         outcome = outputs(model, params, rows.x[chosen])
-        part = _scores(outcome, trained.gives)
+        # A margin without the penalty that its model has beside it.
+        array = np.asarray(outcome.score if gives == "margin" else outcome)
+        part = array.reshape(len(array), -1)
         if not scores.shape[1]:
             scores = np.zeros((len(rows.x), part.shape[1]), part.dtype)
         scores[chosen] = part
-        if not len(has_label):
-            return
-        for name, of_rows in measured.items():
+        for name, of_rows in measured.items() if len(has_label) else ():
             values = np.asarray(of_rows(jax.tree.map(jnp.asarray, outcome), jnp.asarray(y[chosen])))
             measures[name][chosen] = np.where(has_label[chosen], values, np.nan)
 
     if not is_personal.all():
-        apply(trained.saved.params, np.flatnonzero(~is_personal))
-    entries = [trained.saved.personal[name] for name in places]
-    for entry, params in files.personal_models(trained.saved.folder, entries, trained.saved.params):
+        apply(saved.params, np.flatnonzero(~is_personal))
+    entries = [saved.personal[name] for name in places]
+    for entry, params in files.personal_models(saved.folder, entries, saved.params):
         apply(params, np.array(places[entry.client]))
     return _Predicted(scores, is_personal, measures)
 
 
-def _scores(outcome: Any, gives: str) -> NDArray:
-    """The outputs as ``(rows, outputs)``; of a margin, without the penalty that its model has beside it."""
-    array = np.asarray(outcome.score if gives == "margin" else outcome)
-    return array.reshape(len(array), -1)
-
-
-def _lines(trained: _Trained, rows: NewRows, predicted: _Predicted) -> Iterator[list[str]]:
+def _lines(saved: SavedRun, rows: NewRows, predicted: _Predicted) -> Iterator[list[str]]:
     """The header and a line for each row."""
     columns: dict[str, Iterable[str]] = {"row": map(str, range(1, len(rows.x) + 1))}
     if rows.clients is not None:
         columns["client"] = (spreadsheet_cell(visible(name)) for name in rows.clients.tolist())
-    columns |= _interpreted(trained, predicted.scores)
+    columns |= _interpreted(saved, predicted.scores)
     columns["model"] = ("personal" if own else "global" for own in predicted.is_personal.tolist())
     yield [spreadsheet_cell(visible(name)) for name in columns]
     yield from map(list, zip(*columns.values(), strict=True))
 
 
-def _interpreted(trained: _Trained, scores: NDArray) -> dict[str, Iterable[str]]:
+def _interpreted(saved: SavedRun, scores: NDArray) -> dict[str, Iterable[str]]:
     """The columns of predictions."""
-    form, count = trained.form, scores.shape[1]
-    if trained.gives == "value":
+    form, count, gives = saved.form, scores.shape[1], _gives(saved)
+    if gives == "value":
         names = ["prediction"] if count == 1 else [f"prediction_{j + 1}" for j in range(count)]
         return {name: map(_text, scores[:, j].tolist()) for j, name in enumerate(names)}
     classes = [form.names[k] if form.names and k < len(form.names) else str(k) for k in range(max(2, count))]
-    if trained.gives == "margin":
+    if gives == "margin":
         # A margin is no logarithm of odds, so it gives no probability.
         chosen = np.where(np.isnan(scores[:, 0]), -1, scores[:, 0] > 0)
         return {"prediction": _names_of(chosen, classes), "score": map(_text, scores[:, 0].tolist())}
@@ -477,24 +412,28 @@ def _text(value: float) -> str:
     return format(value, ".9g")
 
 
-def _write(file: TextIO, lines: Iterable[Sequence[str]]) -> None:
-    csv.writer(file, lineterminator="\n").writerows(lines)
+def _write(path: Path | None, lines: Iterable[Sequence[str]]) -> None:
+    if path is None:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(lines)
+        return
+    with writing(path), replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
-def _who(trained: _Trained, rows: NewRows, predicted: _Predicted) -> Iterator[str]:
+def _who(saved: SavedRun, options: DataOptions, rows: NewRows, predicted: _Predicted) -> Iterator[str]:
     """Which models the rows got, in sentences."""
     own, count = int(predicted.is_personal.sum()), len(rows.x)
-    if not trained.saved.personal:
+    if not saved.personal:
         yield f"{counted(count, 'row')}, predicted by the global model."
-        if trained.saved.has_personal_models and not (trained.saved.folder / files.PERSONAL).is_dir():
+        if saved.has_personal_models and not (saved.folder / files.PERSONAL).is_dir():
             yield (
-                f"{trained.saved.folder} has no {files.PERSONAL}/, and so no client's own model: train it again with "
+                f"{saved.folder} has no {files.PERSONAL}/, and so no client's own model: train it again with "
                 "--keep-personal to use these."
             )
         return
     yield f"{counted(count, 'row')}: {own:,} predicted by the client's own model, {count - own:,} by the global one."
     if rows.clients is None:
-        column = trained.options.client_column
+        column = options.client_column
         yield f"The rows name no clients: add the column {column} to use each client's own model."
         return
     absent = dict.fromkeys(rows.clients[~predicted.is_personal].tolist())
@@ -516,10 +455,8 @@ def _how_good(
         return
     labelled = int(has_label.sum())
     if labelled:
-        means = {
-            name: float(np.mean(values[has_label], dtype=np.float64))
-            for name, values in predicted.measures.items()
-        }
+        measured = predicted.measures.items()
+        means = {name: float(np.mean(of_rows[has_label], dtype=np.float64)) for name, of_rows in measured}
         means |= further
         shown = [
             f"{name} undefined"

@@ -6,11 +6,8 @@ whenever the run ends; what ``config.json`` says of it, which :mod:`evenhand.cli
 
 from __future__ import annotations
 
-import dataclasses
-import re
 import shutil
-import sys
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,19 +18,11 @@ import jax
 from rich.console import Console
 from tyro.conf import Suppress
 
-from evenhand import simulation
-from evenhand.cli._data import DataOptions, check_labels, idle, remarks, without_effect
-from evenhand.cli._folder import claim, free
+from evenhand.cli._arguments import changed, flat, typed
+from evenhand.cli._data import DataOptions, idle, remarks, without_effect
+from evenhand.cli._folder import claim, default_folder, free
 from evenhand.cli._keep import BestRound, KeepRule, Results, best_so_far, copied, rule_of, with_best
-from evenhand.cli._options import (
-    LocalOptions,
-    ModelOptions,
-    Recipe,
-    TrainingOptions,
-    check_trackers,
-    of_run,
-    trackers,
-)
+from evenhand.cli._options import LocalOptions, ModelOptions, Recipe, TrainingOptions, check_watch, trackers
 from evenhand.cli._terminal import remark, say, show_comparison
 from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
@@ -42,15 +31,8 @@ from evenhand.evaluation.metrics import resolved
 from evenhand.expressions import ExpressionError, parse, plugins
 from evenhand.expressions.reading import plugins_in, shadowed
 from evenhand.records import json_text, read_json, replacing, uninterrupted, write_text, writing
-from evenhand.report import (
-    compare,
-    in_words,
-    latest,
-    privacy_line,
-    swing,
-    write_report,
-)
-from evenhand.simulation import Checkpoint, iterate, load_run
+from evenhand.report import compare, in_words, latest, privacy_line, swing, write_report
+from evenhand.simulation import Checkpoint, Run, iterate, load_run
 from evenhand.simulation import folder as files
 from evenhand.simulation.saving import configuration, write_results, write_summary
 from evenhand.systems import Systems, stragglers
@@ -74,24 +56,21 @@ class RunCommand:
     def execute(self) -> int:
         """Trains, writes the run folder and returns the exit code."""
         options = self.training
-        folder = self._default_folder() if options.out is None else options.out
+        names = (self.method[:60], Path(self.data.data).name, str(options.seed))
+        folder = options.out or default_folder("runs", *names)
         trackers(options.watch, folder)  # one that is not installed is reported before anything is loaded
         with free(folder, overwrite=options.overwrite):
-            check_labels(self.data)
             data = self.data.load()
-            model = self.model.build(data) if options.limit is not None else toy_model()
+            model = self.model.build(data.form) if options.limit is not None else toy_model()
             recipe = self.recipe.funded(self._divided(data)[0], model)
             return replace(self, method=recipe.text)._start(data, folder)
 
     def _start(self, data: FederatedDataset, folder: Path) -> int:
         config, options = self.recorded(data), self.training
         if not options.quiet:
-            for sentence in remarks(data):
-                say(Console(file=sys.stderr, highlight=False), sentence)
-            cautions = idle(flat(self), flat(RunCommand(self.method)), data) + shadowed(self.method)
-            cautions += [] if options.config is None else changes(options.config, config)
-            for sentence in cautions:
-                remark(sentence)
+            say(Console(stderr=True, highlight=False), *remarks(data))
+            remark(*idle(flat(self), flat(RunCommand(self.method)), data), *shadowed(self.method))
+            remark(*([] if options.config is None else changes(options.config, config)))
         return self.train(data, Place(folder, config, resumed=False))
 
     @property
@@ -101,24 +80,28 @@ class RunCommand:
 
     def recorded(self, data: FederatedDataset) -> dict[str, Any]:
         """What ``config.json`` holds of this run on ``data``."""
-        options = flat(self)
-        unused = without_effect(options, data)
-        if not self.recipe.takes_work():
-            unused += flat(self.local)
+        unused = [*without_effect(flat(self), data), *([] if self.recipe.takes_work() else flat(self.local))]
         training, start = self.training, {}
         if training.start is not None:
             folder = Path(training.start).resolve()
             training = replace(training, start=str(folder))
             # Of the file: whether a resumed run begins from the same model is known without reading the arrays.
             start = {"start": {"sha256": load_run(folder).params_sum}}
-        config = described(
-            self.method, replace(self, data=self.data.rooted(), training=training), data, unused
-        )
-        return {**config, **start}
+        options = flat(replace(self, data=self.data.rooted(), training=training))
+        kept = {name: value for name, value in options.items() if name not in ELSEWHERE}
+        texts = [self.method, *(kept[name] for name in ("attack", "systems") if name in kept)]
+        used = {plugin.distribution: plugin.version for text in texts for plugin in plugins_in(text)}
+        return {
+            **configuration(self.method, kept, data),
+            # The file keeps the options that have no effect, and reports leave them out.
+            "without_effect": [name for name in kept if name in unused],
+            **({"plugins": used} if used else {}),
+            **start,
+        }
 
     def train(self, data: FederatedDataset, place: Place) -> int:
         """Trains, or trains on, in a run folder, and returns the exit code."""
-        options, model = self.training, self.model.build(data)
+        options, model = self.training, self.model.build(data.form)
         if (rule := rule_of(options.keep)) is not None:
             rule.check(data)
         data, unseen = self._divided(data)
@@ -127,12 +110,7 @@ class RunCommand:
         if (limit := options.limit) is not None:
             algorithm = limit.checked(algorithm, data, resumed=place.resumed)
         if (finding := feature_scales(data)) is not None:
-            say(console, finding.sentence, "yellow")
-        checkpoint = None
-        if options.checkpoint != "off":
-            checkpoint = Checkpoint(
-                place.folder / files.CHECKPOINT, options.checkpoint, fresh=not place.resumed
-            )
+            say(console, finding.sentence, style="yellow")
         runs = iterate(
             algorithm,
             data,
@@ -142,17 +120,16 @@ class RunCommand:
             eval_every=options.every,
             systems=self.systems(model),
             attack=self.attack(model),
-            checkpoint=checkpoint,
+            checkpoint=None
+            if options.checkpoint == "off"
+            else Checkpoint(place.folder / files.CHECKPOINT, options.checkpoint, fresh=not place.resumed),
             progress=console.is_terminal and not options.quiet,
             lanes=options.lanes,
             eval_clients=options.eval_clients,
             metrics=options.metrics or (),
             untrained=options.untrained,
             start=None if options.start is None else started(Path(options.start), algorithm.model),
-            watch=[
-                of_run(tracker, place.folder, place.config)
-                for tracker in trackers(options.watch, place.folder)
-            ],
+            watch=trackers(options.watch, place.folder, place.config),
         )
         return record(runs, place, rounds=options.rounds, console=console, unseen=unseen)
 
@@ -166,28 +143,27 @@ class RunCommand:
         Args:
           before: the configuration that the run starts from; a fault that it holds is reported with its file.
         """
-        model, recorded = toy_model(), {} if before is None else {**before.options, "method": before.method}
-        parts: dict[str, Callable[[Model], Any]] = {
-            "method": self.recipe.build,
-            "systems": self.systems,
-            "attack": self.attack,
-        }
-        now = {**vars(self.training), "method": self.method}
-        for name, build in parts.items():
-            is_same = before is not None and recorded.get(name) == now[name]
-            with naming(before.path if before and is_same else None), suppress(ModelError):
-                build(model)  # a toy model, which is not the user's
+        recorded = {} if before is None else {**before.options, "method": before.method}
+        for name, text, build in (
+            ("method", self.method, self.recipe.build),
+            ("systems", self.training.systems, self.systems),
+            ("attack", self.training.attack, self.attack),
+        ):
+            path = before.path if before and recorded.get(name) == text else None
+            with naming(path), suppress(ModelError):  # a toy model is not the user's
+                build(toy_model())
         metrics = resolved(self.training.metrics or ())
-        check_trackers(self.training.watch)
+        check_watch(self.training.watch)
         if (rule := rule_of(self.training.keep)) is not None:
             rule.check_metric([metric.name for metric in metrics])
 
     def algorithm(self, model: Model, console: Console) -> Algorithm:
         """The method; the ``console`` shows which options of local work it does without."""
         recipe = self.recipe
-        if self.local.idle and not recipe.takes_work(model):
-            unused = " and ".join(self.local.idle)
-            say(console, f"{unused}: no effect, since {recipe.text:.80} sets its own local work.", "yellow")
+        unused = " and ".join(" ".join(typed(*pair)) for pair in changed(self.local).items())
+        if unused and not recipe.takes_work(model):
+            sentence = f"{unused}: no effect, since {recipe.text:.80} sets its own local work."
+            say(console, sentence, style="yellow")
         return recipe.build(model)
 
     def systems(self, model: Model) -> Systems | None:
@@ -203,11 +179,6 @@ class RunCommand:
         """What malicious clients do."""
         text = self.training.attack
         return None if text is None else parse(text, Attack, model, lambda: self.local.work(model))
-
-    def _default_folder(self) -> Path:
-        names = (self.method[:60], Path(self.data.data).name)
-        words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
-        return Path("runs") / f"{'-'.join(words)}-{self.training.seed}"
 
 
 def started(folder: Path, model: Model) -> Params:
@@ -257,7 +228,7 @@ class Place(NamedTuple):
         """Which round the results describe: the best by this rule, or None, the last."""
         return rule_of(self.config["options"].get("keep", "last"))
 
-    def discards(self, run: simulation.Run) -> str:
+    def discards(self, run: Run) -> str:
         """Why the models that this run serves to single clients are not kept, as a sentence; empty if they are."""
         options = self.config["options"]
         if options.get("keep_personal"):
@@ -268,28 +239,24 @@ class Place(NamedTuple):
             f"--keep {options.get('keep')}": self.rule is not None,
             f"they would take {size / 1e9:.1f} GB": size > _MOST_PERSONAL,
         }
-        reason = next((reason for reason, holds in reasons.items() if holds), None)
-        return (
-            "" if reason is None else f"Personal models are not kept ({reason}): --keep-personal keeps them."
-        )
+        reason = next((reason for reason, holds in reasons.items() if holds), "")
+        return reason and f"Personal models are not kept ({reason}): --keep-personal keeps them."
 
-    def begin(self, run: simulation.Run) -> None:
+    def begin(self, run: Run) -> None:
         """Writes the files as they are before the next round; lines that a killed run wrote beyond it are dropped."""
-        for sentence in self.remarks:
-            remark(sentence)
+        remark(*self.remarks)
         if not self.resumed:
             claim(self.folder, checkpoint=self.is_resumable)
         config, metrics = json_text(self.config), files.metrics_text(run.history)
         files.begin_checksums(self.folder, config=config, metrics=metrics)
         _write(self.folder / files.CONFIG, config)
         if run.data.features is not None:
-            features = json_text(run.data.features.to_json())
-            _write(self.folder / files.FEATURES, features)
+            _write(self.folder / files.FEATURES, json_text(run.data.features.to_json()))
         _write(self.folder / files.METRICS, metrics)
 
 
 def record(
-    runs: Iterator[simulation.Run],
+    runs: Iterator[Run],
     place: Place,
     *,
     rounds: int,
@@ -343,13 +310,11 @@ def record(
             shutil.rmtree(folder / files.BEST, ignore_errors=True)
         _finish(folder, last, rounds, results, interrupted=interrupted)
     if not console.quiet:
-        _print_result(folder, last, rounds, interrupted=interrupted, resumable=place.is_resumable)
-        for sentence in _about_models(place, last, best):
-            say(Console(highlight=False), sentence)
+        _print_result(place, last, rounds, best, interrupted=interrupted)
     return 130 if interrupted else 0
 
 
-def _tenth(run: simulation.Run | None, rounds: int) -> int:
+def _tenth(run: Run | None, rounds: int) -> int:
     """How many tenths of the rounds are done; a log gets about ten lines, whatever the number of rounds."""
     return -1 if run is None else 10 * int(run.history["round"][-1]) // max(rounds, 1)
 
@@ -359,7 +324,7 @@ def _write(path: Path, text: str) -> None:
         write_text(path, text)
 
 
-def _finish(folder: Path, run: simulation.Run, rounds: int, results: Results, *, interrupted: bool) -> None:
+def _finish(folder: Path, run: Run, rounds: int, results: Results, *, interrupted: bool) -> None:
     """Completes the run folder; ``results`` writes the files that describe the round that is kept."""
     (folder / files.REPORT).unlink(missing_ok=True)
     files.reopen_checksums(folder)
@@ -370,16 +335,13 @@ def _finish(folder: Path, run: simulation.Run, rounds: int, results: Results, *,
         write_report(temporary, [load_run(folder).view()])
 
 
-def _print_result(
-    folder: Path, run: simulation.Run, rounds: int, *, interrupted: bool, resumable: bool
-) -> None:
-    console = Console(highlight=False)
+def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *, interrupted: bool) -> None:
+    console, folder = Console(highlight=False), place.folder
     comparison = compare(load_run(folder).view())
     sizes = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test examples"
     clients = f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}"
-    show_comparison(
-        comparison, console, lines=[clients], without=["scales"]
-    )  # which was said before the training
+    # The scales of features were said before the training.
+    show_comparison(comparison, console, lines=[clients], without=["scales"])
     view, split, metric = comparison.runs[0], comparison.split, comparison.metric
     if sentence := in_words(view, split, metric):
         say(console, sentence)
@@ -396,13 +358,13 @@ def _print_result(
         say(console, f"This has not settled: the {split} {metric} {swung.text}.")
     done = int(run.history["round"][-1])
     if interrupted:
-        resume = f", and `evenhand resume {folder}` continues" if resumable else ""
-        stopped = f"Stopped after round {done} of {rounds}; the folder holds the results so far{resume}."
-        say(console, stopped)
+        resume = f", and `evenhand resume {folder}` continues" if place.is_resumable else ""
+        say(console, f"Stopped after round {done} of {rounds}; the folder holds the results so far{resume}.")
     say(console, f"Report: {folder / files.REPORT}")
+    say(console, *_about_models(place, run, best))
 
 
-def _about_models(place: Place, run: simulation.Run, best: BestRound | None) -> Iterator[str]:
+def _about_models(place: Place, run: Run, best: BestRound | None) -> Iterator[str]:
     """What to know about the models in the folder, in sentences."""
     if place.rule is not None and best is None:
         yield f"--keep {place.rule.text}: no round has a finite value, so the results are those of the last round."
@@ -439,27 +401,6 @@ class Recorded(NamedTuple):
     plugins: Mapping[str, str] = {}
 
 
-def described(
-    method: str, options: Any, data: FederatedDataset, without_effect: Collection[str] = ()
-) -> dict[str, Any]:
-    """What ``config.json`` holds.
-
-    Args:
-      method: the expression of the method.
-      options: the dataclass of all options; its fields without a value are left out.
-      data: the data set that they led to.
-      without_effect: the options that have none in this run: the file keeps them, and reports leave them out.
-    """
-    kept = {name: value for name, value in flat(options).items() if name not in ELSEWHERE}
-    texts = [method, *(kept[name] for name in ("attack", "systems") if name in kept)]
-    used = {plugin.distribution: plugin.version for text in texts for plugin in plugins_in(text)}
-    return {
-        **configuration(method, kept, data),
-        "without_effect": [name for name in kept if name in without_effect],
-        **({"plugins": used} if used else {}),
-    }
-
-
 def changes(path: Path, config: Mapping[str, Any]) -> list[str]:
     """Why a run with ``config``, made from the file ``path``, may give other numbers than the run of that file."""
     old = read_json(config_file(path))
@@ -472,17 +413,6 @@ def changes(path: Path, config: Mapping[str, Any]) -> list[str]:
     if moved:
         return [f"{', '.join(moved)} changed since {path} was written: the last digits may differ."]
     return []
-
-
-def flat(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that have a value, those of the dataclasses in it included."""
-    options: dict[str, Any] = {}
-    for name, item in vars(value).items():
-        if dataclasses.is_dataclass(item):
-            options.update(flat(item))
-        elif item is not None:
-            options[name] = item
-    return options
 
 
 def config_file(path: Path) -> Path:

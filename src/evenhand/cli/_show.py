@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 import optax
-from rich import box
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
@@ -17,10 +16,10 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from evenhand.cli._data import SOURCES
-from evenhand.cli._folder import PAGE, load_saved, load_views, study_in
+from evenhand.cli._folder import PAGE, load_saved, study_in
 from evenhand.cli._methods import first_line
 from evenhand.cli._options import MODELS
-from evenhand.cli._terminal import client_table, remark, say, show_comparison, tally
+from evenhand.cli._terminal import client_table, new_table, remark, say, show_comparison, tally
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.expressions import signature
@@ -28,7 +27,6 @@ from evenhand.expressions.kinds import factory_of, ignored_plugins, kind_of, nam
 from evenhand.local import Work
 from evenhand.records import replacing, writing
 from evenhand.report import compare, figures, write_report
-from evenhand.simulation import load_run
 from evenhand.simulation.folder import REPORT
 from evenhand.studies import load
 from evenhand.systems import Systems
@@ -38,6 +36,8 @@ from evenhand.types import Algorithm, Attack, Risk, Sampling, Sum
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_Folders: TypeAlias = Positional[tuple[Path, ...]]
+
 # --- evenhand compare: saved runs side by side, over all clients and client by client -----------------------
 
 
@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 class CompareCommand:
     """Put saved runs side by side: how well, and how evenly, each serves its clients."""
 
-    runs: Annotated[
-        Positional[tuple[Path, ...]], arg(metavar="RUN RUN ...", help_behavior_hint="(required)")
-    ] = ()
+    runs: Annotated[_Folders, arg(metavar="RUN RUN ...", help_behavior_hint="(required)")] = ()
     """folders written by `evenhand run` or `evenhand study`"""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: no page)")] = None
     """write a page with figures here, e.g. compare.html"""
@@ -61,27 +59,18 @@ class CompareCommand:
             raise EvenhandError(
                 "There is nothing to compare: name run folders, e.g. `evenhand compare runs/a runs/b`."
             )
-        saved = [run for folder in self.runs for run in load_saved(folder)]
-        for sentence in (sentence for run in saved for sentence in run.remarks):
-            remark(sentence)
+        saved = load_saved(self.runs)
         comparison = compare([run.view for run in saved])
         console = Console(highlight=False)
-        rounds = [
-            f"{name}: {kept}."
-            for name, run in comparison.named_runs
-            if (kept := run.info.get("kept")) is not None
-        ]
+        kept = ((name, run.info.get("kept")) for name, run in comparison.named_runs)
+        rounds = [f"{name}: {words}." for name, words in kept if words is not None]
         show_comparison(comparison, console, lines=rounds)
-        stopped = [str(run.folder) for run in saved if run.interrupted]
-        if stopped:
-            say(console, f"Interrupted before the last round: {', '.join(stopped)}.", "yellow")
+        if stopped := [str(run.folder) for run in saved if run.interrupted]:
+            say(console, f"Interrupted before the last round: {', '.join(stopped)}.", style="yellow")
         if self.clients > 0 and comparison.same_clients:
             console.print(client_table(comparison, self.clients))
-            if (
-                len(comparison.methods) == 2
-                and not comparison.obstacles
-                and all(method.is_sound for method in comparison.methods)
-            ):
+            is_sound = all(method.is_sound for method in comparison.methods)
+            if len(comparison.methods) == 2 and not comparison.obstacles and is_sound:
                 say(console, tally(comparison))
         elif self.clients > 0 and any(run.whole is not None for run in comparison.runs):
             say(console, "The honest clients differ between the runs, so that none is shown one by one.")
@@ -104,15 +93,14 @@ class ReportCommand:
 
     def execute(self) -> int:
         """Writes the page and returns the exit code."""
-        if study_in(self.run):
-            print(visible(load(self.run).report(self.run / PAGE if self.out is None else self.out)))
-            return 0
-        path = self.run / REPORT if self.out is None else self.out
-        saved = load_run(self.run)
-        for sentence in saved.remarks:
-            remark(sentence)
-        with writing(path), replacing(path) as temporary:
-            write_report(temporary, [saved.view()])
+        is_of_study = study_in(self.run)
+        path = self.out or self.run / (PAGE if is_of_study else REPORT)
+        if is_of_study:
+            load(self.run).report(path)
+        else:
+            [saved] = load_saved([self.run])
+            with writing(path), replacing(path) as temporary:
+                write_report(temporary, [saved.view])
         print(visible(path))
         return 0
 
@@ -121,23 +109,20 @@ class ReportCommand:
 
 
 _NARROWEST, _WIDEST = 1.0, 20.0
+_FIGURES = "(default: figures in the first folder)"
 
 
 @dataclass(frozen=True)
 class FiguresCommand:
     """Write the figures of runs, or of a study, as files, and print their paths."""
 
-    runs: Annotated[
-        Positional[tuple[Path, ...]], arg(metavar="DIR DIR ...", help_behavior_hint="(required)")
-    ] = ()
+    runs: Annotated[_Folders, arg(metavar="DIR DIR ...", help_behavior_hint="(required)")] = ()
     """a folder written by `evenhand study`, or folders written by `evenhand run`"""
     format: Literal["pdf", "svg", "png"] = "pdf"
     """the kind of file"""
     width: float = 3.3
     """inches; 3.3 is a column of most papers, 6.8 a page"""
-    out: Annotated[
-        Path | None, arg(metavar="DIR", help_behavior_hint="(default: figures in the first folder)")
-    ] = None
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_FIGURES)] = None
     """where to write them"""
 
     def execute(self) -> int:
@@ -168,9 +153,7 @@ class FiguresCommand:
                 for case in study.cases
                 for name, figure in study.under(case).figures.all().items()
             }
-        views, remarks = load_views(self.runs)
-        for sentence in remarks:
-            remark(sentence)
+        views = [run.view for run in load_saved(self.runs)]
         return {
             "learning_curve": figures.learning_curve(views),
             "client_curve": figures.client_curve(views),
@@ -210,8 +193,7 @@ def _factories(*types: type) -> Iterator[Entry]:
             else:
                 assert factory is not None
                 yield Entry(signature(name, factory), first_line(factory), "")
-        for sentence in ignored_plugins(kind).values():
-            remark(sentence)
+        remark(*ignored_plugins(kind).values())
 
 
 TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
@@ -222,7 +204,7 @@ TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
     "attacks": lambda: _factories(Attack),
     "metrics": lambda: (Entry(name, first_line(factory), "") for name, factory in BUILT_IN.items()),
     "data": lambda: (Entry(*source) for source in SOURCES),
-    "models": lambda: (Entry(choice.name, choice.line, choice.paper) for choice in MODELS),
+    "models": lambda: (Entry(*model) for model in MODELS),
 }
 """What ``evenhand list`` shows."""
 
@@ -262,7 +244,7 @@ def _signatures(entries: tuple[Entry, ...]) -> Iterable[Padding]:
 
 
 def _table(entries: tuple[Entry, ...]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = new_table()
     table.add_column("name", no_wrap=True, style="bold")
     table.add_column("what it is")
     table.add_column("source")

@@ -1,40 +1,31 @@
 """``evenhand study``: tune several methods fairly over several seeds, and say which differences are real.
 
 From top to bottom: the options and the command, with ``--dry-run``, which says about how long the runs take; the plan
-in a TOML file, as words of the command line; the results of a study, for a terminal; the command as a person types it.
+in a TOML file, as words of the command line; the results of a study, for a terminal.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
 import shlex
 import time
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from rich.console import Console
 from tyro.conf import Positional, arg
 
-from evenhand import studies
-from evenhand.cli._arguments import Words, changed, hyphenated, typed
-from evenhand.cli._data import DataOptions, check_labels, remarks
-from evenhand.cli._folder import PAGE
-from evenhand.cli._options import (
-    GridOptions,
-    ModelOptions,
-    Recipe,
-    SharedOptions,
-    check_trackers,
-    several,
-    trackers,
-)
+from evenhand.cli import _options
+from evenhand.cli._arguments import Words, changed, flat, hyphenated, typed
+from evenhand.cli._data import DataOptions, remarks
+from evenhand.cli._folder import PAGE, default_folder
+from evenhand.cli._options import GridOptions, ModelOptions, Recipe, SharedOptions
 from evenhand.cli._terminal import say, show_comparison
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number
@@ -45,7 +36,7 @@ from evenhand.expressions.kinds import kind_of, names_of
 from evenhand.expressions.reading import plugins_in, shadowed
 from evenhand.report import compare
 from evenhand.simulation import iterate
-from evenhand.studies import Family, Halving, Rule, study
+from evenhand.studies import Family, Halving, Rule, Study, study
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
 from evenhand.text import counted
@@ -54,6 +45,10 @@ from evenhand.types import Algorithm, Attack, Model
 # --- the command --------------------------------------------------------------------------------------------
 
 
+_Grid: TypeAlias = Mapping[str, Mapping[str, Sequence[Any]]]
+"""Method -> hyper-parameter -> its values."""
+
+_Texts: TypeAlias = Positional[tuple[str, ...]]
 _DEFAULT_OUT, _NO_HALVING = "(default: studies/METHODS-DATA)", "(default: all run to the end)"
 
 
@@ -95,9 +90,7 @@ class StudyOptions(SharedOptions):
 class StudyCommand:
     """Train METHODS with every choice of their hyper-parameters, over several seeds, and compare them at their best."""
 
-    methods: Annotated[
-        Positional[tuple[str, ...]], arg(metavar="METHOD METHOD ...", help_behavior_hint="(required)")
-    ] = ()
+    methods: Annotated[_Texts, arg(metavar="METHOD METHOD ...", help_behavior_hint="(required)")] = ()
     """names or expressions; values in braces are all tried, in --systems and --attack too: 'fedprox(mu={0.1, 1})'"""
     study: StudyOptions = field(default_factory=StudyOptions)
     grid: GridOptions = field(default_factory=GridOptions)
@@ -108,27 +101,20 @@ class StudyCommand:
         """Runs the study, writes its folder and returns the exit code."""
         options, console = self.study, Console(stderr=True, quiet=self.study.quiet, highlight=False)
         methods, systems, attacks = self._methods(), self._systems(), self._attacks()
-        folder = self._default_folder() if options.out is None else options.out
-        watching = trackers(options.watch, folder)
-        check_labels(self.data)
+        names = (*[name[:30] for name in methods][:4], Path(self.data.data).name)
+        folder = options.out or default_folder("studies", *names)
+        watching = _options.trackers(options.watch, folder)
         data = self.data.load()
-        for sentence in [
-            *remarks(data),
-            *(text for method in methods.values() for text in shadowed(method.text)),
-        ]:
-            say(console, sentence)
-        if (caution := self._too_few()) is not None:
-            say(console, caution, "yellow")
-        model = self.model.build(data)
+        notes = [text for method in methods.values() for text in shadowed(method.text)]
+        say(console, *remarks(data), *notes)
+        say(console, *self._too_few(), style="yellow")
+        model = self.model.build(data.form)
         families = {name: self._family(method, model, data) for name, method in methods.items()}
         grid = {name: self._axes(methods[name], family) for name, family in families.items()}
         private = self._private(families, grid)
-        for sentence in private.values():
-            say(console, sentence)
+        say(console, *private.values())
         if options.dry_run:
-            cases = len(systems or [0]) * len(attacks or [0])
-            tuning, seeds = (cases * _count(seeds) for seeds in (self._tuning_seeds(), self._seeds()))
-            self._announce(families, grid, data, *((tuning, seeds) if tuning else (seeds, 0)))
+            self._announce(families, grid, data, cases=max(1, len(systems)) * max(1, len(attacks)))
             return 0
         try:
             results = study(
@@ -142,8 +128,8 @@ class StudyCommand:
                 baseline=options.baseline,
                 cohort=options.clients_per_round,
                 eval_every=options.every,
-                systems=None if systems is None else {name: make(model) for name, make in systems.items()},
-                attack=None if attacks is None else {name: make(model) for name, make in attacks.items()},
+                systems={name: make(model) for name, make in systems.items()} or None,
+                attack={name: make(model) for name, make in attacks.items()} or None,
                 eval_clients=options.eval_clients,
                 metrics=options.metrics or (),
                 untrained=options.untrained,
@@ -156,10 +142,8 @@ class StudyCommand:
             )
         except KeyboardInterrupt:
             ended = len(list((folder / "runs").glob("*/result.json")))
-            kept = f"{folder} keeps the {ended} runs that have ended"
-            say(
-                console, f"Interrupted. {kept}: the same command runs the rest and writes the page.", "yellow"
-            )
+            kept = f"Interrupted. {folder} keeps the {ended} runs that have ended"
+            say(console, f"{kept}: the same command runs the rest and writes the page.", style="yellow")
             raise
         _finish(results, folder, Console(highlight=False, quiet=options.quiet))
         return 0
@@ -170,24 +154,21 @@ class StudyCommand:
         for method in self._methods().values():
             with suppress(ModelError):  # the toy model is not the user's
                 family = self._family(method, model)
-                axes = self._axes(method, family)
-                for choice in itertools.product(*axes.values()):
-                    family.make(dict(zip(axes, choice, strict=True)))
-        for make in [*(self._systems() or {}).values(), *(self._attacks() or {}).values()]:
+                for setting in _settings(self._axes(method, family)):
+                    family.make(setting)
+        for make in [*self._systems().values(), *self._attacks().values()]:
             make(model)
         self._seeds()
         self._tuning_seeds()
         self._rule()
         resolved(self.study.metrics or ())
         options, names = self.study, list(self._methods())
-        check_trackers(options.watch)
-        for name in ("rounds", "eval_every", "eval_clients"):
+        _options.check_watch(options.watch)
+        for name in ("rounds", "eval_every", "eval_clients", "halving"):
             if (value := vars(options)[name]) is not None:
                 whole_number(name, value, 1)
         if not 0 <= options.checkpoint < math.inf:
             raise EvenhandError(f"--checkpoint {options.checkpoint}: give seconds, at least 0.")
-        if options.halving is not None:
-            whole_number("halving", options.halving, 1)
         if options.baseline is not None and options.baseline not in names:
             raise EvenhandError(
                 f"--baseline {options.baseline!r:.40}: there is no such method{perhaps(options.baseline, names)}."
@@ -233,9 +214,7 @@ class StudyCommand:
         local = [name for name in self.grid.axes if takes_work and name not in method.axes]
         return Family((*local, *method.axes), make)
 
-    def _private(
-        self, families: Mapping[str, Family], grid: Mapping[str, Mapping[str, Sequence[Any]]]
-    ) -> dict[str, str]:
+    def _private(self, families: Mapping[str, Family], grid: _Grid) -> dict[str, str]:
         """What the page and the terminal say about the budget of privacy; nothing without one."""
         if self.study.epsilon is None:
             return {}
@@ -248,41 +227,35 @@ class StudyCommand:
                 "'dp_fedavg(clip=1)'."
             )
         text = f"Each run of {', '.join(private)} stays within epsilon {self.study.epsilon:g}."
-        return {
-            "privacy budget": text + (f" No privacy is guaranteed by {', '.join(others)}." if others else "")
-        }
+        without = f" No privacy is guaranteed by {', '.join(others)}." if others else ""
+        return {"privacy budget": text + without}
 
     def _axes(self, method: Braced, family: Family) -> dict[str, list[Any]]:
         return {name: (self.grid.axes | dict(method.axes))[name] for name in family.arguments}
 
-    def _systems(self) -> dict[str, Callable[[Model], Systems | None]] | None:
-        """Name -> systems, for several of them; None for none at all."""
+    def _systems(self) -> dict[str, Callable[[Model], Systems | None]]:
+        """Name -> systems; empty for none at all."""
         options = self.study
-        shares = several("stragglers", options.stragglers, float)
+        shares = _options.several("stragglers", options.stragglers, float)
         if options.systems is None:
-            if shares == [0.0]:
-                return None
-            return {f"stragglers({share:g})": _stragglers(share) for share in shares}
+            shown = [] if shares == [0.0] else shares
+            return {f"stragglers({share:g})": _stragglers(share) for share in shown}
         if shares != [0.0]:
             raise EvenhandError("--systems and --stragglers exclude each other: give one of them.")
         return self._values(options.systems, Systems)
 
-    def _attacks(self) -> dict[str, Callable[[Model], Any]] | None:
-        """Name -> attack, for several of them; None for none at all."""
-        return None if self.study.attack is None else self._values(self.study.attack, Attack)
+    def _attacks(self) -> dict[str, Callable[[Model], Any]]:
+        """Name -> attack; empty for none at all."""
+        return {} if self.study.attack is None else self._values(self.study.attack, Attack)
 
     def _values(self, text: str, kind: type) -> dict[str, Callable[[Model], Any]]:
         """What an expression stands for with each choice of the values in its braces, by its text."""
-        several_values = braced(text)
-        choices = itertools.product(*several_values.axes.values())
-        texts = [
-            several_values.fill(dict(zip(several_values.axes, choice, strict=True))) for choice in choices
-        ]
+        expression = braced(text)
+        texts = map(expression.fill, _settings(expression.axes))
+        return {text: partial(self._value, text, kind) for text in texts}
 
-        def make(text: str) -> Callable[[Model], Any]:
-            return lambda model: parse(text, kind, model, lambda: self.grid.work(model, {}))
-
-        return {text: make(text) for text in texts}
+    def _value(self, text: str, kind: type, model: Model) -> Any:
+        return parse(text, kind, model, lambda: self.grid.work(model, {}))
 
     def _seeds(self) -> int | list[int]:
         return _seeds("seeds", self.study.seeds)
@@ -291,14 +264,13 @@ class StudyCommand:
         text = self.study.tuning_seeds
         return None if text is None else _seeds("tuning_seeds", text)
 
-    def _too_few(self) -> str | None:
+    def _too_few(self) -> Iterator[str]:
         """A sentence, before anything is trained, where no difference between the methods can be significant."""
         count, others = _count(self._seeds()), len(self._methods()) - 1
         least = least_pairs(max(1, others))
-        if others < 1 or count >= least:
-            return None
-        seeds = counted(count, "seed")
-        return f"With {seeds} no difference between these methods can be significant: use at least {least}."
+        if others >= 1 and count < least:
+            seeds = counted(count, "seed")
+            yield f"With {seeds} no difference between these methods can be significant: use at least {least}."
 
     def _rule(self) -> Rule:
         parts = self.study.select.split(":")
@@ -315,21 +287,17 @@ class StudyCommand:
 
     def _about(self) -> dict[str, Any]:
         """What the page tells of the runs: what decides their numbers, and the command."""
-        parts: dict[str, Any] = {**asdict(self.data), **asdict(self.model), **asdict(self.grid)}
-        kept = {name: value for name, value in parts.items() if value not in (None, "", (), False)}
+        parts = flat(self.data) | flat(self.model) | flat(self.grid)
+        kept = {name: value for name, value in parts.items() if value not in ("", (), False)}
         texts = [*(method.text for method in self._methods().values()), self.study.attack or ""]
         if used := {plugin.package for text in filter(None, texts) for plugin in plugins_in(text)}:
             kept["plugins"] = ", ".join(sorted(used))
-        options = (self.study, self.grid, self.data, self.model)
-        return kept | {"command": command("study", self.methods, options, {"quiet", "plan", "dry_run"})}
+        options = changed(self.study) | changed(self.grid) | changed(self.data) | changed(self.model)
+        shown = [typed(*pair) for pair in options.items() if pair[0] not in ("quiet", "plan", "dry_run")]
+        return kept | {"command": shlex.join(["evenhand", "study", *self.methods, *itertools.chain(*shown)])}
 
     def _announce(
-        self,
-        families: Mapping[str, Family],
-        grid: Mapping[str, Mapping[str, Sequence[Any]]],
-        data: FederatedDataset,
-        per_setting: int,
-        per_choice: int,
+        self, families: Mapping[str, Family], grid: _Grid, data: FederatedDataset, *, cases: int
     ) -> None:
         """Prints how many runs there are of each method, and about how long they take one by one.
 
@@ -337,9 +305,10 @@ class StudyCommand:
           families: the methods.
           grid: method -> hyper-parameter -> its values.
           data: the clients.
-          per_setting: runs of each setting.
-          per_choice: further runs of each chosen setting.
+          cases: how many conditions.
         """
+        tuning, seeds = (cases * _count(seeds) for seeds in (self._tuning_seeds(), self._seeds()))
+        per_setting, per_choice = (tuning, seeds) if tuning else (seeds, 0)
         total, runs, rounds = 0.0, 0, self.study.rounds
         for name, family in families.items():
             count = per_setting * math.prod(map(len, grid[name].values())) + per_choice
@@ -351,18 +320,18 @@ class StudyCommand:
             "side in less, and runs that have ended are not repeated."
         )
 
-    def _default_folder(self) -> Path:
-        names = (*[name[:30] for name in self._methods()][:4], Path(self.data.data).name)
-        words = [re.sub(r"[^\w.-]+", "-", name).strip("-") for name in names]
-        return Path("studies") / "-".join(words)
-
 
 def _seeds(name: str, text: str) -> int | list[int]:
     """How many seeds, or which."""
-    seeds = several(name, text, int)
+    seeds = _options.several(name, text, int)
     if "," not in text:
         return whole_number(name, seeds[0], 1, 10_000)
     return [whole_number(name, seed, 0, 2**32 - 1) for seed in seeds]
+
+
+def _settings(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Each choice of a value on every axis."""
+    return (dict(zip(axes, choice, strict=True)) for choice in itertools.product(*axes.values()))
 
 
 def _count(seeds: int | list[int] | None) -> int:
@@ -405,7 +374,7 @@ def planned(words: Words) -> Words:
     Raises:
       EvenhandError: the file cannot be read, or holds something else than options.
     """
-    if not (name := words.last("--plan")):
+    if not (name := words.given.get("--plan")):
         return words
     path = Path(name)
     try:
@@ -436,47 +405,26 @@ def _option(path: Path, name: str, value: Any) -> tuple[str, str | None]:
 # --- the results of a study ---------------------------------------------------------------------------------
 
 
-def _finish(study: studies.Study, folder: Path, console: Console) -> None:
+def _finish(study: Study, folder: Path, console: Console) -> None:
     """Prints what the study shows, and writes its tables and its page."""
     for case in study.cases:
         show_study(study.under(case), console)
-    for sentence in study.remarks:
-        say(console, sentence, "yellow")
+    say(console, *study.remarks, style="yellow")
     for name in ("csv", "md", "tex"):
         study.export(folder / f"settings.{name}")
         study.export(folder / f"methods.{name}", "methods")
     say(console, f"Report: {study.report(folder / PAGE)}")
 
 
-def show_study(study: studies.Study, console: Console) -> None:
+def show_study(study: Study, console: Console) -> None:
     """Prints the methods at their chosen settings under one condition, and how far they differ."""
     case = ", ".join(f"{name} {value}" for name, value in study.cases[0].items())
     chosen = [line.setting for line in study.table() if line.setting is not None]
     if case:
         console.print()
-        say(console, case, "bold")
+        say(console, case, style="bold")
     say(console, f"Chosen: {'; '.join(str(setting._replace(case={})) for setting in chosen) or 'nothing'}.")
     if chosen:
         views = {setting.method: study.views(setting.method) for setting in chosen}
         # Findings about the data are among the study's remarks.
         show_comparison(compare(views, study.metric), console, without=OF_THE_DATA, baseline=study.baseline)
-
-
-# --- the command, from its options --------------------------------------------------------------------------
-
-
-def command(name: str, words: Sequence[str], groups: Sequence[Any], without: Collection[str] = ()) -> str:
-    """``evenhand NAME WORDS --OPTION VALUE ...``, with the options that differ from their defaults.
-
-    Args:
-      name: the command.
-      words: its positional arguments.
-      groups: dataclasses of options.
-      without: options that are left out.
-    """
-    options = {
-        name: value for group in groups for name, value in changed(group).items() if name not in without
-    }
-    return shlex.join(
-        ["evenhand", name, *words, *(word for pair in options.items() for word in typed(*pair))]
-    )

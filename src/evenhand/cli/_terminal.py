@@ -46,20 +46,21 @@ class Expression:
         yield Text(_lines(self._parts, options.max_width), overflow="fold")
 
 
-def say(console: Console, sentence: str, style: str = "") -> None:
-    """Prints a sentence, without the characters that isolate names on a page.
+def say(console: Console, *sentences: str, style: str = "") -> None:
+    """Prints sentences, without the characters that isolate names on a page.
 
-    A terminal gets it broken between words; a file or a pipe, as one line.
+    A terminal gets them broken between words; a file or a pipe, each as one line.
     """
-    text = visible(sentence.translate(_OF_PAGES))
-    if console.is_terminal:  # not by rich, which would cut a long path, too, and then it cannot be copied
-        text = _lines(re.findall(r"\S+\s*", text), console.width)
-    console.print(Text(text, style), soft_wrap=True)
+    for sentence in sentences:
+        text = visible(sentence.translate(_OF_PAGES))
+        if console.is_terminal:  # not by rich, which would cut a long path, too, and then it cannot be copied
+            text = _lines(re.findall(r"\S+\s*", text), console.width)
+        console.print(Text(text, style), soft_wrap=True)
 
 
-def remark(sentence: str) -> None:
-    """Prints a sentence that is not a result, on the error stream."""
-    say(Console(file=sys.stderr, highlight=False), f"evenhand: {sentence}")
+def remark(*sentences: str) -> None:
+    """Prints sentences that are not a result, on the error stream."""
+    say(Console(file=sys.stderr, highlight=False), *(f"evenhand: {sentence}" for sentence in sentences))
 
 
 def _lines(parts: Sequence[str], width: int) -> str:
@@ -114,19 +115,17 @@ def show_comparison(
     """
     for notice in comparison.notices:
         if notice.finding.kind not in without:
-            say(console, notice.text, "yellow")
-    for line in lines:
-        say(console, line)
+            say(console, notice.text, style="yellow")
+    say(console, *lines)
     console.print(overview(comparison))
     if len(comparison.methods) > 1:
-        say(console, verdict(comparison), "yellow" if comparison.obstacles else "")
+        say(console, verdict(comparison), style="yellow" if comparison.obstacles else "")
     if noise := caution(comparison):
         is_marked = comparison.seeds == 1 and comparison.may_mark
         say(console, f"* best of its column. {noise}" if is_marked else noise)
     if (table := metric_table(comparison)) is not None:
         console.print(table)
-    for sentence in metric_remarks(comparison):
-        say(console, sentence)
+    say(console, *metric_remarks(comparison))
     if (table := difference_table(comparison, baseline)) is not None:
         console.print(table)
 
@@ -175,9 +174,8 @@ def difference_table(subject: Comparison, baseline: str | None = None) -> Group 
             if key in ("mean", "worst10")
         ]
         rows.append([name, *cells, f"{difference.p['worst10']:.2g}", gains_text(difference.gains)])
-    title = (
-        f"minus {base}, at equal seeds, with 95 % intervals; p of the worst 10 % (Holm); +/−: at every seed"
-    )
+    meaning = "with 95 % intervals; p of the worst 10 % (Holm); +/−: at every seed"
+    title = f"minus {base}, at equal seeds, {meaning}"
     head = ["method", "mean", "worst 10 %", "p", "clients\n+ / −"]
     return _drawn(title, Table(head, rows)) if rows else None
 
@@ -191,7 +189,7 @@ def client_table(subject: Comparison, count: int) -> Group:
     shown = [int(k) for k in order if not np.isnan(served[0][k])][:count]
     tables: list[RichTable] = []
     for begin in range(0, len(subject.methods), _MOST_COLUMNS):
-        table = _table()
+        table = new_table()
         table.add_column(named(subject.client_kind or "client"), overflow="fold")
         table.add_column(f"{split}\nrows", justify="right")
         values = served[begin : begin + _MOST_COLUMNS]
@@ -226,22 +224,22 @@ def tally(subject: Comparison) -> str:
 
 
 def _numbered(subject: Comparison) -> bool:
-    return len(subject.methods) > 1 and (
-        len(subject.methods) > _MOST_HEADS or max(map(cell_len, subject.names)) > _WIDEST_HEAD
-    )
+    count, widest = len(subject.methods), max(map(cell_len, subject.names))
+    return count > _MOST_HEADS or (count > 1 and widest > _WIDEST_HEAD)
 
 
 def _names(subject: Comparison) -> list[str]:
     return [f"{i}  {name}" if _numbered(subject) else name for i, name in enumerate(subject.names, 1)]
 
 
-def _table() -> RichTable:
+def new_table() -> RichTable:
+    """A table with a line below its head only."""
     return RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def _drawn(title: str, table: Table) -> Group:
     """A table of methods under its title."""
-    drawn = _table()
+    drawn = new_table()
     for i, name in enumerate(table.head):
         if i < table.words:
             drawn.add_column(name, overflow="fold")
