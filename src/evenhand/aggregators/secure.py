@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.errors import EvenhandError
-from evenhand.secure import LIMB_BITS, FixedPoint, fixed_point, masked_sum
-from evenhand.secure.fixed_point import carried
+from evenhand.secure import LIMB_BITS, FixedPoint, carried, fixed_point, masked_sum
 from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Summation, Upload
 
 __all__ = ["secure"]

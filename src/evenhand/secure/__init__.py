@@ -4,9 +4,10 @@
 package ``cryptography``, which ``pip install 'evenhand[secure]'`` brings.
 """
 
-from evenhand.secure.fixed_point import (
+from evenhand.secure._fixed_point import (
     LIMB_BITS,
     FixedPoint,
+    carried,
     fixed_point,
     from_limbs,
     masked_sum,
@@ -14,22 +15,24 @@ from evenhand.secure.fixed_point import (
     masked_words,
     to_limbs,
 )
-from evenhand.secure.primitives import join, split
-from evenhand.secure.protocol import (
+from evenhand.secure._primitives import join, split
+from evenhand.secure._protocol import (
     Cost,
     Offer,
     Plan,
     Revealed,
     Secret,
     TooFewError,
+    Transcript,
     advertise,
     mask,
     plan,
     recover,
     reveal,
+    run_protocol,
+    secure_sum,
     share,
 )
-from evenhand.secure.secure_sum import Transcript, run_protocol, secure_sum
 
 __all__ = [
     "LIMB_BITS",
@@ -42,6 +45,7 @@ __all__ = [
     "TooFewError",
     "Transcript",
     "advertise",
+    "carried",
     "fixed_point",
     "from_limbs",
     "join",

@@ -9,35 +9,17 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
-from jax import lax
 
 from evenhand.errors import EvenhandError, whole_number
+from evenhand.secure._primitives import NDArray
 from evenhand.types import Array, Key, PyTree
 
-__all__ = [
-    "LIMB_BITS",
-    "FixedPoint",
-    "carried",
-    "fixed_point",
-    "from_limbs",
-    "masked_sum",
-    "masked_uploads",
-    "masked_words",
-    "negated",
-    "to_limbs",
-]
-
-
 # --- limbs -----------------------------------------------------------------------------------------------
-
-
-NDArray: TypeAlias = npt.NDArray[Any]
 
 
 LIMB_BITS = 16
@@ -51,10 +33,8 @@ def from_limbs(limbs: NDArray) -> NDArray:
     """Limbs ``(n, limbs)``, none above 16 bits, as one unsigned integer per number, uint32 or uint64 ``(n,)``."""
     count = limbs.shape[-1]
     kind = np.uint32 if count * LIMB_BITS <= 32 else np.uint64
-    value = np.zeros(limbs.shape[:-1], kind)
-    for place in range(count):
-        value |= limbs[..., place].astype(kind) << kind(place * LIMB_BITS)
-    return value
+    shifts = np.arange(count, dtype=kind) * kind(LIMB_BITS)
+    return np.bitwise_or.reduce(limbs.astype(kind) << shifts, axis=-1)
 
 
 def to_limbs(values: NDArray, count: int) -> NDArray:
@@ -139,7 +119,7 @@ class FixedPoint(NamedTuple):
         whole = jnp.floor(exact)
         rest = exact - whole  # there is one below 2**23 only, where float32 still counts in ones
         whole = whole + jnp.where(rest > borders.reshape(x.shape), 1.0, 0.0)
-        limbs: list[Array] = []
+        limbs = list[Array]()
         for place in reversed(range(self.limbs)):
             base = 2.0 ** (place * LIMB_BITS)
             limb = jnp.floor(whole * jnp.float32(1 / base))
@@ -190,8 +170,7 @@ def fixed_point(
     """
     if bits not in (32, 64):
         raise EvenhandError(f"fixed_point(bits={bits}): give 32 or 64.")
-    whole_number("fixed_point(cohort=)", cohort, 1)
-    if cohort > _MOST_CLIENTS:
+    if whole_number("fixed_point(cohort=)", cohort, 1) > _MOST_CLIENTS:
         raise EvenhandError(f"fixed_point(cohort={cohort}): give at most {_MOST_CLIENTS:,} clients.")
     if not 2.0**-60 <= largest < 2.0**60:
         raise EvenhandError(
@@ -275,7 +254,7 @@ def _exchanged(limbs: Array, present: Array, key: Key) -> tuple[Array, Array]:
 
     begin = limbs, jnp.zeros(limbs.shape[1:], jnp.uint32)
     masks = jnp.arange(shifts + 1), jax.random.split(key, shifts + 1)
-    (uploads, left), _ = lax.scan(step, begin, masks)
+    (uploads, left), _ = jax.lax.scan(step, begin, masks)
     return uploads, carried(_total(uploads, present) + negated(left))
 
 

@@ -6,31 +6,15 @@ Shamir's secret sharing is whole-number arithmetic; keys, seals and masks are X2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers import CipherContext
-
-__all__ = [
-    "SEED_BYTES",
-    "SHARE_BYTES",
-    "Random",
-    "add_masks",
-    "agreed_secret",
-    "join",
-    "public_key",
-    "seal",
-    "split",
-    "unseal",
-]
-
 
 NDArray: TypeAlias = npt.NDArray[Any]
 
@@ -52,9 +36,7 @@ _MOST_BYTES = 64
 SHARE_BYTES = 66
 
 
-def split(
-    secret: bytes, points: Sequence[int], threshold: int, random: Callable[[int], bytes]
-) -> dict[int, bytes]:
+def split(secret: bytes, points: Sequence[int], threshold: int, random: Random) -> dict[int, bytes]:
     r"""A share for each point: values of a random polynomial of degree ``threshold - 1`` whose constant is the secret.
 
     .. math:: s(x) = S + a_1 x + \dots + a_{t - 1} x^{t - 1} \pmod{2^{521} - 1}
@@ -84,7 +66,7 @@ def split(
         raise EvenhandError(f"split(): the secret has {len(secret)} bytes, more than {_MOST_BYTES}.")
     # 74 bytes modulo a prime of 521 bits: uniform to 2**-71.
     coefficients = [int.from_bytes(random(74), "little") % _PRIME for _ in range(threshold - 1)]
-    shares: dict[int, bytes] = {}
+    shares = dict[int, bytes]()
     for x in points:
         value = 0
         for coefficient in (*reversed(coefficients), int.from_bytes(secret, "little")):
@@ -101,12 +83,9 @@ def join(shares: Mapping[int, bytes], size: int) -> bytes:
     """
     total = 0
     for x, share in shares.items():
-        above, below = 1, 1
-        for other in shares:
-            if other != x:
-                above = above * other % _PRIME
-                below = below * (other - x) % _PRIME
-        total = (total + int.from_bytes(share, "little") * above * pow(below, -1, _PRIME)) % _PRIME
+        others = [other for other in shares if other != x]
+        weight = math.prod(others) * pow(math.prod(other - x for other in others), -1, _PRIME)
+        total = (total + int.from_bytes(share, "little") * weight) % _PRIME
     if total >= 256**size:
         raise EvenhandError("join(): these shares do not give a secret: some are wrong, or they are too few.")
     return total.to_bytes(size, "little")
@@ -147,9 +126,8 @@ def agreed_secret(private: bytes, other: bytes, purpose: bytes) -> bytes:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     try:
-        shared = X25519PrivateKey.from_private_bytes(private).exchange(
-            X25519PublicKey.from_public_bytes(other)
-        )
+        public = X25519PublicKey.from_public_bytes(other)
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(public)
     except ValueError as error:
         raise EvenhandError("A client's public key is not valid: leave this client out.") from error
     return HKDF(SHA256(), SEED_BYTES, None, b"evenhand secure sum " + purpose).derive(shared)
@@ -210,20 +188,15 @@ def add_masks(total: NDArray, plus: Sequence[bytes], minus: Sequence[bytes], thr
 
 def _add_part(part: NDArray, start: int, plus: Sequence[bytes], minus: Sequence[bytes]) -> None:
     """As :func:`add_masks`, for the part of the numbers from ``start`` on; a multiple of a block's."""
-    counter = (start * part.itemsize // 16).to_bytes(16, "big")
-    streams = [(_stream(seed, counter), np.add) for seed in plus]
-    streams += [(_stream(seed, counter), np.subtract) for seed in minus]
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    counter = modes.CTR((start * part.itemsize // 16).to_bytes(16, "big"))
+    changes = [*((seed, np.add) for seed in plus), *((seed, np.subtract) for seed in minus)]
+    streams = [(Cipher(algorithms.AES(seed), counter).encryptor(), change) for seed, change in changes]
     buffer = bytearray(_CHUNK + 16)
     kind, step = part.dtype.newbyteorder("<"), _CHUNK // part.itemsize
     for begin in range(0, len(part), step):
         some = part[begin : begin + step]
         for stream, change in streams:
-            size = some.nbytes
-            stream.update_into(_ZEROS if size == _CHUNK else _ZEROS[:size], buffer)
+            stream.update_into(_ZEROS[: some.nbytes], buffer)
             change(some, np.frombuffer(buffer, kind, len(some)), out=some)
-
-
-def _stream(seed: bytes, counter: bytes) -> CipherContext:
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-
-    return Cipher(algorithms.AES(seed), modes.CTR(counter)).encryptor()

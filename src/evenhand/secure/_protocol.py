@@ -12,51 +12,25 @@ A server that follows this learns the sum and who is in it.  It may read along, 
 ``threshold`` of a client's neighbours.  A server that *departs* from it is not kept from a client's numbers: it may
 tell different clients of different offers or survivors, or invent clients.  Against that, clients would have to
 authenticate the offers and compare, among themselves, whom they were told of; neither is done here.
+
+:func:`secure_sum` is all of it in one process.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, whole_number
-from evenhand.secure.primitives import (
-    SEED_BYTES,
-    SHARE_BYTES,
-    NDArray,
-    Random,
-    add_masks,
-    agreed_secret,
-    join,
-    public_key,
-    seal,
-    split,
-    unseal,
-)
-
-__all__ = [
-    "Cost",
-    "Offer",
-    "Plan",
-    "Revealed",
-    "Secret",
-    "TooFewError",
-    "advertise",
-    "check_members",
-    "check_plan",
-    "check_present",
-    "check_survivors",
-    "mask",
-    "plan",
-    "recover",
-    "reveal",
-    "share",
-]
-
+from evenhand.errors import EvenhandError, expect, whole_number
+from evenhand.secure import _primitives as primitives
+from evenhand.secure._primitives import SEED_BYTES, SHARE_BYTES, NDArray, Random
 
 _COMPLETE = 16
 """Clients up to which each is masked with every other."""
@@ -149,13 +123,10 @@ def plan(
         raise EvenhandError(f"A secure sum needs at least two different clients; there are {len(set(ids))}.")
     if neighbours is None:
         neighbours = m - 1 if m <= _COMPLETE else min(m - 1, 2 * math.ceil(1.5 * math.log2(m)))
-    whole_number("plan(neighbours=)", neighbours, 1)
-    if threshold is not None:
-        whole_number("plan(threshold=)", threshold, 1)
+    keepers = whole_number("plan(neighbours=)", neighbours, 1) + 1
+    threshold = whole_number("plan(threshold=)", keepers // 2 + 1 if threshold is None else threshold, 1)
     if neighbours > m - 1 or (neighbours % 2 and neighbours != m - 1):
         raise EvenhandError(f"plan(neighbours={neighbours}): give an even number below {m}, or {m - 1}.")
-    keepers = neighbours + 1
-    threshold = keepers // 2 + 1 if threshold is None else threshold
     if not keepers / 2 < threshold <= keepers:
         raise EvenhandError(
             f"plan(threshold={threshold}): give more than half of the {keepers} who keep a client's shares, and no "
@@ -209,7 +180,7 @@ def advertise(random: Random) -> tuple[Secret, Offer]:
       random: ``secrets.token_bytes`` on a real device.
     """
     secret = Secret(random(_KEY_BYTES), random(_KEY_BYTES), random(SEED_BYTES))
-    return secret, Offer(public_key(secret.mask_key), public_key(secret.seal_key))
+    return secret, Offer(primitives.public_key(secret.mask_key), primitives.public_key(secret.seal_key))
 
 
 def share(
@@ -221,18 +192,13 @@ def share(
       TooFewError: with itself, fewer than ``plan.threshold`` made an offer.
       EvenhandError: the plan does not protect this client.
     """
-    check_plan(plan, me)
-    check_present(plan, me, offers)
-    points = {other: _point(plan, other) for other in _keepers(plan, me, offers)}
-    seeds, keys = (
-        split(part, list(points.values()), plan.threshold, random) for part in (secret.seed, secret.mask_key)
-    )
+    _check_plan(plan, me)
+    _check_present(plan, me, offers)
+    points = {other: plan.clients.index(other) + 1 for other in _keepers(plan, me, offers)}
+    seeds = primitives.split(secret.seed, [*points.values()], plan.threshold, random)
+    keys = primitives.split(secret.mask_key, [*points.values()], plan.threshold, random)
     return {
-        other: seal(
-            agreed_secret(secret.seal_key, offers[other].seal_key, _sealing(me, other)),
-            seeds[point] + keys[point],
-            random,
-        )
+        other: primitives.seal(_channel(secret, offers[other], me, other), seeds[point] + keys[point], random)
         for other, point in points.items()
     }
 
@@ -253,12 +219,11 @@ def mask(plan: Plan, me: int, secret: Secret, offers: Mapping[int, Offer], numbe
       TooFewError: with itself, fewer than ``plan.threshold`` are among them.
       EvenhandError: the numbers have another type.
     """
-    check_present(plan, me, offers)
+    _check_present(plan, me, offers)
     total = _checked(plan, me, numbers).copy()
-    near = _near(plan, me, offers)
-    seeds = {other: _pair(secret.mask_key, offers[other].mask_key) for other in near}
+    seeds = {other: _pair(secret.mask_key, offers[other]) for other in plan.neighbours[me] if other in offers}
     plus = [secret.seed, *(seed for other, seed in seeds.items() if other > me)]
-    add_masks(total, plus, [seed for other, seed in seeds.items() if other < me])
+    primitives.add_masks(total, plus, [seed for other, seed in seeds.items() if other < me])
     return total
 
 
@@ -286,17 +251,15 @@ def reveal(
       EvenhandError: shares were changed on their way, or are missing.
     """
     alive = set(survivors)
-    check_present(plan, me, offers)
-    check_survivors(plan, offers, alive)
-    seeds: dict[int, bytes] = {}
-    keys: dict[int, bytes] = {}
+    _check_present(plan, me, offers)
+    _check_survivors(plan, offers, alive)
+    seeds, keys = dict[int, bytes](), dict[int, bytes]()
     for other in _keepers(plan, me, offers):
         if other not in sealed:
             raise EvenhandError(
                 f"Client {me} got no share from client {other}, which made an offer: start the round again."
             )
-        key = agreed_secret(secret.seal_key, offers[other].seal_key, _sealing(other, me))
-        both = unseal(key, sealed[other])
+        both = primitives.unseal(_channel(secret, offers[other], other, me), sealed[other])
         if other in alive:
             seeds[other] = both[:SHARE_BYTES]
         else:
@@ -321,67 +284,59 @@ def recover(
     """
     if not masked:
         raise TooFewError("No client has sent its numbers.")
-    check_survivors(plan, offers, masked)
-    check_members(plan, revealed)
+    _check_survivors(plan, offers, masked)
+    _check_members(plan, revealed)
     if len({numbers.shape for numbers in masked.values()}) > 1:
         raise EvenhandError("recover(): clients have sent different numbers of numbers: the sum is lost.")
     seeds = {by: answer.seeds for by, answer in revealed.items()}
     keys = {by: answer.keys for by, answer in revealed.items()}
-    plus: list[bytes] = []
-    minus: list[bytes] = []
+    plus, minus = list[bytes](), list[bytes]()
     for client, offer in offers.items():
         if client in masked:
             minus.append(_joined(plan, client, seeds, SEED_BYTES))
         # A lost client's masks are left over in the numbers of those that share one with it.
-        elif left := [other for other in _near(plan, client, offers) if other in masked]:
+        elif left := _keepers(plan, client, masked):
             key = _joined(plan, client, keys, _KEY_BYTES)
-            if public_key(key) != offer.mask_key:
+            if primitives.public_key(key) != offer.mask_key:
                 raise EvenhandError(f"Shares of the key of client {client} are false: the sum is lost.")
             for other in left:
-                (minus if client > other else plus).append(_pair(key, offers[other].mask_key))
+                (minus if client > other else plus).append(_pair(key, offers[other]))
     total = np.zeros_like(next(iter(masked.values())))
     for client, numbers in masked.items():
         total += _checked(plan, client, numbers)
-    add_masks(total, plus, minus, threads=os.cpu_count() or 1)
+    primitives.add_masks(total, plus, minus, threads=os.cpu_count() or 1)
     return total
 
 
-def _near(plan: Plan, client: int, offers: Mapping[int, Offer]) -> list[int]:
-    return [other for other in plan.neighbours[client] if other in offers]
+def _keepers(plan: Plan, client: int, among: Collection[int]) -> list[int]:
+    """Those ``among`` the given clients who keep shares of a client: its neighbours, and it itself."""
+    return [other for other in (*plan.neighbours[client], client) if other in among]
 
 
-def _keepers(plan: Plan, client: int, offers: Mapping[int, Offer]) -> list[int]:
-    return [*_near(plan, client, offers), client]
+def _pair(private: bytes, other: Offer) -> bytes:
+    return primitives.agreed_secret(private, other.mask_key, b"mask")
 
 
-def _point(plan: Plan, client: int) -> int:
-    return plan.clients.index(client) + 1
-
-
-def _pair(private: bytes, other: bytes) -> bytes:
-    return agreed_secret(private, other, b"mask")
-
-
-def _sealing(sender: int, receiver: int) -> bytes:
-    return f"shares {sender} {receiver}".encode()
+def _channel(secret: Secret, other: Offer, sender: int, receiver: int) -> bytes:
+    """The key under which the sender's shares are sealed for the receiver."""
+    return primitives.agreed_secret(secret.seal_key, other.seal_key, f"shares {sender} {receiver}".encode())
 
 
 def _joined(plan: Plan, client: int, revealed: Mapping[int, Mapping[int, bytes]], size: int) -> bytes:
     """The client's secret, from the shares that others revealed of it."""
-    shares = {_point(plan, by): held[client] for by, held in revealed.items() if client in held}
+    shares = {plan.clients.index(by) + 1: held[client] for by, held in revealed.items() if client in held}
     if len(shares) < plan.threshold:
         raise TooFewError(
             f"Of the shares of client {client}, {len(shares)} were revealed, and {plan.threshold} are needed: the sum "
             "is lost, and nothing is known of any client's numbers."
         )
-    return join(dict(list(shares.items())[: plan.threshold]), size)
+    return primitives.join(dict(list(shares.items())[: plan.threshold]), size)
 
 
 def _checked(plan: Plan, client: int, numbers: NDArray) -> NDArray:
-    kind = np.uint32 if plan.bits == 32 else np.uint64
-    if numbers.dtype != kind or numbers.ndim != 1:
+    if numbers.dtype != f"uint{plan.bits}" or numbers.ndim != 1:
         raise EvenhandError(
-            f"The numbers of client {client} are {numbers.dtype} of shape {numbers.shape}: give {np.dtype(kind)} (n,)."
+            f"The numbers of client {client} are {numbers.dtype} of shape {numbers.shape}: give uint{plan.bits} (n,)."
         )
     return numbers
 
@@ -393,7 +348,7 @@ class TooFewError(EvenhandError):
     """Too few clients are left for the sum to be found."""
 
 
-def check_members(plan: Plan, clients: Collection[int]) -> None:
+def _check_members(plan: Plan, clients: Collection[int]) -> None:
     """Checks that messages are from, or for, clients that the sum's plan names.
 
     Raises:
@@ -405,15 +360,14 @@ def check_members(plan: Plan, clients: Collection[int]) -> None:
         )
 
 
-def check_plan(plan: Plan, me: int) -> None:
+def _check_plan(plan: Plan, me: int) -> None:
     """Checks that a plan, which comes from the server, asks for enough shares of this client's secrets.
 
     Raises:
       EvenhandError: half of those who keep them could find them, or a neighbour has another view of the plan.
     """
-    check_members(plan, [me])
+    _check_members(plan, [me, *plan.neighbours.get(me, ())])
     near = plan.neighbours[me]
-    check_members(plan, near)
     mutual = me not in near and all(me in plan.neighbours[other] for other in near)
     if not (mutual and (len(near) + 1) / 2 < plan.threshold <= len(near) + 1):
         raise EvenhandError(
@@ -422,25 +376,24 @@ def check_plan(plan: Plan, me: int) -> None:
         )
 
 
-def check_present(plan: Plan, me: int, offers: Collection[int]) -> None:
+def _check_present(plan: Plan, me: int, offers: Collection[int]) -> None:
     """Checks that enough of a client and its neighbours made an offer.
 
     Raises:
       TooFewError: they are fewer than the threshold.
       EvenhandError: a client is not in the plan, or made no offer itself.
     """
-    check_members(plan, [me, *offers])
+    _check_members(plan, [me, *offers])
     if me not in offers:
         raise EvenhandError(f"Client {me} has made no offer, so it cannot take part in this sum.")
-    there = _keepers_among(plan, me, offers)
-    if there < plan.threshold:
+    if (there := len(_keepers(plan, me, offers))) < plan.threshold:
         raise TooFewError(
             f"Of client {me} and its {len(plan.neighbours[me])} neighbours, {there} are there, and "
             f"{plan.threshold} are needed: start the round again with other clients."
         )
 
 
-def check_survivors(plan: Plan, offers: Collection[int], alive: Collection[int]) -> None:
+def _check_survivors(plan: Plan, offers: Collection[int], alive: Collection[int]) -> None:
     """Checks that the sum of all survivors can be found, and none of only some of them.
 
     Masks between survivors stay unknown to the server.  Where these masks link all survivors to each other, they cancel
@@ -455,11 +408,11 @@ def check_survivors(plan: Plan, offers: Collection[int], alive: Collection[int])
       TooFewError: too few are left around some client, or there is a group that no mask links to the others.
       EvenhandError: a survivor has made no offer, or a client is not in the plan.
     """
-    check_members(plan, offers)
+    _check_members(plan, offers)
     if strange := sorted(set(alive) - set(offers)):
         raise EvenhandError(f"Client {strange[0]} has sent numbers, but no shares before: the sum is lost.")
     for client in offers:
-        left = _keepers_among(plan, client, alive)
+        left = len(_keepers(plan, client, alive))
         if left and left < plan.threshold:
             raise TooFewError(
                 f"Of client {client} and its neighbours, {left} have sent their numbers, and {plan.threshold} are "
@@ -478,5 +431,118 @@ def check_survivors(plan: Plan, offers: Collection[int], alive: Collection[int])
         )
 
 
-def _keepers_among(plan: Plan, client: int, among: Collection[int]) -> int:
-    return sum(other in among for other in (*plan.neighbours[client], client))
+# --- a whole sum in one process: what clients and server do, one after another ---------------------------
+
+
+class Transcript(NamedTuple):
+    """All that a server sees in one secure sum.
+
+    Attributes:
+      plan: what it announced.
+      offers: the public keys of those that sent shares.
+      masked: client -> the numbers that it sent.
+      revealed: client -> the shares that it gave at the end.
+    """
+
+    plan: Plan
+    offers: Mapping[int, Offer]
+    masked: Mapping[int, NDArray]
+    revealed: Mapping[int, Revealed]
+
+
+def secure_sum(
+    numbers: Mapping[int, npt.ArrayLike],
+    *,
+    bits: int = 64,
+    dropped: Collection[int] = (),
+    silent: Collection[int] = (),
+    neighbours: int | None = None,
+    threshold: int | None = None,
+    random: Random = secrets.token_bytes,
+) -> NDArray:
+    """The sum of clients' whole numbers modulo ``2**bits``, found by the protocol of :mod:`evenhand.secure`.
+
+    Args:
+      numbers: client -> whole numbers ``(n,)``; negative ones count modulo ``2**bits``.
+      bits: 32 or 64.
+      dropped: clients that vanish before they send their numbers; the sum is that of the others.
+      silent: clients that vanish after that; they are in the sum.
+      neighbours: of each client, as in :func:`evenhand.secure.plan`.
+      threshold: of their answers, as there.
+      random: a source of random bytes.
+
+    Returns:
+      uint32 or uint64 ``(n,)``; ``.view(numpy.int64)`` has the negative ones.
+
+    Raises:
+      TooFewError: too many vanish.
+      EvenhandError: the numbers have different lengths, or are not whole; or an unknown client vanishes.
+
+    Example:
+      >>> import numpy as np
+      >>> secure_sum({1: [5, -3], 2: [7, 11], 3: [-20, 4]}).view(np.int64).tolist()
+      [-8, 12]
+
+    Source: Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving Machine Learning*, CCS 2017.
+    """
+    expect("numbers", numbers, Mapping, "{1: [5, -3], 2: [7, 11]}")
+    words = {client: _words(client, uploaded, bits) for client, uploaded in numbers.items()}
+    if len(lengths := {len(word) for word in words.values()}) > 1:
+        raise EvenhandError(f"secure_sum(): clients have {sorted(lengths)} numbers: give as many for each.")
+    if strange := sorted({*dropped, *silent} - set(words)):
+        raise EvenhandError(f"secure_sum(): client {strange[0]} is to vanish, but has no numbers.")
+    order = np.random.default_rng(int.from_bytes(random(8), "little")).permutation(len(words)).tolist()
+    announced = plan(words, bits=bits, neighbours=neighbours, threshold=threshold, order=order)
+    return recover(*run_protocol(announced, words, dropped, silent, random))
+
+
+def run_protocol(
+    plan: Plan,
+    numbers: Mapping[int, NDArray],
+    dropped: Collection[int] = (),
+    silent: Collection[int] = (),
+    random: Random = secrets.token_bytes,
+) -> Transcript:
+    """All messages to the server, arguments as for :func:`secure_sum`; clients mask their numbers in threads.
+
+    Raises:
+      TooFewError: a client has too few neighbours left, or lost clients cut the others into groups.
+      EvenhandError: a client is not in the plan, or has no numbers and is not dropped.
+    """
+    expect("numbers", numbers, Mapping, "{1: numpy.array([5], numpy.uint64), 2: ...}")
+    for name, named in {"numbers": numbers, "dropped": dropped, "silent": silent}.items():
+        if strange := [client for client in named if client not in plan.clients]:
+            raise EvenhandError(
+                f"{name} names client {strange[0]}, which is not in the plan of this sum: leave it out, or make a plan "
+                "with it."
+            )
+    alive = [client for client in plan.clients if client not in dropped]
+    if missing := [client for client in alive if client not in numbers]:
+        raise EvenhandError(
+            f"Client {missing[0]} is in the plan of this sum, but has no numbers: give them, or name it in dropped."
+        )
+    advertised = {client: advertise(random) for client in plan.clients}
+    keys = {client: secret for client, (secret, _) in advertised.items()}
+    offers = {client: offer for client, (_, offer) in advertised.items()}
+    shares = {client: share(plan, client, secret, offers, random) for client, secret in keys.items()}
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        uploads = pool.map(lambda client: mask(plan, client, keys[client], offers, numbers[client]), alive)
+        sent = dict(zip(alive, uploads, strict=True))
+
+    def answer(client: int) -> Revealed:
+        sealed = {other: shares[other][client] for other in (*plan.neighbours[client], client)}
+        return reveal(plan, client, keys[client], offers, sealed, sent)
+
+    revealed = {client: answer(client) for client in alive if client not in silent}
+    return Transcript(plan, offers, sent, revealed)
+
+
+def _words(client: int, numbers: npt.ArrayLike, bits: int) -> NDArray:
+    array = np.asarray(numbers)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise EvenhandError(
+            f"secure_sum(): the numbers of client {client} are {array.dtype} of shape {array.shape}: give whole "
+            "numbers (n,), such as evenhand.secure.fixed_point(...) makes of real ones."
+        )
+    return array.astype(np.uint32 if bits == 32 else np.uint64)
