@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -179,12 +180,10 @@ def audit_mean(
       True
     """
     whole_number("rounds", rounds, 1)
-    half = canaries // 2
-    like = {"a": jnp.zeros(half), "b": jnp.zeros(canaries - half)}
+    like = _halves(jnp.zeros(canaries))
 
     def upload(position: Array) -> Upload:
-        whole = jnp.zeros(canaries).at[position].set(length)
-        delta = {"a": whole[:half], "b": whole[half:]}
+        delta = _halves(jnp.zeros(canaries).at[position].set(length))
         return Upload(delta, jnp.float32(1.0), jnp.float32(jnp.nan))
 
     def direction(included: Array, key: Array) -> Array:
@@ -195,22 +194,17 @@ def audit_mean(
             lifted = aggregator.lift(upload(position), public, jax.random.fold_in(key, position))
             return tree.add(sums, tree.select(included[position], lifted, tree.zeros_like(lifted)))
 
-        shapes = jax.eval_shape(aggregator.lift, upload(jnp.int32(0)), public, key)
-        begin = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        begin = tree.zeros(jax.eval_shape(aggregator.lift, upload(jnp.int32(0)), public, key))
         mean, _ = aggregator.lower(jax.lax.fori_loop(0, canaries, add, begin), state, key)
-        return jnp.concatenate([mean["a"], mean["b"]])
+        return _whole(mean)
 
     @jax.jit
     def scores(included: Array, key: Array) -> Array:
-        return jnp.sum(
-            jax.lax.map(lambda key: direction(included, key), jax.random.split(key, rounds)), axis=0
-        )
+        return jnp.sum(jax.lax.map(partial(direction, included), jax.random.split(key, rounds)), axis=0)
 
     included, keys = _runs(canaries, runs, seed)
-    measured = [
-        np.asarray(scores(jnp.asarray(coins), key)) for coins, key in zip(included, keys, strict=True)
-    ]
-    return audit_scores(np.concatenate(measured), included.reshape(-1), delta=delta, confidence=confidence)
+    measured = [scores(jnp.asarray(coins), key) for coins, key in zip(included, keys, strict=True)]
+    return audit_scores(np.ravel(measured), np.ravel(included), delta=delta, confidence=confidence)
 
 
 def audit_work(
@@ -242,13 +236,12 @@ def audit_work(
       True
     """
     included, keys = _runs(canaries, runs, seed)
-    half = canaries // 2
 
     def init(key: Array) -> Params:
-        return {"a": jnp.zeros(half), "b": jnp.zeros(canaries - half)}
+        return _halves(jnp.zeros(canaries))
 
     def apply(params: Params, x: Array) -> Array:
-        return length * jnp.concatenate([params["a"], params["b"]])[x]
+        return length * _whole(params)[x]
 
     work = make(Model(init, apply, lambda outputs, y: -outputs, {}, name="canaries"))
 
@@ -260,15 +253,22 @@ def audit_work(
         data = ClientData(rows, jnp.zeros(most), jnp.int32(0), count, jnp.float32(1.0), most)
         end, _ = work.solve(init(key), data, key, optax.identity())
         # Steps are divided by the number of examples, which differs from run to run.
-        return count.astype(jnp.float32) * jnp.concatenate([end["a"], end["b"]])
+        return count.astype(jnp.float32) * _whole(end)
 
-    rows = np.zeros((runs, most), np.int32)
-    for row, coins in zip(rows, included, strict=True):
-        row[: coins.sum()] = np.flatnonzero(coins)
+    # Of each run, the canaries that are in, in order; what follows them does not count.
+    rows = np.argsort(~included, axis=1, kind="stable")[:, :most].astype(np.int32)
     ends = jax.jit(lambda given: jax.lax.map(ended, given))((jnp.asarray(rows), jnp.asarray(counts), keys))
-    return audit_scores(
-        np.asarray(ends).reshape(-1), included.reshape(-1), delta=delta, confidence=confidence
-    )
+    return audit_scores(np.ravel(ends), np.ravel(included), delta=delta, confidence=confidence)
+
+
+def _halves(whole: Array) -> Params:
+    """A number for each canary as a tree of two leaves, as of a model."""
+    half = len(whole) // 2
+    return {"a": whole[:half], "b": whole[half:]}
+
+
+def _whole(halves: Params) -> Array:
+    return jnp.concatenate([halves["a"], halves["b"]])
 
 
 def _runs(canaries: int, runs: int, seed: int) -> tuple[NDArray, Array]:
