@@ -7,11 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from evenhand import tree
 from evenhand._jaxpr.per_example import ExampleRows, LeafGradients, full_type, traced
@@ -89,7 +87,13 @@ def clipped_sum(
     Source: Goodfellow, *Efficient Per-Example Gradient Computations*, 2015; Bu et al., *Differentially Private
     Optimization on Large Model at Small Cost* (book-keeping), ICML 2023.
     """
-    _check(params, clip, divided_by, plus)
+    if not isinstance(clip, jax.Array) and not float(clip) >= 0:
+        raise EvenhandError(
+            f"clip={clip}: give the largest norm of an example's gradient, a number of at least 0."
+        )
+    for name, other in (("divided_by", divided_by), ("plus", plus)):
+        if other is not None and jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, other):
+            raise EvenhandError(f"{name} must be a tree like the parameters, one number for each of them.")
     leaves, structure = jax.tree.flatten(params)
     divisors, offsets = _like(leaves, divided_by), _like(leaves, plus)
     if divided_by is not None and plus is not None:
@@ -167,15 +171,5 @@ def _in_slices(
         sums, norms = of_slice(tree.take(rows, at), inside[at] & (index < examples))
         return tree.add(total, sums), norms
 
-    total, norms = lax.scan(step, tree.zeros_like(list(like)), index)
+    total, norms = jax.lax.scan(step, tree.zeros_like(list(like)), index)
     return total, norms.reshape(-1)[:examples]
-
-
-def _check(params: Params, clip: Any, divided_by: Params | None, plus: Params | None) -> None:
-    if not isinstance(clip, jax.Array) and not float(clip) >= 0:
-        raise EvenhandError(
-            f"clip={clip}: give the largest norm of an example's gradient, a number of at least 0."
-        )
-    for name, other in (("divided_by", divided_by), ("plus", plus)):
-        if other is not None and jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, other):
-            raise EvenhandError(f"{name} must be a tree like the parameters, one number for each of them.")
