@@ -23,8 +23,7 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 
-from evenhand.privacy import Histogram, histogram_for
-from evenhand.privacy.quantile import Sensitivity
+from evenhand.privacy import Histogram, Sensitivity, histogram_for
 from evenhand.types import Array, Key
 from experiments.fairness import Experiment, picture, write
 

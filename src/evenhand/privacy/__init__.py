@@ -6,12 +6,7 @@ says how much noise a budget calls for.  ``accountant="pld"`` needs the package 
 them; :func:`private` makes the promise for a whole method, or says why it cannot.
 """
 
-from evenhand.privacy.accounting import Account, account, epsilon, spent, usual_delta
-from evenhand.privacy.adadps import adadps, adadps_fl, adas, ideal_adadps
-from evenhand.privacy.audit import Audit, audit_mean, audit_scores, audit_work, least_epsilon
-from evenhand.privacy.calibration import clients_for, noise_for, steps_for
-from evenhand.privacy.client_level import dp_fedadam, dp_fedavg, private, promise
-from evenhand.privacy.discrete_gaussian import (
+from evenhand.privacy._discrete_gaussian import (
     Law,
     discrete_gaussian,
     discrete_gaussian_error,
@@ -19,6 +14,44 @@ from evenhand.privacy.discrete_gaussian import (
     discrete_mean,
     psi,
 )
+from evenhand.privacy._preconditioners import tfidf_scales, token_frequencies
+from evenhand.privacy._quantile import (
+    Histogram,
+    Sensitivity,
+    concentrated,
+    concentrated_epsilon,
+    dyadic_partition,
+    histogram,
+    histogram_for,
+    no_wrap_modulus,
+    quantile,
+    quantile_error,
+    quantile_sum,
+)
+from evenhand.privacy._renyi import (
+    ORDERS,
+    ORDERS_FEDERATED,
+    ORDERS_FINE,
+    Spent,
+    amplified,
+    epsilon_of_rdp,
+    epsilon_of_zcdp,
+    joint,
+    rdp,
+)
+from evenhand.privacy.accounting import (
+    Account,
+    account,
+    clients_for,
+    epsilon,
+    noise_for,
+    spent,
+    steps_for,
+    usual_delta,
+)
+from evenhand.privacy.adadps import adadps, adadps_fl, adas, ideal_adadps
+from evenhand.privacy.audit import Audit, audit_mean, audit_scores, audit_work, least_epsilon
+from evenhand.privacy.client_level import dp_fedadam, dp_fedavg, private, promise
 from evenhand.privacy.dp2 import delayed_rmsprop, dp2, dp2_extra_query
 from evenhand.privacy.dp_delta_fl import dp_delta_fl
 from evenhand.privacy.dp_ftrl import (
@@ -33,32 +66,7 @@ from evenhand.privacy.dp_ftrl import (
 from evenhand.privacy.dp_sgd import dp_sgd, scale_then_privatize
 from evenhand.privacy.gaussian import AdaptiveClip, adaptive_clip, noisy_mean
 from evenhand.privacy.per_example import clip_factors, clipped_sum
-from evenhand.privacy.preconditioners import tfidf_scales, token_frequencies
 from evenhand.privacy.public_data import dp_adam_pub, dp_r_pub, pda_dpmd, projected_adagrad, warm_start
-from evenhand.privacy.quantile import (
-    Histogram,
-    Sensitivity,
-    concentrated,
-    concentrated_epsilon,
-    dyadic_partition,
-    histogram,
-    histogram_for,
-    no_wrap_modulus,
-    quantile,
-    quantile_error,
-    quantile_sum,
-)
-from evenhand.privacy.renyi import (
-    ORDERS,
-    ORDERS_FEDERATED,
-    ORDERS_FINE,
-    Spent,
-    amplified,
-    epsilon_of_rdp,
-    epsilon_of_zcdp,
-    joint,
-    rdp,
-)
 from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, private_work
 
 __all__ = [

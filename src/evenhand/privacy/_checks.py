@@ -1,14 +1,31 @@
-"""Checks of the numbers that accounting takes, each a sentence where it fails."""
+"""Checks of the numbers that mechanisms and accounting take, each a sentence where it fails."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
+
+Orders: TypeAlias = Sequence[float]
+"""Orders of Renyi divergences, each a finite number above 1."""
+
+
+Scheme: TypeAlias = Literal["poisson", "fixed"]
+"""How units are drawn: independently, or a fixed number of them."""
+
+
+Accountant: TypeAlias = Literal["rdp", "pld"]
+"""What adds costs up: Renyi divergences, or distributions of privacy losses."""
+
+
+NDArray: TypeAlias = npt.NDArray[np.float64]
+
 
 _MOST = 2**53
 """Whole numbers beyond it are not exact as floating-point numbers."""
@@ -39,7 +56,7 @@ def probability(name: str, value: object) -> float:
     return _number(name, value, "a number above 0 and below 1", lambda number: 0.0 < number < 1.0)
 
 
-def checked_rate(name: str, value: object, *, least: float = 0.0) -> float:
+def rate(name: str, value: object, *, least: float = 0.0) -> float:
     """A sampling rate, from ``least`` to 1; above 0 where ``least`` is above 0."""
     wanted = "the chance with which a unit takes part, " + ("above 0, at most 1" if least else "from 0 to 1")
     return _number(name, value, wanted, lambda number: least <= number <= 1.0)
@@ -54,20 +71,38 @@ def check_sampled_noise(method: str, noise_multiplier: float, rate: float) -> No
         )
 
 
+def check_decay(method: str, decay: float, eps: float) -> None:
+    """Checks the two numbers of a moment.
+
+    Raises:
+      EvenhandError: a decay outside [0, 1), or an ``eps`` that is not above 0.
+    """
+    if not 0.0 <= decay < 1.0 or not 0.0 < eps < math.inf:
+        raise EvenhandError(
+            f"{method}(decay={decay}, eps={eps}): give a decay from 0 to below 1, and a finite eps above 0."
+        )
+
+
+def checked_step(method: str, step_size: float) -> float:
+    """``step_size``, checked to be finite and at least 0."""
+    if not isinstance(step_size, Real) or not 0.0 <= step_size < math.inf:
+        raise EvenhandError(f"{method}() got the step {step_size!s:.40}: give a finite number >= 0.")
+    return float(step_size)
+
+
 def count(name: str, value: object, least: int = 0) -> int:
     """A whole number of steps, rounds or clients."""
     return whole_number(name, value, least, _MOST)
 
 
-def one_of(name: str, value: str, words: Sequence[str]) -> str:
-    """One of a few words."""
+def one_of(name: str, value: str, words: Sequence[str]) -> None:
+    """Checks that it is one of a few words."""
     if value not in words:
         choices, hint = " or ".join(map(repr, words)), perhaps(str(value), words)
         raise EvenhandError(Argument(name, f"{value!r:.60}"), f": give {choices}{hint}.")
-    return value
 
 
-def checked_orders(orders: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def orders(orders: Orders | NDArray) -> NDArray:
     """The orders as an array, each above 1."""
     array = np.asarray(orders, np.float64)
     if array.ndim != 1 or array.size == 0 or not np.all((array > 1.0) & (array < math.inf)):

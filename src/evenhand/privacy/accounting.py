@@ -1,27 +1,29 @@
-"""What private methods spend: epsilon of everything that a run gives away, and the account of a promise.
+"""What private methods spend: epsilon of everything that a run gives away, and what a budget of it calls for.
 
 :func:`spent` adds up releases; :func:`epsilon` is the same for equal ones; :func:`account` does it for the promise of
-a method.  Both accountants, of Renyi divergences and of privacy losses, are in :func:`spending`.
+a method.  :func:`noise_for`, :func:`steps_for` and :func:`clients_for` look for the noise, the steps and the clients
+with which a budget is kept.  Both accountants, of Renyi divergences and of privacy losses, are in the last part.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, EvenhandWarning
-from evenhand.privacy._checks import checked_orders, checked_rate, count, noise, one_of, probability
-from evenhand.privacy.renyi import ORDERS_FINE, Spent, amplified, epsilon_of_rdp, rdp
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning
+from evenhand.privacy import _checks as checks
+from evenhand.privacy._checks import Accountant, NDArray, Orders, Scheme
+from evenhand.privacy._renyi import ORDERS_FINE, Spent, amplified, epsilon_of_rdp, gaussian, rdp
 from evenhand.text import counted
 from evenhand.types import Privacy, Release
 
-__all__ = ["ACCOUNTANTS", "Account", "account", "epsilon", "spending", "spent", "usual_delta"]
+__all__ = ["Account", "account", "clients_for", "epsilon", "noise_for", "spent", "steps_for", "usual_delta"]
 
 
 # --- epsilon of releases ---------------------------------------------------------------------------------
@@ -31,8 +33,8 @@ def spent(
     releases: Sequence[Release],
     *,
     delta: float,
-    accountant: Literal["rdp", "pld"] = "rdp",
-    orders: Sequence[float] | None = None,
+    accountant: Accountant = "rdp",
+    orders: Orders | None = None,
     kappa: float = 3.0,
 ) -> Spent:
     r"""Epsilon of everything that was given away, at some delta.
@@ -80,10 +82,8 @@ def spent(
     Differential Privacy*, NeurIPS 2020; Koskela, Jalko and Honkela, *Computing Tight Differential Privacy Guarantees
     Using FFT*, AISTATS 2020.
     """
-    tried = ORDERS_FINE if orders is None else tuple(checked_orders(orders).tolist())
-    total = spending(releases, probability("delta", delta), accountant, tried, kappa)
-    warn_at_edge(total, tried)
-    return total
+    tried = ORDERS_FINE if orders is None else tuple(checks.orders(orders).tolist())
+    return _warned(_spending(releases, checks.probability("delta", delta), accountant, tried, kappa), tried)
 
 
 def epsilon(
@@ -92,8 +92,8 @@ def epsilon(
     rate: float,
     steps: int,
     delta: float,
-    accountant: Literal["rdp", "pld"] = "rdp",
-    sampling: Literal["poisson", "fixed"] = "poisson",
+    accountant: Accountant = "rdp",
+    sampling: Scheme = "poisson",
 ) -> float:
     r"""Epsilon of Gaussian noise, used for so many steps on a new sample each: of DP-SGD, or of federated averaging.
 
@@ -125,14 +125,13 @@ def epsilon(
     Source: Abadi et al., *Deep Learning with Differential Privacy*, CCS 2016; Mironov, Talwar and Zhang, *Renyi
     Differential Privacy of the Sampled Gaussian Mechanism*, 2019.
     """
-    releases = (Release(noise_multiplier, rate, sampling, count("steps", steps)),)
-    total = spending(releases, probability("delta", delta), accountant, ORDERS_FINE, 3.0)
-    warn_at_edge(total, ORDERS_FINE)
-    return total.epsilon
+    releases = (Release(noise_multiplier, rate, sampling, checks.count("steps", steps)),)
+    total = _spending(releases, checks.probability("delta", delta), accountant, ORDERS_FINE)
+    return _warned(total, ORDERS_FINE).epsilon
 
 
-def warn_at_edge(total: Spent, orders: Sequence[float]) -> None:
-    """Warns where an order beyond those tried might show a smaller epsilon."""
+def _warned(total: Spent, orders: Orders) -> Spent:
+    """The same, with a warning where an order beyond those tried might show a smaller epsilon."""
     if total.at_edge:
         which = "smallest" if total.order == min(orders) else "largest"
         warnings.warn(
@@ -141,6 +140,7 @@ def warn_at_edge(total: Spent, orders: Sequence[float]) -> None:
             EvenhandWarning,
             stacklevel=3,
         )
+    return total
 
 
 # --- the account of a promise ----------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Account(NamedTuple):
 
     epsilon: float
     delta: float
-    accountant: Literal["rdp", "pld"]
+    accountant: Accountant
     rounds: int
     unit: str
     neighbours: str
@@ -175,11 +175,9 @@ class Account(NamedTuple):
 
     def in_words(self) -> dict[str, Any]:
         """The same as numbers and sentences, for reports and files."""
-        words = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()
-        }
+        words = self._asdict() | {"releases": tuple(map(_words, self.releases))}
         del words["rounds"]
-        return words | {"releases": [_words(release) for release in self.releases]}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in words.items()}
 
     def __str__(self) -> str:
         return (
@@ -198,12 +196,7 @@ def _words(release: Release) -> str:
 
 
 def account(
-    privacy: Privacy,
-    *,
-    rounds: int,
-    units: int,
-    delta: float | None = None,
-    accountant: Literal["rdp", "pld"] = "rdp",
+    privacy: Privacy, *, rounds: int, units: int, delta: float | None = None, accountant: Accountant = "rdp"
 ) -> Account:
     r"""What a method has spent after some rounds.
 
@@ -231,18 +224,9 @@ def account(
     if not 0.0 < delta < 1.0:
         raise EvenhandError(f"account(delta={delta}): give a probability between 0 and 1, below 1 / {units}.")
     releases = privacy.releases(rounds)
-    return Account(
-        epsilon=spent(releases, delta=delta, accountant=accountant).epsilon,
-        delta=delta,
-        accountant=accountant,
-        rounds=rounds,
-        unit=privacy.unit,
-        neighbours=privacy.neighbours,
-        releases=releases,
-        released=privacy.released,
-        public=privacy.public,
-        unprotected=privacy.unprotected,
-    )
+    least = spent(releases, delta=delta, accountant=accountant).epsilon
+    words: dict[str, Any] = privacy._asdict() | {"delta": delta, "releases": releases}
+    return Account(epsilon=least, accountant=accountant, rounds=rounds, **words)
 
 
 def usual_delta(units: int) -> float:
@@ -257,14 +241,234 @@ def usual_delta(units: int) -> float:
     Source: the rule of the code of Li et al., *Differentially Private Adaptive Optimization with Delayed
     Preconditioners*, ICLR 2023.
     """
-    digits = len(str(max(units - 1, 1)))
-    return float(f"1e-{digits}")
+    return float(f"1e-{len(str(max(units - 1, 1)))}")
+
+
+# --- how much a budget calls for -------------------------------------------------------------------------
+
+
+_TOLERANCE = {"rdp": 1e-9, "pld": 1e-4}
+"""By how much a noise multiplier may exceed the least one, relative to it; each value of "pld" takes a second."""
+_LARGEST_NOISE = 2.0**60
+
+
+def noise_for(
+    *,
+    epsilon: float,
+    rate: float,
+    steps: int,
+    delta: float,
+    accountant: Accountant = "rdp",
+    sampling: Scheme = "poisson",
+    mechanism: Literal["gaussian", "concentrated"] = "gaussian",
+    orders: Orders | None = None,
+) -> float:
+    r"""The least noise multiplier with which so many steps spend no more than a budget.
+
+    .. math::
+        \min \{\sigma \ge 0 : \varepsilon(\sigma, q, T, \delta) \le \varepsilon\}
+
+    Args:
+      epsilon: :math:`\varepsilon > 0`, the budget.
+      rate: :math:`q`, above 0.
+      steps: :math:`T`; 0: no noise is needed.
+      delta: :math:`\delta`.
+      accountant: as in :func:`spent`.
+      sampling: as in :func:`epsilon`.
+      mechanism: ``"concentrated"``: the noise of which only divergences are known, such as discrete noise; its
+        :math:`\rho` is :math:`1 / (2 \sigma^2)`, of all that one round gives away.
+      orders: as in :func:`spent`.
+
+    Returns:
+      :math:`\sigma`, at most a part of 1e-9 (``"pld"``: 1e-4) above the least: :func:`epsilon` of it is within the
+      budget.
+
+    Raises:
+      EvenhandError: as :func:`spent`; or no noise is enough.
+
+    Warns:
+      EvenhandWarning: as :func:`spent`: less noise may do.
+
+    Example:
+      >>> sigma = noise_for(epsilon=3.0, rate=0.01, steps=1000, delta=1e-5)
+      >>> round(sigma, 4)
+      0.8646
+      >>> noise_for(epsilon=3.0, rate=0.01, steps=0, delta=1e-5)
+      0.0
+
+    Source: as of :func:`spent`.
+    """
+    budget, steps = checks.positive("epsilon", epsilon), checks.count("steps", steps)
+    q, delta = checks.rate("rate", rate, least=math.ulp(0.0)), checks.probability("delta", delta)
+    tried = ORDERS_FINE if orders is None else tuple(checks.orders(orders).tolist())
+
+    def at(sigma: float) -> Spent:
+        return _spending((Release(sigma, q, sampling, steps, mechanism),), delta, accountant, tried)
+
+    if at(0.0).epsilon <= budget:
+        return 0.0
+    start, factor = 1.0, 2.0
+    if accountant == "pld":  # few values, each near the last
+        start, factor = noise_for(epsilon=budget, rate=q, steps=steps, delta=delta), 1.05
+    enough = _least_number(lambda sigma: at(sigma).epsilon, budget, start, factor, _TOLERANCE[accountant])
+    if accountant == "rdp":
+        _warned(at(enough), tried)
+    return enough
+
+
+def steps_for(
+    *,
+    epsilon: float,
+    noise_multiplier: float,
+    rate: float,
+    delta: float,
+    accountant: Accountant = "rdp",
+    sampling: Scheme = "poisson",
+) -> int:
+    r"""The largest number of steps that spends no more than a budget.
+
+    .. math::
+        \max \{T : \varepsilon(\sigma, q, T, \delta) \le \varepsilon\}
+
+    Args:
+      epsilon: :math:`\varepsilon > 0`, the budget.
+      noise_multiplier: :math:`\sigma`.
+      rate: :math:`q`, above 0.
+      delta: :math:`\delta`.
+      accountant: as in :func:`spent`; ``"pld"`` takes up to a minute.
+      sampling: as in :func:`epsilon`.
+
+    Returns:
+      :math:`T`; 0 if one step is too much.
+
+    Raises:
+      EvenhandError: as :func:`spent`; or more than 2^53 steps are within the budget.
+
+    Example:
+      >>> steps_for(epsilon=3.0, noise_multiplier=1.0, rate=0.01, delta=1e-5)
+      2195
+
+    Source: as of :func:`spent`.
+    """
+    budget, sigma = checks.positive("epsilon", epsilon), checks.noise("noise_multiplier", noise_multiplier)
+    q, delta = checks.rate("rate", rate, least=math.ulp(0.0)), checks.probability("delta", delta)
+
+    def too_much(steps: int) -> bool:
+        release = Release(sigma, q, sampling, steps)
+        return _spending((release,), delta, accountant, ORDERS_FINE).epsilon > budget
+
+    return _least_whole(too_much, 1, epsilon, "more than 2^53 steps are within it: take less noise") - 1
+
+
+def clients_for(
+    *,
+    epsilon: float,
+    noise_multiplier: float,
+    cohort: int,
+    steps: int,
+    delta: float | None = None,
+    accountant: Accountant = "rdp",
+    sampling: Scheme = "poisson",
+) -> int:
+    r"""The least number of clients among whom so many rounds with some noise spend no more than a budget.
+
+    .. math::
+        \min \{K \ge m : \varepsilon(\sigma, m / K, T, \delta) \le \varepsilon\}
+
+    Args:
+      epsilon: :math:`\varepsilon > 0`, the budget.
+      noise_multiplier: :math:`\sigma`, above 0.
+      cohort: :math:`m`, the number of clients expected in a round, at least 1; or of examples in a batch.
+      steps: :math:`T`, rounds.
+      delta: :math:`\delta`; None: :math:`1 / K`, at least 2 clients.
+      accountant: as in :func:`spent`; ``"pld"`` takes up to a minute.
+      sampling: as in :func:`epsilon`.
+
+    Raises:
+      EvenhandError: as :func:`spent`; or no number of clients is enough.
+
+    Example:
+      >>> clients_for(epsilon=3.0, noise_multiplier=1.0, cohort=100, steps=1000, delta=1e-5)
+      7043
+      >>> clients_for(epsilon=3.0, noise_multiplier=5.0, cohort=100, steps=10, delta=1e-5)
+      100
+
+    Source: as of :func:`spent`.
+    """
+    budget, sigma = checks.positive("epsilon", epsilon), checks.positive("noise_multiplier", noise_multiplier)
+    cohort, steps = checks.count("cohort", cohort, 1), checks.count("steps", steps)
+    if delta is not None:
+        checks.probability("delta", delta)
+
+    def enough(clients: int) -> bool:
+        chance = 1.0 / clients if delta is None else delta
+        release = Release(sigma, cohort / clients, sampling, steps)
+        return _spending((release,), chance, accountant, ORDERS_FINE).epsilon <= budget
+
+    reason = f"no number of clients affords {steps} rounds within it: take more noise, or fewer rounds"
+    return _least_whole(enough, cohort if delta is not None else max(cohort, 2), epsilon, reason)
+
+
+def _least_number(
+    cost: Callable[[float], float], budget: float, start: float, factor: float, tolerance: float
+) -> float:
+    """The least ``x`` at which the falling cost is within the budget, or a little more."""
+    enough, least = start, cost(start)
+    while least > budget:
+        enough *= factor
+        least = cost(enough)
+        if enough > _LARGEST_NOISE:
+            raise _unaffordable(budget, "no amount of noise is enough: give a larger one")
+    few, most = enough / factor, cost(enough / factor)
+    while most <= budget:
+        enough, least, few = few, most, few / factor
+        most = cost(few)
+        if few < 1.0 / _LARGEST_NOISE:
+            return enough
+    turn = 0
+    while enough > few * (1.0 + tolerance):
+        middle, turn = _between(few, most, enough, least, budget, turn, tolerance), turn + 1
+        value = cost(middle)
+        if value <= budget:
+            enough, least = middle, value
+        else:
+            few, most = middle, value
+    return enough
+
+
+def _between(
+    few: float, most: float, enough: float, least: float, budget: float, turn: int, tolerance: float
+) -> float:
+    """Where a power of ``x`` through both ends meets the budget, a little to either end in turn; or the middle."""
+    if turn % 3 == 2 or most == math.inf or least <= 0.0:
+        return math.sqrt(few * enough)
+    part = math.log(most / budget) / math.log(most / least)
+    meets = few * (enough / few) ** part * (1.0 + (0.45 if turn % 3 == 0 else -0.45) * tolerance)
+    nearest = 1.0 + tolerance / 4.0
+    return min(max(meets, few * nearest), enough / nearest)
+
+
+def _least_whole(holds: Callable[[int], bool], start: int, epsilon: float, reason: str) -> int:
+    """The least whole number from ``start`` on for which it holds, where it holds for all larger ones.
+
+    Raises:
+      EvenhandError: it holds for none; the sentence gives the ``reason``.
+    """
+    if holds(start):
+        return start
+    fails, gap = start, 1
+    while not holds(fails + gap):
+        fails, gap = fails + gap, 2 * gap
+        if fails + gap > 2**53:
+            raise _unaffordable(epsilon, reason)
+    return fails + 1 + bisect_left(range(fails + 1, fails + gap), True, key=holds)
+
+
+def _unaffordable(epsilon: float, reason: str) -> EvenhandError:
+    return EvenhandError(Argument("epsilon", repr(epsilon)), f": {reason}.")
 
 
 # --- the two accountants ---------------------------------------------------------------------------------
-
-
-ACCOUNTANTS = ("rdp", "pld")
 
 
 _INTERVAL = 1e-4
@@ -275,12 +479,18 @@ _STEPS = 2e5
 """About as many of them one release may take: fewer where there is hardly any noise, and losses are large."""
 
 
-def spending(
-    releases: Sequence[Release], delta: float, accountant: str, orders: tuple[float, ...], kappa: float
+def _spending(
+    releases: Sequence[Release], delta: float, accountant: str, orders: tuple[float, ...], kappa: float = 3.0
 ) -> Spent:
     """The costs of all releases, added, at ``delta``."""
-    one_of("accountant", accountant, ACCOUNTANTS)
-    costly = [release for release in map(_checked, releases) if release.times > 0 and release.rate > 0.0]
+    checks.one_of("accountant", accountant, ("rdp", "pld"))
+    for release in releases:
+        checks.noise("noise_multiplier", release.noise_multiplier)
+        checks.rate("rate", release.rate)
+        checks.count("times", release.times)
+        checks.one_of("sampling", release.sampling, ("poisson", "fixed"))
+        checks.one_of("mechanism", release.mechanism, ("gaussian", "concentrated"))
+    costly = [release for release in releases if release.times > 0 and release.rate > 0.0]
     if len({release.sampling for release in costly if release.rate < 1.0}) > 1:
         raise EvenhandError(
             "Samples drawn independently and samples of a fixed size protect from different things (a unit added or "
@@ -296,23 +506,12 @@ def spending(
     return epsilon_of_rdp(np.asarray(total), orders=orders, delta=delta)
 
 
-def _checked(release: Release) -> Release:
-    noise("noise_multiplier", release.noise_multiplier)
-    checked_rate("rate", release.rate)
-    count("times", release.times)
-    one_of("sampling", release.sampling, ("poisson", "fixed"))
-    one_of("mechanism", release.mechanism, ("gaussian", "concentrated"))
-    return release
-
-
 @lru_cache(maxsize=64)
-def _cost(release: Release, orders: tuple[float, ...], kappa: float) -> npt.NDArray[np.float64]:
+def _cost(release: Release, orders: tuple[float, ...], kappa: float) -> NDArray:
     sigma, rate, sampling, _, mechanism = release
     if mechanism == "gaussian":
         return rdp(noise_multiplier=sigma, rate=rate, sampling=sampling, orders=orders)
-    return amplified(
-        lambda alpha: alpha / (2.0 * sigma**2), rate=rate, kappa=kappa, sampling=sampling, orders=orders
-    )
+    return amplified(gaussian(sigma), rate=rate, kappa=kappa, sampling=sampling, orders=orders)
 
 
 def _by_losses(releases: Sequence[Release], delta: float) -> float:
@@ -327,7 +526,13 @@ def _by_losses(releases: Sequence[Release], delta: float) -> float:
                 "accountant='pld' knows only samples that are drawn independently: take accountant='rdp' for "
                 "sampling='fixed'."
             )
-    events = _dp_accounting()
+    try:
+        import dp_accounting as events
+    except ImportError as error:
+        raise EvenhandError(
+            "accountant='pld' needs the package dp-accounting, which is not installed: "
+            "pip install 'evenhand[privacy]', or take accountant='rdp'."
+        ) from error
     least = min(release.noise_multiplier for release in releases)
     interval = max(_INTERVAL, (0.5 / least**2 + 8.0 / least) / _STEPS)
     accountant = events.pld.PLDAccountant(value_discretization_interval=interval)
@@ -337,14 +542,3 @@ def _by_losses(releases: Sequence[Release], delta: float) -> float:
             event = events.PoissonSampledDpEvent(release.rate, event)
         accountant.compose(event, release.times)
     return float(accountant.get_epsilon(delta))
-
-
-def _dp_accounting() -> Any:
-    try:
-        import dp_accounting
-    except ImportError as error:
-        raise EvenhandError(
-            "accountant='pld' needs the package dp-accounting, which is not installed: "
-            "pip install 'evenhand[privacy]', or take accountant='rdp'."
-        ) from error
-    return dp_accounting

@@ -10,18 +10,11 @@ import optax
 
 from evenhand import tree
 from evenhand.local import Work, descent, parts_of
+from evenhand.privacy import update_rules
+from evenhand.privacy._preconditioners import Moment, PublicKind, fitting_scales, side_information, squares
 from evenhand.privacy.client_level import dp_fedavg
 from evenhand.privacy.gaussian import AdaptiveClip
-from evenhand.privacy.preconditioners import Moment, PublicKind, fitting_scales, side_information, squares
-from evenhand.privacy.update_rules import (
-    Iteration,
-    Noise,
-    Query,
-    UpdateRule,
-    clean_work,
-    oracle_work,
-    private_work,
-)
+from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, private_work
 from evenhand.types import Algorithm, Array, Model, Params
 
 __all__ = ["adadps", "adadps_fl", "adas", "ideal_adadps"]
@@ -103,9 +96,8 @@ def adadps(
     """
     moment = Moment(kind, decay, eps)
     side = side_information("adadps", model, divided_by, public, public_batch_size, moment, refresh_every)
-    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    rule = UpdateRule(method="adadps", optimiser=optimiser, init=side.init, before=side.before)
-    return private_work(model, rule, noise)
+    rule = UpdateRule("adadps", optimiser, side.init, side.before)
+    return private_work(model, rule, Noise(clip, noise_multiplier, rate, steps))
 
 
 def adadps_fl(
@@ -203,8 +195,8 @@ def adas(
     """
     moment = Moment(kind, decay, eps)
     side = side_information("adas", model, divided_by, public, public_batch_size, moment, refresh_every)
-    rule = UpdateRule(method="adas", optimiser=optimiser, init=side.init, before=side.before)
-    return clean_work(model, rule, epochs=epochs, steps=steps, batch_size=batch_size)
+    rule = UpdateRule("adas", optimiser, side.init, side.before)
+    return update_rules.clean_work(model, rule, epochs=epochs, steps=steps, batch_size=batch_size)
 
 
 def ideal_adadps(
@@ -249,6 +241,5 @@ def ideal_adadps(
         state = moment.follow(state, squares(iteration.gradient()))
         return Query(divided_by=moment.root(state)), state
 
-    rule = UpdateRule(method="ideal_adadps", optimiser=optimiser, init=tree.zeros_like, before=before)
-    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    return oracle_work(model, rule, noise)
+    rule = UpdateRule("ideal_adadps", optimiser, tree.zeros_like, before)
+    return update_rules.oracle_work(model, rule, Noise(clip, noise_multiplier, rate, steps))

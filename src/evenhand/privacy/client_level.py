@@ -11,18 +11,18 @@ import optax
 from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError, expect
 from evenhand.local import Work
+from evenhand.privacy._renyi import joint
 from evenhand.privacy.gaussian import AdaptiveClip, noisy_mean
-from evenhand.privacy.renyi import joint
 from evenhand.sampling import poisson
 from evenhand.types import Algorithm, Array, Info, Key, Params, Phase, Privacy, PyTree, Release, Stack, Sum
 
 __all__ = ["dp_fedadam", "dp_fedavg", "private", "promise"]
 
 
-_NEIGHBOURS = {
-    "poisson": "one client, with all its examples, added or removed",
-    "fixed": "one client, with all its examples, replaced by another",
-}
+_ADDED = "one client, with all its examples, added or removed"
+
+
+_REPLACED = "one client, with all its examples, replaced by another"
 
 
 _SEEN = "single uploads, which the server sees"
@@ -82,16 +82,17 @@ def private(method: Algorithm) -> Algorithm:
     """
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work, ...)")
     drawn = method.sampling
-    if drawn.rate is None:
+    if (rate := drawn.rate) is None:
         raise EvenhandError(
             f"private({method.name}): its cohorts have a fixed size, and the accountant counts on clients that are "
             "drawn independently of each other: give the method sampling=eh.sampling.poisson(rate), or "
             "eh.sampling.fixed(rate) and noise for it."
         )
-    rate = drawn.rate
     for objection in _objections(method, rate):
         raise EvenhandError(f"private({method.name}): {objection}.")
     in_a_round = _round_releases(method)
+    sums = [phase.aggregator for phase in method.phases if isinstance(phase.aggregator, Sum)]
+    server = _SEEN if any(total.summation is None for total in sums) else _KNOWN_IF_SUMMED
 
     def releases(rounds: int) -> tuple[Release, ...]:
         return tuple(release._replace(times=rounds) for release in in_a_round)
@@ -103,19 +104,13 @@ def private(method: Algorithm) -> Algorithm:
         init=init,
         phases=tuple(map(_blind, method.phases)),
         global_params=lambda state: method.global_params(state.inner),
-        privacy=promise(
-            releases,
-            _NEIGHBOURS["poisson" if drawn.independent else "fixed"],
-            _KNOWN_IF_SUMMED if all(_summed_in_secret(phase) for phase in method.phases) else _SEEN,
-        ),
+        privacy=promise(releases, _ADDED if drawn.independent else _REPLACED, server),
         name=f"private({method.name})",
     )
 
 
 def promise(
-    releases: Callable[[int], tuple[Release, ...]],
-    neighbours: str = _NEIGHBOURS["poisson"],
-    server: str = _SEEN,
+    releases: Callable[[int], tuple[Release, ...]], neighbours: str = _ADDED, server: str = _SEEN
 ) -> Privacy:
     """The promise to clients of a method whose rounds release this, and nothing else."""
     return Privacy(
@@ -133,10 +128,6 @@ def promise(
     )
 
 
-def _summed_in_secret(phase: Phase) -> bool:
-    return isinstance(phase.aggregator, Sum) and phase.aggregator.summation is not None
-
-
 def _round_releases(method: Algorithm) -> list[Release]:
     """What one round gives away, once for each cohort."""
     releases = list[Release]()
@@ -144,13 +135,11 @@ def _round_releases(method: Algorithm) -> list[Release]:
         assert isinstance(phase.aggregator, Sum) and phase.aggregator.release is not None
         release = phase.aggregator.release
         if releases and not phase.fresh_cohort:
-            # Several looks at one cohort are one look through less noise.
-            both = releases.pop(), release
-            gaussian = all(part.mechanism == "gaussian" for part in both)
-            release = release._replace(
-                noise_multiplier=joint([part.noise_multiplier for part in both]),
-                mechanism="gaussian" if gaussian else "concentrated",
-            )
+            # Several looks at one cohort are one look through less noise, Gaussian if all of theirs is.
+            before = releases.pop()
+            multiplier = joint([before.noise_multiplier, release.noise_multiplier])
+            mechanism = release.mechanism if before.mechanism == "gaussian" else before.mechanism
+            release = release._replace(noise_multiplier=multiplier, mechanism=mechanism)
         releases.append(release)
     return releases
 

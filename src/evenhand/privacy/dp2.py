@@ -6,7 +6,6 @@ ablation that queries every gradient twice (:func:`dp2_extra_query`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import jax
@@ -15,16 +14,9 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
-from evenhand.privacy.preconditioners import Moment, squares
-from evenhand.privacy.update_rules import (
-    Iteration,
-    Noise,
-    Query,
-    UpdateRule,
-    checked_step,
-    clean_work,
-    private_work,
-)
+from evenhand.privacy._checks import checked_step
+from evenhand.privacy._preconditioners import Moment, squares
+from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, clean_work, private_work
 from evenhand.types import Array, Model, Params
 
 __all__ = ["delayed_rmsprop", "delayed_rule", "dp2", "dp2_extra_query"]
@@ -103,8 +95,7 @@ def dp2(
     """
     moment = Moment(kind, decay, eps).checked("dp2", ("rmsprop", "adagrad", "yogi"))
     rule = delayed_rule("dp2", step_sizes, clips, delay, moment, unbiased, noise_first, adaptive_first)
-    noise = Noise(clip=tuple(clips), noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    return private_work(model, rule, noise)
+    return private_work(model, rule, Noise(tuple(clips), noise_multiplier, rate, steps))
 
 
 def delayed_rmsprop(
@@ -203,7 +194,7 @@ def delayed_rule(
         state = _DelayedState(state.step + 1, tree.add(state.total, direction), state.moment)
         return tree.scale(jnp.where(plain, *sizes), direction), state
 
-    return UpdateRule(method=method, optimiser=1.0, init=init, before=before, after=after)
+    return UpdateRule(method, 1.0, init, before, after)
 
 
 class _TwoQueryState(NamedTuple):
@@ -294,15 +285,12 @@ def dp2_extra_query(
         direction = tree.select(learns, tree.scale(sizes[0], noisy), tree.scale(sizes[1], divided))
         return direction, tree.select(learns, fresh, older)
 
-    def queries(steps: int) -> Mapping[int, int]:
+    def queries(steps: int) -> dict[int, int]:
         single = -(-steps // delay)
         return {1: single, 2: steps - single}
 
-    rule = UpdateRule(
-        method="dp2_extra_query", optimiser=1.0, init=init, before=before, after=after, queries=queries
-    )
-    noise = Noise(clip=tuple(clips), noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    return private_work(model, rule, noise)
+    rule = UpdateRule("dp2_extra_query", 1.0, init, before, after, queries=queries)
+    return private_work(model, rule, Noise(tuple(clips), noise_multiplier, rate, steps))
 
 
 def _pair(method: str, step_sizes: tuple[float, float]) -> tuple[float, ...]:

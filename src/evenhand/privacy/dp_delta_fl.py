@@ -11,7 +11,7 @@ from evenhand import local, tree
 from evenhand.errors import EvenhandError
 from evenhand.privacy.client_level import private
 from evenhand.privacy.gaussian import noisy_mean
-from evenhand.privacy.quantile import Histogram, histogram, quantile_sum
+from evenhand.privacy._quantile import Histogram, histogram, quantile_sum
 from evenhand.sampling import poisson
 from evenhand.types import (
     Algorithm,

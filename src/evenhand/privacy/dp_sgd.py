@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from evenhand.local import Work
-from evenhand.privacy.preconditioners import Adam, AdamState, Moment, check_decay
-from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, checked_step, private_work
+from evenhand.privacy._checks import check_decay, checked_step
+from evenhand.privacy._preconditioners import Adam, Moment, Moments
+from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, private_work
 from evenhand.types import Model, Params
 
 __all__ = ["dp_sgd", "scale_then_privatize"]
@@ -72,8 +73,7 @@ def dp_sgd(
     Source: Abadi et al., *Deep Learning with Differential Privacy*, CCS 2016, algorithm 1; Li et al., *Private Adaptive
     Optimization with Side Information*, ICML 2022, section 4.1 and algorithm 9.
     """
-    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    return private_work(model, UpdateRule(method="dp_sgd", optimiser=optimiser), noise)
+    return private_work(model, UpdateRule("dp_sgd", optimiser), Noise(clip, noise_multiplier, rate, steps))
 
 
 def scale_then_privatize(
@@ -135,16 +135,13 @@ def scale_then_privatize(
         check_decay(name, decay, constant)
     adam, scaled = Adam(b1, b2, eps), Moment("adam", b2, scale_eps)
 
-    def before(state: AdamState, iteration: Iteration) -> tuple[Query, AdamState]:
+    def before(state: Moments, iteration: Iteration) -> tuple[Query, Moments]:
         return Query(divided_by=scaled.root(state.second)), state
 
-    def after(answer: Params, state: AdamState, iteration: Iteration) -> tuple[Params, AdamState]:
+    def after(answer: Params, state: Moments, iteration: Iteration) -> tuple[Params, Moments]:
         # The scales of the query again: the state has not moved since.
         noisy = jax.tree.map(jnp.multiply, answer, scaled.root(state.second))
         return adam.step(state, noisy, noisy)
 
-    rule = UpdateRule(
-        method=name, optimiser=checked_step(name, step_size), init=adam.init, before=before, after=after
-    )
-    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    return private_work(model, rule, noise)
+    rule = UpdateRule(name, checked_step(name, step_size), adam.init, before, after)
+    return private_work(model, rule, Noise(clip, noise_multiplier, rate, steps))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.errors import EvenhandError
-from evenhand.privacy._checks import check_sampled_noise, one_of
+from evenhand.privacy._checks import Scheme, check_sampled_noise, one_of
 from evenhand.types import Array, Key, PyTree, Release, Sum, Upload
 
 __all__ = ["AdaptiveClip", "adaptive_clip", "noisy_mean", "with_gaussian"]
@@ -44,11 +44,7 @@ class _State(NamedTuple):
 
 
 def noisy_mean(
-    clip: float | AdaptiveClip,
-    *,
-    noise_multiplier: float,
-    rate: float,
-    sampling: Literal["poisson", "fixed"] = "poisson",
+    clip: float | AdaptiveClip, *, noise_multiplier: float, rate: float, sampling: Scheme = "poisson"
 ) -> Sum:
     r"""The mean of clipped uploads, under noise that hides whether any one client took part.
 
@@ -92,8 +88,7 @@ def noisy_mean(
     """
     check_sampled_noise("noisy_mean", noise_multiplier, rate)
     one_of("sampling", sampling, ("poisson", "fixed"))
-    adapt = clip if isinstance(clip, AdaptiveClip) else None
-    first = clip.initial if isinstance(clip, AdaptiveClip) else clip
+    adapt, first = (clip, clip.initial) if isinstance(clip, AdaptiveClip) else (None, clip)
     if not 0.0 < first < math.inf:
         raise EvenhandError(f"noisy_mean({first}): give a clip above 0.")
     mean_noise = noise_multiplier if adapt is None else _mean_noise(noise_multiplier, adapt)

@@ -14,27 +14,10 @@ from jax.flatten_util import ravel_pytree
 
 from evenhand import local, tree
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.local import Work
+from evenhand.privacy._checks import check_decay, checked_step
+from evenhand.privacy._preconditioners import Adam, Moment, Moments, public_examples, side_information
 from evenhand.privacy.gaussian import with_gaussian
-from evenhand.privacy.preconditioners import (
-    Adam,
-    AdamState,
-    Moment,
-    Public,
-    check_decay,
-    public_examples,
-    side_information,
-    squares,
-)
-from evenhand.privacy.update_rules import (
-    Iteration,
-    Noise,
-    Query,
-    UpdateRule,
-    checked_step,
-    oracle_work,
-    private_work,
-)
+from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, oracle_work, private_work
 from evenhand.streams import Purpose, stream
 from evenhand.types import Array, Key, Model, Params, PyTree
 
@@ -102,7 +85,7 @@ def dp_r_pub(
     decay: float = 0.9,
     eps: float = 1e-3,
     refresh_every: int | None = None,
-) -> Work:
+) -> local.Work:
     r"""DP-R-Pub: RMSProp with the second moment of public gradients, on gradients that already have their noise.
 
     .. math::
@@ -140,9 +123,8 @@ def dp_r_pub(
     def after(answer: Params, state: PyTree, iteration: Iteration) -> tuple[Params, PyTree]:
         return tree.divide(answer, side.query(state).divided_by), state
 
-    rule = UpdateRule(method="dp_r_pub", optimiser=optimiser, init=side.init, before=before, after=after)
-    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    return private_work(model, rule, noise)
+    rule = UpdateRule("dp_r_pub", optimiser, side.init, before, after)
+    return private_work(model, rule, Noise(clip, noise_multiplier, rate, steps))
 
 
 def dp_adam_pub(
@@ -157,7 +139,7 @@ def dp_adam_pub(
     public_batch_size: int | None = None,
     betas: tuple[float, float, float] = (0.9, 0.9, 0.999),
     eps: float = 1e-8,
-) -> Work:
+) -> local.Work:
     r"""DP-Adam-Pub: Adam whose second moment is of public gradients, and whose first is of a mix of both.
 
     .. math::
@@ -197,15 +179,12 @@ def dp_adam_pub(
     adam = Adam(betas[1], betas[2], eps)
     examples = public_examples("dp_adam_pub", model, public, public_batch_size)
 
-    def after(answer: Params, state: AdamState, iteration: Iteration) -> tuple[Params, AdamState]:
+    def after(answer: Params, state: Moments, iteration: Iteration) -> tuple[Params, Moments]:
         public_gradient = examples.gradient(iteration.params, iteration.key)
         return adam.step(state, tree.mix(betas[0], answer, public_gradient), public_gradient)
 
-    rule = UpdateRule(
-        method="dp_adam_pub", optimiser=checked_step("dp_adam_pub", step_size), init=adam.init, after=after
-    )
-    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    return private_work(model, rule, noise)
+    rule = UpdateRule("dp_adam_pub", checked_step("dp_adam_pub", step_size), adam.init, after=after)
+    return private_work(model, rule, Noise(clip, noise_multiplier, rate, steps))
 
 
 def pda_dpmd(
@@ -219,7 +198,7 @@ def pda_dpmd(
     public: tuple[Array, Array],
     total_steps: int,
     public_batch_size: int | None = None,
-) -> Work:
+) -> local.Work:
     r"""PDA-DPMD with the Euclidean mirror map: DP-SGD with a share of the public gradient that grows over the run.
 
     .. math::
@@ -262,9 +241,8 @@ def pda_dpmd(
         share = jnp.cos(jnp.pi / 2.0 * done)
         return tree.mix(share, answer, examples.gradient(iteration.params, iteration.key)), state + 1
 
-    rule = UpdateRule(method="pda_dpmd", optimiser=optimiser, init=lambda params: jnp.int32(0), after=after)
-    noise = Noise(clip=clip, noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    return private_work(model, rule, noise)
+    rule = UpdateRule("pda_dpmd", optimiser, lambda params: jnp.int32(0), after=after)
+    return private_work(model, rule, Noise(clip, noise_multiplier, rate, steps))
 
 
 def projected_adagrad(
@@ -278,7 +256,7 @@ def projected_adagrad(
     public: tuple[Array, Array],
     rank: int = 50,
     eps: float = 1e-3,
-) -> Work:
+) -> local.Work:
     r"""Noisy diagonal AdaGrad with projection.  **It promises no privacy**; see below.
 
     .. math::
@@ -328,31 +306,27 @@ def projected_adagrad(
     if not 0.0 <= eps < float("inf"):
         raise EvenhandError(f"projected_adagrad(eps={eps}): give a finite number of at least 0.")
 
+    def basis(params: Params, key: Key) -> Array:
+        """The top right singular vectors of the public gradients, as rows."""
+
+        def gradient(i: Array) -> Array:
+            batch = examples.schedule.draw(examples.data(), key)(i)
+            return ravel_pytree(examples.estimate(params, batch, key))[0]
+
+        gradients = jax.lax.map(gradient, jnp.arange(len(examples.x)))
+        return jnp.linalg.svd(gradients, full_matrices=False)[2][:rank]
+
     def before(state: Params, iteration: Iteration) -> tuple[Query, Params]:
-        return Query(first), tree.add(state, squares(iteration.gradient()))
+        return Query(first), tree.add(state, jax.tree.map(jnp.square, iteration.gradient()))
 
     def after(answer: Params, state: Params, iteration: Iteration) -> tuple[Params, Params]:
         size = tree.norm(roots := jax.tree.map(jnp.sqrt, state))
         clipped = tree.scale(jnp.minimum(1.0, second / jnp.maximum(size, 1e-30)), roots)
         noisy = with_gaussian(stream(iteration.key, Purpose.NOISE), clipped, noise_multiplier * second)
         flat, tree_of = ravel_pytree(noisy)
-        basis = _top_singular_vectors(examples, iteration.params, rank, iteration.key)
-        scales = jax.tree.map(lambda h: h + eps, tree_of((flat @ basis.T) @ basis))
+        rows = basis(iteration.params, iteration.key)
+        scales = jax.tree.map(lambda h: h + eps, tree_of((flat @ rows.T) @ rows))
         return tree.divide(answer, scales), state
 
-    rule = UpdateRule(
-        method="projected_adagrad", optimiser=optimiser, init=tree.zeros_like, before=before, after=after
-    )
-    noise = Noise(clip=tuple(clips), noise_multiplier=noise_multiplier, rate=rate, steps=steps)
-    return oracle_work(model, rule, noise)
-
-
-def _top_singular_vectors(public: Public, params: Params, rank: int, key: Key) -> Array:
-    """The top right singular vectors of the public gradients, as rows."""
-
-    def gradient(i: Array) -> Array:
-        batch = public.schedule.draw(public.data(), key)(i)
-        return ravel_pytree(public.estimate(params, batch, key))[0]
-
-    gradients = jax.lax.map(gradient, jnp.arange(len(public.x)))
-    return jnp.linalg.svd(gradients, full_matrices=False)[2][:rank]
+    rule = UpdateRule("projected_adagrad", optimiser, tree.zeros_like, before, after)
+    return oracle_work(model, rule, Noise(tuple(clips), noise_multiplier, rate, steps))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import inf
-from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -18,24 +17,14 @@ import optax
 
 from evenhand import local, tree
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.local import Batch, Batches
-from evenhand.privacy._checks import check_sampled_noise
+from evenhand.privacy._checks import check_sampled_noise, checked_step
 from evenhand.privacy.gaussian import with_gaussian
 from evenhand.privacy.per_example import clipped_sum
 from evenhand.sampling import included, slots_for
 from evenhand.streams import Purpose, stream
 from evenhand.types import Array, ClientData, Effort, Key, Model, Params, Privacy, PyTree, Release
 
-__all__ = [
-    "Iteration",
-    "Noise",
-    "Query",
-    "UpdateRule",
-    "checked_step",
-    "clean_work",
-    "oracle_work",
-    "private_work",
-]
+__all__ = ["Iteration", "Noise", "Query", "UpdateRule", "clean_work", "oracle_work", "private_work"]
 
 
 # --- noise, queries and rules ----------------------------------------------------------------------------
@@ -88,6 +77,9 @@ class Query(NamedTuple):
     plus: Params | None = None
 
 
+_Queries: TypeAlias = Query | tuple[Query, ...]
+
+
 class Iteration(NamedTuple):
     """What a rule may use in a step beside its state and the answers.
 
@@ -103,14 +95,6 @@ class Iteration(NamedTuple):
     key: Key
     deviation: Callable[[Array | float], Array]
     gradient: Callable[[], Params]
-
-
-def _plain_query(state: PyTree, iteration: Iteration) -> tuple[Query, PyTree]:
-    return Query(), state
-
-
-def _unchanged(answer: Any, state: PyTree, iteration: Iteration) -> tuple[Params, PyTree]:
-    return answer, state
 
 
 class UpdateRule(NamedTuple):
@@ -130,8 +114,8 @@ class UpdateRule(NamedTuple):
     method: str
     optimiser: optax.GradientTransformation | float
     init: Callable[[Params], PyTree] = lambda params: ()
-    before: Callable[[Any, Iteration], tuple[Query | tuple[Query, ...], PyTree]] = _plain_query
-    after: Callable[[Any, Any, Iteration], tuple[Params, PyTree]] = _unchanged
+    before: Callable[[Any, Iteration], tuple[_Queries, PyTree]] = lambda state, _: (Query(), state)
+    after: Callable[[Any, Any, Iteration], tuple[Params, PyTree]] = lambda answer, state, _: (answer, state)
     queries: Callable[[int], Mapping[int, int]] = lambda steps: {1: steps}
 
 
@@ -185,7 +169,7 @@ def private_work(model: Model, rule: UpdateRule, noise: Noise) -> local.Work:
     Source: Abadi et al., *Deep Learning with Differential Privacy*, CCS 2016, algorithm 1.
     """
 
-    def refused(params: Params, batch: Batch, key: Key) -> Params:
+    def refused(params: Params, batch: local.Batch, key: Key) -> Params:
         raise EvenhandError(
             f"{rule.method}(): private work sees examples through its queries alone, and the rule uses the gradient "
             "without noise: leave iteration.gradient out."
@@ -222,9 +206,7 @@ def oracle_work(model: Model, rule: UpdateRule, noise: Noise) -> local.Work:
     It is for :func:`evenhand.algorithms.alone` only: federated methods may want to correct gradients that it clips.
     """
 
-    def solve(
-        params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
-    ) -> tuple[Params, PyTree]:
+    def solve(params: Params, data: ClientData, key: Key, correction: _Correction) -> tuple[Params, PyTree]:
         raise EvenhandError(
             f"{rule.method}() is for comparisons in one place: give it to eh.algorithms.alone."
         )
@@ -259,27 +241,24 @@ class _Carry(NamedTuple):
     correction: optax.OptState
 
 
+_Correction: TypeAlias = optax.GradientTransformation
 _Answers: TypeAlias = Callable[
-    [_Carry, Batch, Key, optax.GradientTransformation],
-    tuple[Iteration, Callable[[Query, int], Params], optax.OptState],
+    [_Carry, local.Batch, Key, _Correction], tuple[Iteration, Callable[[Query, int], Params], optax.OptState]
 ]
 """``(carry, batch, key, correction) -> (iteration, (query, its index in the step) -> answer, correction's state)``."""
 
 
-def _work(model: Model, rule: UpdateRule, schedule: Batches, answers: _Answers) -> local.Work:
+def _work(model: Model, rule: UpdateRule, schedule: local.Batches, answers: _Answers) -> local.Work:
     optimiser = rule.optimiser
-    if isinstance(optimiser, optax.GradientTransformation):
-        optimiser = local.marked(optimiser)
-    else:
+    if not isinstance(optimiser, optax.GradientTransformation):
         optimiser = optax.sgd(checked_step(rule.method, optimiser))
+    optimiser = local.marked(optimiser)
 
     def init(params: Params) -> PyTree:
         return optimiser.init(params), rule.init(params)
 
-    def train(
-        params: Params, state: PyTree, data: ClientData, key: Key, correction: optax.GradientTransformation
-    ) -> _Carry:
-        def step(carry: _Carry, batch: Batch, key: Key) -> _Carry:
+    def train(params: Params, state: PyTree, data: ClientData, key: Key, correction: _Correction) -> _Carry:
+        def step(carry: _Carry, batch: local.Batch, key: Key) -> _Carry:
             iteration, answered, correction_state = answers(carry, batch, key, correction)
             query, state = rule.before(carry.state[1], iteration)
             queries = (query,) if isinstance(query, Query) else query
@@ -295,9 +274,7 @@ def _work(model: Model, rule: UpdateRule, schedule: Batches, answers: _Answers) 
 
         return local.over_batches(schedule, step, _Carry(params, state, correction.init(params)), data, key)
 
-    def solve(
-        params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
-    ) -> tuple[Params, PyTree]:
+    def solve(params: Params, data: ClientData, key: Key, correction: _Correction) -> tuple[Params, PyTree]:
         end = train(params, init(params), data, key, correction)
         return end.params, end.correction
 
@@ -311,7 +288,7 @@ def _work(model: Model, rule: UpdateRule, schedule: Batches, answers: _Answers) 
 def _noisy_answers(model: Model, noise: Noise, estimate: local.Estimator) -> _Answers:
     """Answers under noise, which know nothing of a correction; ``estimate`` is the gradient without noise."""
 
-    def answers(carry: _Carry, batch: Batch, key: Key, correction: optax.GradientTransformation) -> Any:
+    def answers(carry: _Carry, batch: local.Batch, key: Key, correction: _Correction) -> Any:
         params = carry.params
         # The expected number of examples in a batch is public; the number that there are is not.
         expected = noise.rate * jnp.maximum(batch.data.size, 1).astype(jnp.float32)
@@ -323,9 +300,8 @@ def _noisy_answers(model: Model, noise: Noise, estimate: local.Estimator) -> _An
             clip = noise.clip if query.clip is None else query.clip
             if isinstance(clip, tuple):
                 raise EvenhandError(f"clip={clip}: a query takes one of these: give Query(clip=...).")
-            total, _ = clipped_sum(
-                model, params, x, y, inside, masks, clip=clip, divided_by=query.divided_by, plus=query.plus
-            )
+            query = query._replace(clip=clip)
+            total, _ = clipped_sum(model, params, x, y, inside, masks, **query._asdict())
             # One example moves the sum by at most the clip, whatever divides its gradient before.
             noisy = with_gaussian(of_noise, total, noise.noise_multiplier * clip)
             mean = tree.scale(1.0 / expected, noisy)
@@ -346,22 +322,21 @@ def _clean_answers(model: Model) -> _Answers:
     """Answers that are the corrected mean gradient of the batch, shifted and divided but not clipped, without noise."""
     estimate = local.batch_gradient(model)
 
-    def answers(carry: _Carry, batch: Batch, key: Key, correction: optax.GradientTransformation) -> Any:
-        gradient, after = correction.update(
-            estimate(carry.params, batch, key), carry.correction, carry.params
-        )
+    def answers(carry: _Carry, batch: local.Batch, key: Key, correction: _Correction) -> Any:
+        params = carry.params
+        gradient, after = correction.update(estimate(params, batch, key), carry.correction, params)
 
         def answered(query: Query, index: int) -> Params:
             shifted = gradient if query.plus is None else tree.add(gradient, query.plus)
             return shifted if query.divided_by is None else tree.divide(shifted, query.divided_by)
 
         rest = stream(key, Purpose.SERVER), lambda clip: jnp.float32(0.0), lambda: gradient
-        return Iteration(carry.params, *rest), answered, after
+        return Iteration(params, *rest), answered, after
 
     return answers
 
 
-def _poisson_batches(model: Model, rule: UpdateRule, noise: Noise) -> Batches:
+def _poisson_batches(model: Model, rule: UpdateRule, noise: Noise) -> local.Batches:
     """Batches in each of which every example is with the same probability, independently of all else."""
     local.check_model(model)
     noise.check(rule.method)
@@ -371,20 +346,13 @@ def _poisson_batches(model: Model, rule: UpdateRule, noise: Noise) -> Batches:
         rows = taken.astype(jnp.float32) * noise.rate * data.size.astype(jnp.float32)
         return Effort(taken, jnp.round(rows).astype(jnp.int32))
 
-    def draw(data: ClientData, key: Key) -> Callable[[Array], Batch]:
+    def draw(data: ClientData, key: Key) -> Callable[[Array], local.Batch]:
         slots = slots_for(noise.rate, data.capacity)
 
-        def batch(i: Array) -> Batch:
+        def batch(i: Array) -> local.Batch:
             drawn = jax.random.fold_in(stream(key, Purpose.COHORT), i)
-            return Batch(data, *included(drawn, noise.rate, data.size, data.capacity, slots))
+            return local.Batch(data, *included(drawn, noise.rate, data.size, data.capacity, slots))
 
         return batch
 
-    return Batches(effort, draw)
-
-
-def checked_step(method: str, step_size: float) -> float:
-    """``step_size``, checked to be finite and at least 0."""
-    if not isinstance(step_size, Real) or not 0.0 <= step_size < inf:
-        raise EvenhandError(f"{method}() got the step {step_size!s:.40}: give a finite number >= 0.")
-    return float(step_size)
+    return local.Batches(effort, draw)

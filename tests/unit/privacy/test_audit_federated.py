@@ -12,6 +12,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.privacy import (
+    Histogram,
     adadps_fl,
     adaptive_clip,
     audit_scores,
@@ -20,7 +21,6 @@ from evenhand.privacy import (
     dp_ftrl,
     spent,
 )
-from evenhand.privacy.quantile import Histogram
 from evenhand.types import Model, Upload
 
 DELTA, NOISE, ROUNDS, CANARIES = 1e-7, 2 / 0.3, 4, 6000

@@ -16,7 +16,7 @@ from evenhand.privacy import (
     discrete_gaussian_law,
     psi,
 )
-from evenhand.privacy.discrete_gaussian import _thresholds
+from evenhand.privacy._discrete_gaussian import _thresholds
 
 DRAWS = 100_000
 

@@ -8,30 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
-from evenhand.privacy._checks import checked_orders, checked_rate, noise, one_of, positive, probability
-
-__all__ = [
-    "ORDERS",
-    "ORDERS_FEDERATED",
-    "ORDERS_FINE",
-    "Spent",
-    "amplified",
-    "epsilon_of_rdp",
-    "epsilon_of_zcdp",
-    "joint",
-    "rdp",
-]
-
-
-NDArray = npt.NDArray[np.float64]
-
+from evenhand.privacy import _checks as checks
+from evenhand.privacy._checks import NDArray, Orders, Scheme
 
 # --- Renyi differential privacy --------------------------------------------------------------------------
 
@@ -48,18 +32,11 @@ ORDERS_FEDERATED: tuple[float, ...] = (1.02, 1.06, *ORDERS)
 """The same for federated learning, where little noise makes the least orders the best."""
 
 
-ORDERS_FINE: tuple[float, ...] = tuple(
-    sorted(
-        {
-            *ORDERS_FEDERATED,
-            *(1.0 + tenth / 10.0 for tenth in range(1, 100)),
-            *(
-                float(order)
-                for order in (72, 80, 88, 96, 112, 144, 160, 192, 224, 320, 384, 448, 640, 768, 1024)
-            ),
-        }
-    )
-)
+_TENTHS = {1.0 + tenth / 10.0 for tenth in range(1, 100)}
+_LARGE = {float(order) for order in (72, 80, 88, 96, 112, 144, 160, 192, 224, 320, 384, 448, 640, 768, 1024)}
+
+
+ORDERS_FINE: tuple[float, ...] = tuple(sorted(_TENTHS | _LARGE | {*ORDERS_FEDERATED}))
 """All of these, and those that other accountants try: the more orders, the smaller epsilon; used unless others are."""
 
 
@@ -78,11 +55,7 @@ class Spent(NamedTuple):
 
 
 def rdp(
-    *,
-    noise_multiplier: float,
-    rate: float = 1.0,
-    sampling: Literal["poisson", "fixed"] = "poisson",
-    orders: Sequence[float] = ORDERS,
+    *, noise_multiplier: float, rate: float = 1.0, sampling: Scheme = "poisson", orders: Orders = ORDERS
 ) -> NDArray:
     r"""Renyi divergences between what Gaussian noise on a sample gives away about neighbouring data, at each order.
 
@@ -128,34 +101,29 @@ def rdp(
     Source: Mironov, Talwar and Zhang, *Renyi Differential Privacy of the Sampled Gaussian Mechanism*, 2019; Wang, Balle
     and Kasiviswanathan, *Subsampled Renyi Differential Privacy and Analytical Moments Accountant*, AISTATS 2019.
     """
-    sigma, q = noise("noise_multiplier", noise_multiplier), checked_rate("rate", rate)
-    one_of("sampling", sampling, ("poisson", "fixed"))
-    alpha = checked_orders(orders)
+    sigma, q = checks.noise("noise_multiplier", noise_multiplier), checks.rate("rate", rate)
+    checks.one_of("sampling", sampling, ("poisson", "fixed"))
+    alpha = checks.orders(orders)
     if q == 0.0 or sigma == 0.0:
         return np.full(alpha.shape, 0.0 if q == 0.0 else math.inf)
-    unsampled = alpha / (2.0 * sigma**2)
+    unsampled = gaussian(sigma)(alpha)
     if q == 1.0:
         return unsampled
     if sampling == "fixed":
-        moments = at_any_order(lambda whole: fixed_gaussian_moments(sigma, q, whole), alpha)
+        moments = at_any_order(partial(fixed_gaussian_moments, sigma, q), alpha)
     else:
         moments = np.empty_like(alpha)
         is_whole = alpha == np.floor(alpha)
         if is_whole.any():
-            whole = tuple(int(order) for order in alpha[is_whole])
-            moments[is_whole] = poisson_moments(lambda power: power / (2.0 * sigma**2), q, 1.0, whole)
+            whole = tuple(alpha[is_whole].astype(int).tolist())
+            moments[is_whole] = poisson_moments(gaussian(sigma), q, 1.0, whole)
         if not is_whole.all():
             moments[~is_whole] = poisson_gaussian_moments(sigma, q, alpha[~is_whole])
     return np.clip(moments / (alpha - 1.0), 0.0, unsampled)
 
 
 def amplified(
-    curve: Curve,
-    *,
-    rate: float,
-    kappa: float = 3.0,
-    sampling: Literal["poisson", "fixed"] = "poisson",
-    orders: Sequence[float] = ORDERS,
+    curve: Curve, *, rate: float, kappa: float = 3.0, sampling: Scheme = "poisson", orders: Orders = ORDERS
 ) -> NDArray:
     r"""Renyi divergences of any mechanism on a sample, from those of the mechanism alone.
 
@@ -195,25 +163,23 @@ def amplified(
     Source: Zhu and Wang, *Poisson Subsampled Renyi Differential Privacy*, ICML 2019; Wang, Balle and Kasiviswanathan,
     AISTATS 2019, theorem 9.
     """
-    q, alpha = checked_rate("rate", rate), checked_orders(orders)
-    one_of("sampling", sampling, ("poisson", "fixed"))
-    if positive("kappa", kappa) < 1.0:
+    q, alpha = checks.rate("rate", rate), checks.orders(orders)
+    checks.one_of("sampling", sampling, ("poisson", "fixed"))
+    if checks.positive("kappa", kappa) < 1.0:
         raise EvenhandError(f"kappa={kappa}: give 1 for mechanisms of the Gaussian's kind, 3 for any.")
     if q == 0.0:
         return np.zeros_like(alpha)
     if q == 1.0:
         return np.asarray(curve(alpha), np.float64)
 
-    def whole(orders: tuple[int, ...]) -> NDArray:
-        if sampling == "fixed":
-            return fixed_moments(curve, q, orders)
-        return poisson_moments(curve, q, float(kappa), orders)
-
+    whole = partial(poisson_moments, curve, q, float(kappa))
+    if sampling == "fixed":
+        whole = partial(fixed_moments, curve, q)
     return np.minimum(at_any_order(whole, alpha) / (alpha - 1.0), curve(alpha))
 
 
 def epsilon_of_rdp(
-    divergences: Sequence[float] | NDArray, *, orders: Sequence[float], delta: float, classic: bool = False
+    divergences: Sequence[float] | NDArray, *, orders: Orders, delta: float, classic: bool = False
 ) -> Spent:
     r"""Epsilon at some delta, from Renyi divergences that were added over all that was given away.
 
@@ -242,7 +208,7 @@ def epsilon_of_rdp(
     Source: Canonne, Kamath and Steinke, *The Discrete Gaussian for Differential Privacy*, NeurIPS 2020, proposition 12;
     classic: Mironov, *Renyi Differential Privacy*, CSF 2017, proposition 3.
     """
-    delta, alpha = probability("delta", delta), checked_orders(orders)
+    delta, alpha = checks.probability("delta", delta), checks.orders(orders)
     costs = np.asarray(divergences, np.float64)
     if costs.shape != alpha.shape or not np.all(costs >= 0.0):
         raise EvenhandError("divergences: give a number of at least 0 for each of the orders.")
@@ -251,12 +217,10 @@ def epsilon_of_rdp(
     gain = 0.0 if classic else np.log1p(-1.0 / alpha) - np.log(alpha) / (alpha - 1.0)
     epsilons = np.where(alpha > 1.01, costs + gain - math.log(delta) / (alpha - 1.0), math.inf)
     best = int(np.argmin(epsilons))
-    if epsilons[best] == math.inf:
-        return Spent(math.inf, None, False)
-    if epsilons[best] <= 0.0:
-        return Spent(0.0, None, False)
-    order = float(alpha[best])
-    return Spent(float(epsilons[best]), order, order in (float(alpha.min()), float(alpha.max())))
+    epsilon, order = max(0.0, float(epsilons[best])), float(alpha[best])
+    if epsilon in (0.0, math.inf):
+        return Spent(epsilon, None, False)
+    return Spent(epsilon, order, order in (float(alpha.min()), float(alpha.max())))
 
 
 # --- concentrated differential privacy -------------------------------------------------------------------
@@ -288,7 +252,7 @@ def epsilon_of_zcdp(rho: float, *, delta: float, classic: bool = False) -> float
     Source: Bun and Steinke, *Concentrated Differential Privacy*, TCC 2016, proposition 1.3; Canonne, Kamath and
     Steinke, NeurIPS 2020, corollary 13.
     """
-    delta = probability("delta", delta)
+    delta = checks.probability("delta", delta)
     if not rho >= 0.0:
         raise EvenhandError(
             f"rho={rho}: give a number of at least 0, 1 / (2 noise_multiplier^2) for Gaussian noise."
@@ -304,9 +268,8 @@ def epsilon_of_zcdp(rho: float, *, delta: float, classic: bool = False) -> float
         return rho * (1.0 + excess) - math.log((1.0 + excess) * delta) / excess - math.log1p(1.0 / excess)
 
     centre = 0.5 * math.log(math.log(1.0 / delta) / rho)  # where the classic rule has its minimum
-    best: Any = minimize_scalar(
-        at, bounds=(centre - 5.0, centre + 5.0), method="bounded", options={"xatol": 1e-10}
-    )
+    ends = centre - 5.0, centre + 5.0
+    best: Any = minimize_scalar(at, bounds=ends, method="bounded", options={"xatol": 1e-10})
     return max(0.0, float(best.fun))
 
 
@@ -338,12 +301,9 @@ def joint(noise_multipliers: Sequence[float]) -> float:
     Source: Li et al., *Differentially Private Adaptive Optimization with Delayed Preconditioners*, ICLR 2023, the
     first ablation (one sample, two queries); Dong, Roth and Su, *Gaussian Differential Privacy*, 2022, corollary 3.3.
     """
-    total = 0.0
-    for multiplier in noise_multipliers:
-        if multiplier == 0.0:
-            return 0.0
-        if multiplier != math.inf:
-            total += noise("noise_multipliers", multiplier) ** -2
+    if 0.0 in noise_multipliers:
+        return 0.0
+    total = sum(checks.noise("noise_multipliers", z) ** -2 for z in noise_multipliers if z != math.inf)
     return math.inf if total == 0.0 else total**-0.5
 
 
@@ -367,6 +327,11 @@ _AVERAGED = 48
 
 _TINY = 1e-12
 """Below it, the logarithm of a sum near 1 is mostly rounding."""
+
+
+def gaussian(noise_multiplier: float) -> Curve:
+    """The divergences of Gaussian noise alone."""
+    return lambda orders: orders / (2.0 * noise_multiplier**2)
 
 
 def poisson_moments(curve: Curve, rate: float, kappa: float, orders: tuple[int, ...]) -> NDArray:
@@ -416,21 +381,18 @@ def poisson_gaussian_moments(noise_multiplier: float, rate: float, orders: NDArr
     weight[direct:] = bdtrc(np.arange(_AVERAGED), _AVERAGED, 0.5)
     alpha = orders[:, None]
     j, variance = alpha - i, noise_multiplier**2
-    log_odds = math.log(rate) - math.log1p(-rate)
-    z = 0.5 - variance * log_odds
+    log_q, log_p = math.log(rate), math.log1p(-rate)
+    z = 0.5 - variance * (log_q - log_p)
     log_binomial = gammaln(alpha + 1.0) - gammaln(i + 1.0) - gammaln(j + 1.0)
     sign = gammasgn(j + 1.0) * weight
-    log_q, log_p = math.log(rate), math.log1p(-rate)
     left = i * log_q + j * log_p + (i**2 - i) / (2.0 * variance) + log_ndtr((z - i) / noise_multiplier)
     right = j * log_q + i * log_p + (j**2 - j) / (2.0 * variance) + log_ndtr((j - z) / noise_multiplier)
     terms = log_binomial[:, :, None] + np.stack([left, right], axis=2)
     moments = np.asarray(logsumexp(terms, axis=(1, 2), b=np.stack([sign, sign], axis=2)))
     tiny = moments < _TINY
     if tiny.any():
-        moments[tiny] = at_any_order(
-            lambda whole: poisson_moments(lambda power: power / (2.0 * variance), rate, 1.0, whole),
-            orders[tiny],
-        )
+        whole = partial(poisson_moments, gaussian(noise_multiplier), rate, 1.0)
+        moments[tiny] = at_any_order(whole, orders[tiny])
     return moments
 
 
@@ -439,8 +401,7 @@ def at_any_order(whole: Callable[[tuple[int, ...]], NDArray], orders: NDArray) -
     below, above = np.floor(orders).astype(int), np.ceil(orders).astype(int)
     needed = tuple(sorted({*below.tolist(), *above.tolist()} - {1}))
     moments = dict(zip(needed, whole(needed).tolist(), strict=True)) | {1: 0.0}
-    low = np.array([moments[order] for order in below.tolist()])
-    high = np.array([moments[order] for order in above.tolist()])
+    low, high = (np.array([moments[order] for order in ends.tolist()]) for ends in (below, above))
     part = orders - below
     with np.errstate(invalid="ignore"):
         return np.where(part > 0.0, (1.0 - part) * low + part * high, low)
@@ -463,8 +424,7 @@ def _log_central_moments(noise_multiplier: float, largest: int) -> NDArray:
     with np.errstate(divide="ignore"):
         distance = np.where(log_ratio > 0.0, log_ratio, 0.0) + np.log(-np.expm1(-np.abs(log_ratio)))
     density = -0.5 * x**2 + math.log(step) - 0.5 * math.log(2.0 * math.pi)
-    log_moments: list[Any] = [logsumexp(power * distance + density) for power in powers]
-    return np.array(log_moments, np.float64)
+    return np.array([logsumexp(power * distance + density) for power in powers], np.float64)
 
 
 @lru_cache(maxsize=8)

@@ -9,45 +9,23 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax import lax
 
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, EvenhandWarning, whole_number
-from evenhand.privacy.discrete_gaussian import discrete_gaussian, psi
+from evenhand.privacy._discrete_gaussian import NDArray, checked_sigma, discrete_gaussian, psi
 from evenhand.secure import masked_words
 from evenhand.types import Array, Key, PyTree, Release, Sum, Summation, Upload
-
-__all__ = [
-    "Histogram",
-    "Sensitivity",
-    "concentrated",
-    "concentrated_epsilon",
-    "dyadic_partition",
-    "histogram",
-    "histogram_for",
-    "no_wrap_modulus",
-    "quantile",
-    "quantile_error",
-    "quantile_sum",
-]
-
-
-NDArray = npt.NDArray[Any]
-
 
 Sensitivity: TypeAlias = Literal["paper", "tight"]
 
 
 # --- the histogram ---------------------------------------------------------------------------------------
-
-
-_MOST_BINS = 2**16
 
 
 class Histogram(NamedTuple):
@@ -110,12 +88,8 @@ class Histogram(NamedTuple):
         # By comparison, as a product would round a loss at an edge to the wrong bin now and then.
         inner = jnp.asarray(self.edges[1:-1])
         leaf = jnp.searchsorted(inner, self.clip(loss), side="right").astype(jnp.int32)
-        path = jnp.concatenate(
-            [
-                jnp.arange(self.bins >> level, dtype=jnp.int32) == (leaf >> level)
-                for level in range(self.levels)
-            ]
-        )
+        nodes = [jnp.arange(self.bins >> r, dtype=jnp.int32) == (leaf >> r) for r in range(self.levels)]
+        path = jnp.concatenate(nodes)
         noise = discrete_gaussian(key, sigma=self.sigma, shape=(self.nodes,))
         sent = path.astype(jnp.int32) * jnp.int32(self.scale) + noise
         return self.modulo(lax.bitcast_convert_type(sent, jnp.uint32))
@@ -126,9 +100,8 @@ class Histogram(NamedTuple):
 
     def add(self, sent: Array, present: Array) -> Array:
         """The sum modulo ``M`` of what those present send: uint32 ``(m, nodes)`` and bool ``(m,)`` to ``(nodes,)``."""
-        return self.modulo(
-            jnp.sum(jnp.where(present[:, None], sent, jnp.uint32(0)), axis=0, dtype=jnp.uint32)
-        )
+        numbers = jnp.where(present[:, None], sent, jnp.uint32(0))
+        return self.modulo(jnp.sum(numbers, axis=0, dtype=jnp.uint32))
 
     def counts(self, total: Array) -> Array:
         """``c`` times the noisy count in each node, int32 ``(nodes,)``: a sum from ``M / 2`` on is negative."""
@@ -183,13 +156,7 @@ class Histogram(NamedTuple):
 
 
 def histogram(
-    bins: int,
-    *,
-    largest: float,
-    sigma: float = 2.0,
-    scale: int = 1,
-    bits: int = 32,
-    flat: bool = False,
+    bins: int, *, largest: float, sigma: float = 2.0, scale: int = 1, bits: int = 32, flat: bool = False
 ) -> Histogram:
     """A private histogram with numbers of one's own; :func:`histogram_for` finds them for a budget.
 
@@ -211,25 +178,19 @@ def histogram(
       >>> counting.encode(2.2, jax.random.key(0)).tolist()
       [0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
     """
-    whole_number("histogram(bins=)", bins, 2, _MOST_BINS)
+    whole_number("histogram(bins=)", bins, 2, 2**16)
     if bins & (bins - 1):
         raise EvenhandError(f"histogram(bins={bins}): give a power of two.")
     if not 0.0 < largest < math.inf:
         raise EvenhandError(f"histogram(largest={largest}): give a finite number above 0.")
-    if not 0.0 <= sigma <= 4096.0:
-        raise EvenhandError(f"histogram(sigma={sigma}): give a number from 0 to 4096.")
+    sigma = checked_sigma(sigma, "histogram")
     whole_number("histogram(scale=)", scale, 1)
     whole_number("histogram(bits=)", bits, 2, 32)
-    return Histogram(bins, float(largest), float(sigma), scale, bits, flat)
+    return Histogram(bins, float(largest), sigma, scale, bits, flat)
 
 
 def quantile(
-    counting: Histogram,
-    losses: Array,
-    keys: Key,
-    *,
-    theta: float,
-    present: Array | None = None,
+    counting: Histogram, losses: Array, keys: Key, *, theta: float, present: Array | None = None
 ) -> Array:
     r"""The quantile of clients' losses that a server finds from one private sum.
 
@@ -427,8 +388,7 @@ def no_wrap_modulus(counting: Histogram, *, clients: int, delta: float) -> float
 
     Source: Pillutla et al., 2023, theorem 6.
     """
-    whole_number("no_wrap_modulus(clients=)", clients, 1)
-    _check_delta("no_wrap_modulus", delta)
+    _check("no_wrap_modulus", clients, delta)
     noise = counting.sigma * math.sqrt(2.0 * math.log(16.0 * clients * counting.bins / delta))
     return 2.0 + 2.0 * counting.scale * clients + 2.0 * clients * noise
 
@@ -457,8 +417,7 @@ def quantile_error(counting: Histogram, *, clients: int, delta: float) -> float:
 
     Source: Pillutla et al., 2023, theorem 6 (b).
     """
-    whole_number("quantile_error(clients=)", clients, 1)
-    _check_delta("quantile_error", delta)
+    _check("quantile_error", clients, delta)
     added = counting.bins if counting.flat else counting.levels
     variance = 4.0 * counting.sigma**2 / (counting.scale**2 * clients)
     return math.sqrt(variance * added * math.log(4.0 * counting.bins / delta))
@@ -505,12 +464,11 @@ def histogram_for(
     if not 0.0 < rho < math.inf:
         raise EvenhandError(f"histogram_for(rho={rho}): give a number above 0.")
     whole_number("histogram_for(clients=)", clients, 1)
-    unit = histogram(bins, largest=largest, flat=flat).sensitivity(sensitivity)
+    plain = histogram(bins, largest=largest, flat=flat)
+    unit = plain.sensitivity(sensitivity)
     epsilon, spread = math.sqrt(2.0 * rho), math.sqrt(clients)
     scale = max(1, round(_LEAST_SIGMA * spread * epsilon / unit))
-    counting = histogram(
-        bins, largest=largest, sigma=scale * unit / (spread * epsilon), scale=scale, flat=flat
-    )
+    counting = plain._replace(sigma=scale * unit / (spread * epsilon), scale=scale)
     while (
         spent := 1.0 / concentrated(counting, clients=clients, sensitivity=sensitivity).noise_multiplier
     ) > epsilon:
@@ -525,7 +483,8 @@ def histogram_for(
     return histogram(bins, largest=largest, sigma=counting.sigma, scale=scale, bits=bits, flat=flat)
 
 
-def _check_delta(caller: str, delta: float) -> None:
+def _check(caller: str, clients: int, delta: float) -> None:
+    whole_number(f"{caller}(clients=)", clients, 1)
     if not 0.0 < delta < 1.0:
         raise EvenhandError(f"{caller}(delta={delta}): give a probability in (0, 1).")
 
@@ -608,9 +567,4 @@ def quantile_sum(
         edge = counting.decode(counting.modulo(numbers.astype(jnp.uint32)), clients, theta=theta)
         return jnp.where(clients >= jnp.uint32(fewest), edge, jnp.float32(0)), state
 
-    return Sum(
-        init,
-        lift,
-        lower,
-        summation=Summation(counting.bits, None if integers_only else masked_words),
-    )
+    return Sum(init, lift, lower, summation=Summation(counting.bits, None if integers_only else masked_words))

@@ -12,49 +12,18 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from evenhand import local, tree
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.local import Batch, Batches, Estimator
+from evenhand.privacy._checks import check_decay
 from evenhand.privacy.update_rules import Iteration, Query
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
-
-__all__ = [
-    "Adam",
-    "AdamState",
-    "Kind",
-    "Moment",
-    "Public",
-    "PublicKind",
-    "Side",
-    "check_decay",
-    "fitting_scales",
-    "public_examples",
-    "side_information",
-    "squares",
-    "tfidf_scales",
-    "token_frequencies",
-]
-
 
 # --- moments and steps -----------------------------------------------------------------------------------
 
 
 Kind: TypeAlias = Literal["rmsprop", "adam", "adagrad", "yogi"]
-
-
-def check_decay(method: str, decay: float, eps: float) -> None:
-    """Checks the two numbers of a moment.
-
-    Raises:
-      EvenhandError: a decay outside [0, 1), or an ``eps`` that is not above 0.
-    """
-    if not 0.0 <= decay < 1.0 or not 0.0 < eps < float("inf"):
-        raise EvenhandError(
-            f"{method}(decay={decay}, eps={eps}): give a decay from 0 to below 1, and a finite eps above 0."
-        )
 
 
 class Moment(NamedTuple):
@@ -88,11 +57,11 @@ class Moment(NamedTuple):
         return jax.tree.map(lambda v: jnp.sqrt(v) + self.eps, moment)
 
 
-class AdamState(NamedTuple):
-    """Steps so far, int32, and the two moments."""
+class Moments(NamedTuple):
+    """Steps so far, int32, and the two moments; the first one is None where it is not needed."""
 
     step: Array
-    first: Params
+    first: Params | None
     second: Params
 
 
@@ -103,11 +72,11 @@ class Adam(NamedTuple):
     b2: float
     eps: float
 
-    def init(self, params: Params) -> AdamState:
+    def init(self, params: Params) -> Moments:
         """Before the first step."""
-        return AdamState(jnp.int32(0), tree.zeros_like(params), tree.zeros_like(params))
+        return Moments(jnp.int32(0), tree.zeros_like(params), tree.zeros_like(params))
 
-    def step(self, state: AdamState, first: Params, second: Params) -> tuple[Params, AdamState]:
+    def step(self, state: Moments, first: Params, second: Params) -> tuple[Params, Moments]:
         """The direction after a gradient for the first moment and one for the second, and the state."""
         steps = state.step + 1
         first = tree.mix(self.b1, state.first, first)
@@ -118,7 +87,7 @@ class Adam(NamedTuple):
         def ratio(m: Array, v: Array) -> Array:
             return m / (1.0 - self.b1**since) / (jnp.sqrt(v / (1.0 - self.b2**since)) + self.eps)
 
-        return jax.tree.map(ratio, first, second), AdamState(steps, first, second)
+        return jax.tree.map(ratio, first, second), Moments(steps, first, second)
 
 
 def squares(gradient: Params) -> Params:
@@ -141,8 +110,8 @@ class Public(NamedTuple):
 
     x: Any
     y: Any
-    schedule: Batches
-    estimate: Estimator
+    schedule: local.Batches
+    estimate: local.Estimator
 
     def data(self) -> ClientData:
         """The examples as those of a client."""
@@ -158,7 +127,7 @@ class Public(NamedTuple):
     def moments(self, params: Params, key: Key) -> tuple[Params, Params]:
         """Over the mini-batches of one pass: the mean of their gradients, and of the squares of these."""
 
-        def add(total: tuple[Params, Params], batch: Batch, key: Key) -> tuple[Params, Params]:
+        def add(total: tuple[Params, Params], batch: local.Batch, key: Key) -> tuple[Params, Params]:
             gradient = self.estimate(params, batch, key)
             return tree.add(total, (gradient, squares(gradient)))
 
@@ -177,8 +146,7 @@ def public_examples(method: str, model: Model, public: tuple[Array, Array], batc
     local.check_model(model)
     if len(public) != 2 or not 0 < len(public[0]) == len(public[1]):
         raise EvenhandError(f"{method}(public=...): give (x, y), as many inputs as labels, and at least one.")
-    x, y = public
-    return Public(x, y, local.batches(epochs=1, batch_size=batch_size), local.batch_gradient(model))
+    return Public(*public, local.batches(epochs=1, batch_size=batch_size), local.batch_gradient(model))
 
 
 # --- side information ------------------------------------------------------------------------------------
@@ -253,38 +221,30 @@ def fitting_scales(method: str, model: Model, divided_by: Params) -> Params:
     return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), scales, shapes)
 
 
-class _Moments(NamedTuple):
-    """Of public gradients, and the steps so far; the first one is None where it is not needed."""
-
-    step: Array
-    first: Params | None
-    second: Params
-
-
 def _public_moments(public: Public, moment: Moment, refresh_every: int | None) -> Side:
     momentum, decay = moment.kind == "adam", moment.decay
 
-    def init(params: Params) -> _Moments:
+    def init(params: Params) -> Moments:
         zeros = tree.zeros_like(params)
-        return _Moments(jnp.int32(0), zeros if momentum else None, zeros)
+        return Moments(jnp.int32(0), zeros if momentum else None, zeros)
 
-    def moved(state: _Moments, gradient: Params, second: Params) -> tuple[Params | None, Params]:
+    def moved(state: Moments, gradient: Params, second: Params) -> tuple[Params | None, Params]:
         return tree.mix(decay, state.first, gradient) if momentum else None, second
 
-    def refresh(state: _Moments, iteration: Iteration) -> _Moments:
+    def refresh(state: Moments, iteration: Iteration) -> Moments:
         params, key = iteration.params, iteration.key
         if refresh_every is None:
             gradient = public.gradient(params, key)
             after = moved(state, gradient, moment.follow(state.second, squares(gradient)))
         else:
-            after = lax.cond(
+            after = jax.lax.cond(
                 state.step % refresh_every == 0,
                 lambda: moved(state, *public.moments(params, key)),
                 lambda: (state.first, state.second),
             )
-        return _Moments(state.step + 1, *after)
+        return Moments(state.step + 1, *after)
 
-    def query(state: _Moments) -> Query:
+    def query(state: Moments) -> Query:
         if refresh_every is None:
             scales = moment.root(state.second)
         else:
@@ -376,14 +336,12 @@ def tfidf_scales(model: Model, x: Array, *, special: Sequence[int] = (0, 1, 2)) 
 
     Source: as :func:`token_frequencies`.
     """
-    factors = 10.0 * (_sums("tfidf_scales", x) + 1e-10)
+    sums = 10.0 * (_sums("tfidf_scales", x) + 1e-10)
     for token in special:
-        if not 0 <= token < len(factors):
-            raise EvenhandError(
-                f"tfidf_scales(special={tuple(special)}): tokens are 0 to {len(factors) - 1}."
-            )
-        factors[token] = 0.01
-    return _on_weights("tfidf_scales", model, 1.0 / factors)
+        if not 0 <= token < len(sums):
+            raise EvenhandError(f"tfidf_scales(special={tuple(special)}): tokens are 0 to {len(sums) - 1}.")
+        sums[token] = 0.01
+    return _on_weights("tfidf_scales", model, 1.0 / sums)
 
 
 def _sums(method: str, x: Array) -> np.ndarray:
@@ -399,16 +357,14 @@ def _sums(method: str, x: Array) -> np.ndarray:
 def _on_weights(method: str, model: Model, scales: np.ndarray) -> Params:
     check_process()
     shapes = jax.eval_shape(model.init, jax.random.key(0))
+    are_weights = jax.tree.map(lambda leaf: leaf.ndim >= 2 and leaf.shape[0] == len(scales), shapes)
+    if not any(jax.tree.leaves(are_weights)):
+        raise EvenhandError(f"{method}(): the model has no weights for {len(scales)} tokens.")
 
-    def is_weight(leaf: Array) -> bool:
-        return leaf.ndim >= 2 and leaf.shape[0] == len(scales)
-
-    def spread(leaf: Array) -> Array:
-        if not is_weight(leaf):
+    def spread(leaf: Array, is_weight: bool) -> Array:
+        if not is_weight:
             return jnp.ones(leaf.shape, leaf.dtype)
         column = jnp.asarray(scales, leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
         return jnp.broadcast_to(column, leaf.shape)
 
-    if not any(is_weight(leaf) for leaf in jax.tree.leaves(shapes)):
-        raise EvenhandError(f"{method}(): the model has no weights for {len(scales)} tokens.")
-    return jax.tree.map(spread, shapes)
+    return jax.tree.map(spread, shapes, are_weights)

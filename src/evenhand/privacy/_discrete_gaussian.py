@@ -5,29 +5,19 @@ from __future__ import annotations
 import math
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax import lax
 
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.sampling import fixed
 from evenhand.secure import masked_words
 from evenhand.types import Array, Key, PyTree, Release, Sum, Summation, Upload
-
-__all__ = [
-    "Law",
-    "discrete_gaussian",
-    "discrete_gaussian_error",
-    "discrete_gaussian_law",
-    "discrete_mean",
-    "psi",
-]
-
 
 NDArray = npt.NDArray[Any]
 
@@ -40,15 +30,6 @@ _LARGEST = 2.0**12
 
 
 _BITS = 64
-
-
-_DIGITS = 50
-
-
-_MOST_TERMS = 2**20
-
-
-_NEGLIGIBLE = 1e-60
 
 
 class Law(NamedTuple):
@@ -104,7 +85,7 @@ def discrete_gaussian(key: Key, *, sigma: float, shape: tuple[int, ...] = ()) ->
     Source: Canonne, Kamath and Steinke, *The Discrete Gaussian for Differential Privacy*, NeurIPS 2020; Pillutla et
     al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine Learning 2023, section 4.3.
     """
-    table = _thresholds(_checked(sigma, "discrete_gaussian"))
+    table = _thresholds(checked_sigma(sigma, "discrete_gaussian"))
     count = len(table)
     steps = count.bit_length()
     # So many that each step of the bisection halves what is left; only U = 2**64 - 1 reaches them.
@@ -140,7 +121,7 @@ def discrete_gaussian_error(sigma: float) -> float:
       >>> discrete_gaussian_error(2.0) < 2e-18
       True
     """
-    return (2 * _reach(_checked(sigma, "discrete_gaussian_error")) + 1) * 2.0 ** -(_BITS + 1)
+    return (2 * _reach(checked_sigma(sigma, "discrete_gaussian_error")) + 1) * 2.0 ** -(_BITS + 1)
 
 
 def discrete_gaussian_law(sigma: float, *, clients: int = 1) -> Law:
@@ -164,7 +145,7 @@ def discrete_gaussian_law(sigma: float, *, clients: int = 1) -> Law:
       >>> round(discrete_gaussian_law(0.5, clients=4).variance, 7)
       0.8600507
     """
-    reach = _reach(_checked(sigma, "discrete_gaussian_law"))
+    reach = _reach(checked_sigma(sigma, "discrete_gaussian_law"))
     left = whole_number("discrete_gaussian_law(clients=)", clients, 1)
     values = np.arange(-reach, reach + 1, dtype=np.float64)
     power = _trimmed(np.exp(-(values**2) / (2 * sigma**2)) if sigma > 0 else np.where(values == 0, 1.0, 0.0))
@@ -208,14 +189,15 @@ def psi(sigma: float, *, clients: int) -> float:
     if not (0.0 < sigma < math.inf):
         raise EvenhandError(f"psi(sigma={sigma}): give a number above 0.")
     count = whole_number("psi(clients=)", clients, 1) - 1
-    i = np.arange(1, min(count, _MOST_TERMS) + 1, dtype=np.float64)
+    i = np.arange(1, min(count, 2**20) + 1, dtype=np.float64)
     terms = np.exp(-2.0 * math.pi**2 * sigma**2 * i / (i + 1.0))
     # They fall, so that the last one bounds those that are not computed.
     rest = (count - len(terms)) * terms[-1] if len(terms) else 0.0
     return 10.0 * float(np.sum(terms) + rest)
 
 
-def _checked(sigma: float, caller: str) -> float:
+def checked_sigma(sigma: float, caller: str) -> float:
+    """``sigma`` as a float, if it is one that the table of thresholds can be computed for."""
     if not 0.0 <= sigma <= _LARGEST:
         raise EvenhandError(f"{caller}(sigma={sigma}): give a number from 0 to {_LARGEST:g}.")
     return float(sigma)
@@ -231,14 +213,12 @@ def _thresholds(sigma: float) -> NDArray:
     if sigma == 0.0:
         return np.zeros((0, 2), np.uint32)
     with localcontext() as context:
-        context.prec = _DIGITS
+        context.prec = 50
         scale = 2 * Decimal(sigma) ** 2
         masses = [(-(Decimal(k) ** 2) / scale).exp() for k in range(_reach(sigma) + 1)]
         total = 2 * sum(masses[1:]) + masses[0]
-        above, tails = Decimal(0), list[int]()
-        for mass in reversed(masses[1:]):
-            above += mass
-            tails.append(int((2**_BITS * above / total).to_integral_value(ROUND_HALF_EVEN)))
+        parts = (2**_BITS * above / total for above in accumulate(reversed(masses[1:])))
+        tails = [int(part.to_integral_value(ROUND_HALF_EVEN)) for part in parts]
     # Tails below 0, and what is left by those above 0: the rounded law is symmetric, too.
     lower = [tail for tail in tails if tail]
     words = lower + [2**_BITS - tail for tail in reversed(lower)]
@@ -248,7 +228,7 @@ def _thresholds(sigma: float) -> NDArray:
 def _trimmed(masses: NDArray) -> NDArray:
     """Normalised, without the ends that are negligible; symmetric."""
     masses = masses / np.sum(masses)
-    first = int(np.argmax(masses > _NEGLIGIBLE))
+    first = int(np.argmax(masses > 1e-60))
     return masses[first : len(masses) - first]
 
 
@@ -363,11 +343,11 @@ def _noisy_words(numbers: Array, key: Key) -> Array:
     drawn = jax.random.uniform(rounding, numbers.shape, jnp.float32)
     whole = jnp.floor(numbers.astype(jnp.float32) + drawn).astype(jnp.int32)
     noisy = whole + discrete_gaussian(noise, sigma=_UPLOAD_SIGMA, shape=numbers.shape)
-    return lax.bitcast_convert_type(noisy, jnp.uint32)
+    return jax.lax.bitcast_convert_type(noisy, jnp.uint32)
 
 
 def _signed(word: Array) -> Array:
-    return lax.bitcast_convert_type(word.astype(jnp.uint32), jnp.int32).astype(jnp.float32)
+    return jax.lax.bitcast_convert_type(word.astype(jnp.uint32), jnp.int32).astype(jnp.float32)
 
 
 def _check_room(cohort: int, fewest: int, left: float, longest: float) -> None:
