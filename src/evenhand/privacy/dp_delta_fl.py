@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
+from evenhand.algorithms.averaging import Message, ServerState, global_params, server_init
 from evenhand.errors import EvenhandError
+from evenhand.privacy._quantile import Histogram, histogram, quantile_sum
 from evenhand.privacy.client_level import private
 from evenhand.privacy.gaussian import noisy_mean
-from evenhand.privacy._quantile import Histogram, histogram, quantile_sum
 from evenhand.sampling import poisson
-from evenhand.types import (
-    Algorithm,
-    Array,
-    ClientData,
-    Effort,
-    Info,
-    Key,
-    Params,
-    Phase,
-    PyTree,
-    Release,
-    Report,
-    Sum,
-)
+from evenhand.types import Algorithm, Array, ClientData, Info, Key, Phase, PyTree, Release, Report, Sum
 
 __all__ = ["dp_delta_fl"]
 
 _SCALE = 16
 """Of the counts, so that to round their noise hardly adds to it."""
-
-
-class _Server(NamedTuple):
-    """The global model, the optimiser's state, and the last quantile."""
-
-    params: Params
-    optimiser: optax.OptState
-    quantile: Array
-
-
-class _Message(NamedTuple):
-    params: Params
-    quantile: Array
 
 
 def dp_delta_fl(
@@ -117,17 +90,14 @@ def dp_delta_fl(
     counting = histogram(bins, largest=largest_loss, sigma=0.0, scale=_SCALE)
     counting = counting._replace(sigma=of_histogram * counting.sensitivity("tight"))
     quantile = quantile_sum(counting, theta=theta, integers_only=True, at_server=True)
-    release = Release(of_histogram, rate)
+    quantile = quantile._replace(release=Release(of_histogram, rate))
     mean = noisy_mean(clip, noise_multiplier=of_mean, rate=rate)
 
     method = Algorithm(
         model=work.model,
-        init=lambda params, clients: _Server(params, server_opt.init(params), jnp.float32(0.0)),
-        phases=(
-            _counts(work, quantile._replace(release=release)),
-            _trains(work, counting, server_opt, theta, mean),
-        ),
-        global_params=lambda state: state.params,
+        init=lambda params, clients: server_init(server_opt, params, jnp.float32(0.0)),
+        phases=(_counts(work, quantile), _trains(work, counting, server_opt, theta, mean)),
+        global_params=global_params,
         sampling=poisson(rate),
     )
     name = f"dp_delta_fl(theta={theta:g}, noise_multiplier={noise_multiplier:g})"
@@ -137,45 +107,41 @@ def dp_delta_fl(
 def _counts(work: local.Work, aggregator: Sum) -> Phase:
     """The first exchange: the quantile of the losses."""
 
-    def loss(message: _Message, state: PyTree, data: ClientData, key: Key) -> tuple[Array, PyTree]:
+    def loss(message: Message, state: PyTree, data: ClientData, key: Key) -> tuple[Array, PyTree]:
         return local.full_loss(work.model, message.params, data), state
 
-    def server(state: _Server, direction: Array, reported: Array, key: Key) -> tuple[_Server, Info]:
-        return state._replace(quantile=direction), {"quantile": direction}
+    def server(state: ServerState, direction: Array, reported: Array, key: Key) -> tuple[ServerState, Info]:
+        return state._replace(extra=direction), {"quantile": direction}
 
-    def effort(data: ClientData) -> Effort:
-        return Effort(data.size, jnp.int32(0))  # losses only: a pass over the examples, and no gradient
-
-    return Phase(_broadcast, _report, loss, aggregator, server, effort=effort)
+    plain = Phase(_broadcast, _report, loss, aggregator, server)
+    # Losses only: a pass over the examples, and no gradient.
+    return plain._replace(effort=lambda data: local.every_row(data)._replace(rows=jnp.int32(0)))
 
 
 def _trains(
-    work: local.Work,
-    counting: Histogram,
-    server_opt: optax.GradientTransformation,
-    theta: float,
-    aggregator: Sum,
+    work: local.Work, counting: Histogram, server_opt: optax.GradientTransformation, theta: float, mean: Sum
 ) -> Phase:
     """The second exchange: those whose loss is at least the quantile send what they have learnt, the others zeros."""
 
-    def train(message: _Message, state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
+    def train(message: Message, state: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
         loss = counting.clip(local.full_loss(work.model, message.params, data))
         params, _ = work.solve(message.params, data, key, optax.identity())
         delta = tree.subtract(params, message.params)
-        return tree.select(loss >= message.quantile, delta, tree.zeros_like(delta)), state
+        return tree.select(loss >= message.extra, delta, tree.zeros_like(delta)), state
 
-    def server(state: _Server, direction: Params, reported: Array, key: Key) -> tuple[_Server, Info]:
+    def server(state: ServerState, direction: PyTree, reported: Array, key: Key) -> tuple[ServerState, Info]:
         gradient = tree.scale(-1.0 / theta, direction)
         updates, optimiser = server_opt.update(gradient, state.optimiser, state.params)
         params = optax.apply_updates(state.params, updates)
-        return _Server(params, optimiser, state.quantile), {"update_norm": tree.norm(gradient)}
+        return ServerState(params, optimiser, state.extra), {"update_norm": tree.norm(gradient)}
 
-    return Phase(_broadcast, _report, train, aggregator, server, effort=work.effort)
-
-
-def _broadcast(state: _Server, client: Array) -> _Message:
-    return _Message(state.params, state.quantile)
+    return Phase(_broadcast, _report, train, mean, server, effort=work.effort)
 
 
-def _report(message: _Message, state: PyTree, data: ClientData) -> Report:
+def _broadcast(state: ServerState, client: Array) -> Message:
+    """The global model, and the last quantile, which the server keeps beside it."""
+    return Message(state.params, state.extra)
+
+
+def _report(message: Message, state: PyTree, data: ClientData) -> Report:
     return Report(jnp.float32(1.0), jnp.float32(jnp.nan))

@@ -132,7 +132,7 @@ def test_whoever_is_clipped_to_the_quantile_counts(shift, changed):
     params, found = MODEL.init(jax.random.key(0)), 0.0
     state = method.init(params, N)
     quantile = np.float32(0.0 if changed["theta"] == 1.0 else 4.0)
-    state = state._replace(inner=state.inner._replace(quantile=quantile))
+    state = state._replace(inner=state.inner._replace(extra=quantile))
     rows = DATA.train
     data = eh.types.ClientData(rows.x, rows.y, 0, rows.sizes[0], 1.0, int(rows.sizes.max()))
     data = jax.tree.map(jax.numpy.asarray, data._replace(capacity=None))._replace(capacity=data.capacity)
