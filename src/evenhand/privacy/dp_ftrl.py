@@ -14,14 +14,13 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 import optax
 
 from evenhand import tree
 from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
-from evenhand.privacy._checks import noise
+from evenhand.privacy._checks import NDArray, noise
 from evenhand.privacy.client_level import promise
 from evenhand.privacy.gaussian import noisy_mean, with_gaussian
 from evenhand.sampling import cyclic
@@ -145,13 +144,9 @@ def toeplitz_noise(bands: int | None = None) -> Correlation:
             return jax.tree.map(lambda leaf: jnp.zeros((kept - 1, *leaf.shape), leaf.dtype), like)
 
         def step(fresh: PyTree, last: PyTree) -> tuple[PyTree, PyTree]:
-            noise = jax.tree.map(
-                lambda new, old: new - jnp.tensordot(earlier, old, 1).astype(new.dtype), fresh, last
-            )
-            kept_on = jax.tree.map(
-                lambda new, old: jnp.concatenate([new[None], old])[: kept - 1], noise, last
-            )
-            return noise, kept_on
+            noise = jax.tree.map(lambda z, n: z - jnp.tensordot(earlier, n, 1).astype(z.dtype), fresh, last)
+            after = jax.tree.map(lambda new, old: jnp.concatenate([new[None], old])[: kept - 1], noise, last)
+            return noise, after
 
         return CorrelatedNoise(init, step, float(np.linalg.norm(diagonals)))
 
@@ -183,7 +178,7 @@ def streamed_noise(matrix: StreamingMatrix) -> Correlation:
 
 def _longest_column(matrix: StreamingMatrix, rounds: int) -> float:
     """Of the inverse."""
-    rows, state = list[npt.NDArray[Any]](), matrix.init_multiply(jnp.zeros(rounds))
+    rows, state = list[NDArray](), matrix.init_multiply(jnp.zeros(rounds))
     for unit in np.eye(rounds, dtype=np.float32):
         row, state = matrix.multiply_next(jnp.asarray(unit), state)
         rows.append(np.asarray(row, np.float64))
@@ -198,7 +193,7 @@ def _longest_column(matrix: StreamingMatrix, rounds: int) -> float:
 # --- the method ------------------------------------------------------------------------------------------
 
 
-class _CorrelatedState(NamedTuple):
+class _State(NamedTuple):
     """The state of the clipped mean, rounds done in this turn, int32, and the state of the noise."""
 
     inner: PyTree
@@ -264,13 +259,11 @@ def dp_ftrl(
     noise("dp_ftrl(noise_multiplier=)", noise_multiplier)
     turn = -(-clients // cohort)
     correlated = correlation(turn)
-    release = Release(noise_multiplier / correlated.sensitivity)
     aggregator = _correlated_mean(clip, noise_multiplier, turn, cohort, correlated)
     method = fedavg(work, server_opt=server_opt, aggregator=aggregator, sampling=cyclic(cohort))
-    (phase,) = method.phases
 
     def releases(rounds: int) -> tuple[Release, ...]:
-        return (release._replace(times=-(-rounds // turn)),)
+        return (Release(noise_multiplier / correlated.sensitivity, times=-(-rounds // turn)),)
 
     def init(params: PyTree, num_clients: int) -> PyTree:
         if num_clients != clients:
@@ -279,8 +272,8 @@ def dp_ftrl(
 
     return method._replace(
         init=init,
-        phases=(phase._replace(steps_if_empty=True),),
-        privacy=promise(releases)._replace(neighbours="one client, whose updates are replaced by zeros"),
+        phases=tuple(phase._replace(steps_if_empty=True) for phase in method.phases),
+        privacy=promise(releases, "one client, whose updates are replaced by zeros"),
         name=f"dp_ftrl(noise_multiplier={noise_multiplier:g})",
     )
 
@@ -291,20 +284,17 @@ def _correlated_mean(
     """The clipped mean over ``cohort``, plus what this round adds to the noise of the prefix."""
     plain, deviation = noisy_mean(clip, noise_multiplier=0.0, rate=1.0), noise_multiplier * clip
 
-    def init(like: PyTree, clients: int) -> _CorrelatedState:
-        return _CorrelatedState(
-            plain.init(like, cohort), jnp.int32(0), correlated.init(tree.zeros_like(like))
-        )
+    def init(like: PyTree, clients: int) -> _State:
+        return _State(plain.init(like, cohort), jnp.int32(0), correlated.init(tree.zeros_like(like)))
 
-    def lower(total: PyTree, state: _CorrelatedState, key: Key) -> tuple[PyTree, _CorrelatedState]:
+    def lower(total: PyTree, state: _State, key: Key) -> tuple[PyTree, _State]:
         mean, inner = plain.lower(total, state.inner, key)
         zeros, done = tree.zeros_like(mean), state.done + 1
         noise, after = correlated.step(with_gaussian(key, zeros, deviation), state.noise)
         is_over = done == turn
         left = tree.select(is_over, correlated.init(zeros), after)
-        return tree.add(mean, tree.scale(1.0 / cohort, noise)), _CorrelatedState(
-            inner, jnp.where(is_over, 0, done), left
-        )
+        direction = tree.add(mean, tree.scale(1.0 / cohort, noise))
+        return direction, _State(inner, jnp.where(is_over, 0, done), left)
 
     return plain._replace(
         init=init,
