@@ -1,13 +1,13 @@
 """Aggregators at work: on a whole cohort's uploads, after something that changes these, and several as one.
 
 :func:`aggregate` is for use outside training; :func:`reduce_uploads`, :func:`in_passes` and :func:`in_loop` run an
-aggregator in a round.  :func:`before` and :func:`each_upload` put a change of the uploads in front of another
-aggregator, and :func:`in_parts` makes one sum of several.
+aggregator in a round.  :func:`before` puts a change of the uploads in front of another aggregator, and :func:`in_parts`
+makes one sum of several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import jax
@@ -126,10 +126,8 @@ def reduce_uploads(
             return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
         # One after another, as a sum over the leading axis of large arrays is many times slower on a CPU.
         slot = jax.tree.map(lambda leaf: leaf[0], slots)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lifted_by, *slot))
-        return lax.scan(lambda total, one_slot: (tree.add(total, lifted_by(*one_slot)), None), zeros, slots)[
-            0
-        ]
+        zeros = tree.zeros(jax.eval_shape(lifted_by, *slot))
+        return lax.scan(lambda total, own: (tree.add(total, lifted_by(*own)), None), zeros, slots)[0]
 
     return in_loop(aggregator, state, key, sum_of)
 
@@ -161,9 +159,8 @@ def in_loop(
         total = sum_of(aggregator.publish(state), number)
         return aggregator.lower(total, state, jax.random.fold_in(key, number))
 
-    one_pass.__name__ = (
-        "one"  # as it always was: checkpoints know a method by its traced program, names included
-    )
+    # As it always was: checkpoints know a method by its traced program, names included.
+    one_pass.__name__ = "one"
     once = jax.jit(one_pass)  # traced once, for the shapes and for the loop
 
     def step(number: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
@@ -171,8 +168,7 @@ def in_loop(
 
     if aggregator.passes == 1:
         return once(jnp.int32(0), state)
-    direction = jax.eval_shape(once, jnp.int32(0), state)[0]
-    begin = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), direction)
+    begin = tree.zeros(jax.eval_shape(once, jnp.int32(0), state)[0])
     return lax.fori_loop(jnp.int32(0), jnp.int32(aggregator.passes), step, (begin, state))
 
 
@@ -203,22 +199,10 @@ def before(then: Aggregator, change: Change, name: str, needs: tuple[Need, ...] 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         first, second, noise = jax.random.split(key, 3)
         changed, present = change(uploads, present, first)
-        return reduce_uploads(
-            then, changed, present, state, second, jax.random.split(noise, present.shape[0])
-        )
+        noises = jax.random.split(noise, present.shape[0])
+        return reduce_uploads(then, changed, present, state, second, noises)
 
     return Stack(then.init, apply, then.needs_loss, then.needs if needs is None else needs)
-
-
-def each_upload(then: Aggregator, change: Callable[[Upload], Upload], name: str) -> Aggregator:
-    """``then`` on what ``change`` makes of each upload by itself: a sum stays a sum, and clients do it."""
-    if not isinstance(then, Sum):
-        return before(then, lambda uploads, present, key: (jax.vmap(change)(uploads), present), name)
-
-    def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
-        return then.lift(change(upload), public, key)
-
-    return then._replace(lift=lift, sensitivity=None)
 
 
 # --- several as one ----------------------------------------------------------------------------------------------
@@ -249,26 +233,19 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
             after.append(state)
         return jnp.stack(weights, axis=1), tuple(after)
 
-    def uploads(upload: Upload) -> Iterator[Upload]:
-        return (Upload(delta, upload.weight[j], upload.loss[j]) for j, delta in enumerate(upload.delta))
-
     def lift(upload: Upload, publics: PyTree, key: Key) -> PyTree:
+        uploads = (Upload(delta, upload.weight[j], upload.loss[j]) for j, delta in enumerate(upload.delta))
         return tuple(
-            part.lift(own, public, jax.random.fold_in(key, j))
-            for j, (part, own, public) in enumerate(zip(parts, uploads(upload), publics, strict=True))
+            part.lift(own, publics[j], jax.random.fold_in(key, j))
+            for j, (part, own) in enumerate(zip(parts, uploads, strict=True))
         )
 
     def lower(totals: PyTree, states: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        done = [
-            part.lower(total, own, jax.random.fold_in(key, j))
-            for j, (part, total, own) in enumerate(zip(parts, totals, states, strict=True))
-        ]
+        done = [part.lower(totals[j], states[j], jax.random.fold_in(key, j)) for j, part in enumerate(parts)]
         return tuple(direction for direction, _ in done), tuple(state for _, state in done)
 
     return Sum(
-        init=lambda likes, clients: tuple(
-            part.init(like, clients) for part, like in zip(parts, likes, strict=True)
-        ),
+        init=lambda likes, clients: tuple(part.init(likes[j], clients) for j, part in enumerate(parts)),
         lift=lift,
         lower=lower,
         publish=lambda states: tuple(part.publish(own) for part, own in zip(parts, states, strict=True)),

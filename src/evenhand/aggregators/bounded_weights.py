@@ -66,11 +66,7 @@ def bounded_weights(ratio: float, then: Aggregator) -> Aggregator:
         return before(then, change, "bounded_weights")
 
     def weigh(reports: Report, cohort: Cohort, state: PyTree) -> tuple[Array, PyTree]:
-        weights = bounded(reports.weight, cohort.present)
-        return (
-            (weights, state)
-            if then.weigh is None
-            else then.weigh(Report(weights, reports.loss), cohort, state)
-        )
+        reports = reports._replace(weight=bounded(reports.weight, cohort.present))
+        return (reports.weight, state) if then.weigh is None else then.weigh(reports, cohort, state)
 
     return then._replace(weigh=weigh)

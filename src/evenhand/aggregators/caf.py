@@ -7,9 +7,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from evenhand.aggregators.stacked import mean_of, products
-from evenhand.errors import whole_number
-from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
+from evenhand.aggregators.stacked import mean_of, products, robust
+from evenhand.types import Array, Key, PyTree, Stack, Upload
 
 __all__ = ["caf"]
 
@@ -63,9 +62,8 @@ def caf(malicious: int) -> Stack:
     Source: Allouah, Guerraoui and Stephan, *Towards Trustworthy Federated Learning with Untrusted Participants*, ICML
     2025, algorithm 2.
     """
-    whole_number("caf(malicious=)", malicious, 0)
 
-    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         inner, accepted = products(uploads.delta, present, key), present.astype(jnp.float32)
         enough = jnp.maximum(jnp.sum(accepted) - 2.0 * malicious, 0.0)
 
@@ -77,20 +75,15 @@ def caf(malicious: int) -> Stack:
             tau = jnp.where(weights.now > 0, tau, 0.0)
             better, top = largest < weights.least, jnp.max(tau)
             fewer = weights.now * (1.0 - tau / jnp.where(top > 0, top, 1.0))
-            fewer = jnp.where(
-                tau >= top, 0.0, fewer
-            )  # 1 - x / x need not be 0, and far uploads show every remainder
+            # 1 - x / x need not be 0, and far uploads show every remainder.
+            fewer = jnp.where(tau >= top, 0.0, fewer)
             best = jnp.where(better, weights.now, weights.best)
             return _Weights(fewer, best, jnp.minimum(largest, weights.least))
 
         begin = step(_Weights(accepted, accepted, jnp.float32(jnp.inf)))
-        return mean_of(uploads, lax.while_loop(goes_on, step, begin).best), state
+        return mean_of(uploads, lax.while_loop(goes_on, step, begin).best)
 
-    return Stack(
-        lambda like, clients: (),
-        apply,
-        needs=(Need.over(f"caf({malicious})", malicious, lambda m: m > 2 * malicious),),
-    )
+    return robust("caf", malicious, lambda m: m > 2 * malicious, reduced)
 
 
 def _first(inner: Array, weights: Array) -> tuple[Array, Array]:

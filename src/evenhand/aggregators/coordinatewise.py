@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.aggregators.stacked import robust
+from evenhand.errors import EvenhandError
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["around_median", "coordinate_median", "meamed", "trimmed_mean"]
@@ -99,9 +99,6 @@ def trimmed_mean(fraction: float, *, weighted: bool = False) -> Stack:
     if not 0.0 <= fraction < 0.5:
         raise EvenhandError(f"trimmed_mean(fraction={fraction}): give a share from 0 to below 0.5.")
 
-    def holds(m: int) -> bool:
-        return 2 * math.ceil(fraction * m - 1e-9) < m
-
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         m = present.shape[0]
         # For each number of accepted uploads, in Python: 0.1 of 30 is 3, not the 4 that float32 makes of it.
@@ -111,9 +108,8 @@ def trimmed_mean(fraction: float, *, weighted: bool = False) -> Stack:
         weights = accepted * uploads.weight if weighted else accepted
         return _middles(uploads.delta, accepted, weights, cut[jnp.sum(present)]), state
 
-    return Stack(
-        lambda like, clients: (), apply, needs=(Need(f"trimmed_mean({fraction:g})", holds, lambda m: m > 0),)
-    )
+    need = Need.over(f"trimmed_mean({fraction:g})", 0, lambda m: 2 * math.ceil(fraction * m - 1e-9) < m)
+    return Stack(lambda like, clients: (), apply, needs=(need,))
 
 
 @jax.jit
@@ -150,20 +146,14 @@ def meamed(malicious: int, *, weighted: bool = False) -> Stack:
 
     Source: Xie, Koyejo and Gupta, *Generalized Byzantine-Tolerant SGD*, 2018, definition 7.
     """
-    whole_number("meamed(malicious=)", malicious, 0)
 
-    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         accepted = present.astype(jnp.float32)
         count = jnp.maximum(jnp.sum(accepted) - malicious, 1.0)
-        return around_median(
-            uploads.delta, accepted, accepted * uploads.weight if weighted else accepted, count
-        ), state
+        weights = accepted * uploads.weight if weighted else accepted
+        return around_median(uploads.delta, accepted, weights, count)
 
-    return Stack(
-        lambda like, clients: (),
-        apply,
-        needs=(Need.over(f"meamed({malicious})", malicious, lambda m: m > 2 * malicious),),
-    )
+    return robust("meamed", malicious, lambda m: m > 2 * malicious, reduced)
 
 
 @jax.jit
@@ -181,12 +171,12 @@ def around_median(deltas: PyTree, present: Array, weights: Array, count: Array) 
 _BLOCK = 128
 """Coordinates that a device works on at a time: with a hundred uploads, they fit into its first caches."""
 
-_OfColumns: TypeAlias = Callable[..., Array]
-"""``(values (m, devices, block), *arguments) -> (devices, block)``."""
 
+def _over_coordinates(function: Callable[..., Array], deltas: PyTree, *arguments: Array) -> PyTree:
+    """A function of each coordinate's values over the uploads, in blocks, on all devices that hold coordinates.
 
-def _over_coordinates(function: _OfColumns, deltas: PyTree, *arguments: Array) -> PyTree:
-    """A function of each coordinate's values over the uploads, in blocks, on all devices that hold coordinates."""
+    ``function`` is ``(values (m, devices, block), *arguments) -> (devices, block)``.
+    """
 
     def of_leaf(leaf: Array) -> Array:
         flat = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)

@@ -80,8 +80,7 @@ def _width(clients: PyTree, present: Array) -> Array:
     """The largest distance between two clients."""
 
     def furthest(client: PyTree) -> Array:
-        return jnp.max(
-            jnp.where(present, jax.vmap(lambda other: tree.norm(tree.subtract(client, other)))(clients), 0.0)
-        )
+        distances = jax.vmap(lambda other: tree.norm(tree.subtract(client, other)))(clients)
+        return jnp.max(jnp.where(present, distances, 0.0))
 
     return jnp.max(jnp.where(present, lax.map(furthest, clients), 0.0))

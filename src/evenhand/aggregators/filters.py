@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from evenhand.aggregators.stacked import least, mean_of, norms
-from evenhand.errors import whole_number
-from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
+from evenhand.aggregators.stacked import least, mean_of, norms, robust
+from evenhand.types import Array, Key, PyTree, Stack, Upload
 
 __all__ = ["loss_filter", "norm_filter"]
 
@@ -42,17 +41,12 @@ def norm_filter(malicious: int, *, weighted: bool = False) -> Stack:
     Source: Li, Hu, Beirami and Smith, *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021,
     appendix D.4.
     """
-    whole_number("norm_filter(malicious=)", malicious, 0)
 
-    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         kept = least(norms(uploads.delta), present, jnp.sum(present) - malicious)
-        return mean_of(uploads, kept, weighted), state
+        return mean_of(uploads, kept, weighted)
 
-    return Stack(
-        lambda like, clients: (),
-        apply,
-        needs=(Need.over(f"norm_filter({malicious})", malicious, lambda m: m > malicious),),
-    )
+    return robust("norm_filter", malicious, lambda m: m > malicious, reduced)
 
 
 def loss_filter(malicious: int, *, several: bool = False, weighted: bool = False) -> Stack:
@@ -89,18 +83,12 @@ def loss_filter(malicious: int, *, several: bool = False, weighted: bool = False
 
     Source: Li, Hu, Beirami and Smith, *Ditto*, ICML 2021, section 4.3 and appendix D.4.
     """
-    whole_number("loss_filter(malicious=)", malicious, 0)
 
-    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         count = jnp.sum(present) - malicious
         kept = least(uploads.loss, present, count)
         if not several:
             kept = kept & ~least(uploads.loss, present, count - 1)
-        return mean_of(uploads, kept, weighted), state
+        return mean_of(uploads, kept, weighted)
 
-    return Stack(
-        lambda like, clients: (),
-        apply,
-        needs_loss=True,
-        needs=(Need.over(f"loss_filter({malicious})", malicious, lambda m: m > malicious),),
-    )
+    return robust("loss_filter", malicious, lambda m: m > malicious, reduced)._replace(needs_loss=True)

@@ -7,9 +7,9 @@ from jax import lax
 
 from evenhand import tree
 from evenhand.aggregators.coordinatewise import around_median
-from evenhand.aggregators.stacked import distances, mean_of
+from evenhand.aggregators.stacked import distances, mean_of, robust
 from evenhand.errors import whole_number
-from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
+from evenhand.types import Array, Key, PyTree, Stack, Upload
 
 __all__ = ["bulyan", "krum", "multi_krum"]
 
@@ -45,17 +45,12 @@ def krum(malicious: int) -> Stack:
     Source: Blanchard et al., *Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent*, NeurIPS 2017,
     section 4.
     """
-    whole_number("krum(malicious=)", malicious, 0)
 
-    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         rank = _ranks(distances(uploads.delta, present, key), present, malicious)
-        return tree.take(uploads.delta, jnp.argmin(rank)), state
+        return tree.take(uploads.delta, jnp.argmin(rank))
 
-    return Stack(
-        lambda like, clients: (),
-        apply,
-        needs=(Need.over(f"krum({malicious})", malicious, lambda m: m > 2 * malicious + 2),),
-    )
+    return robust("krum", malicious, lambda m: m > 2 * malicious + 2, reduced)
 
 
 def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = False) -> Stack:
@@ -86,21 +81,15 @@ def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = Fals
 
     Source: Blanchard et al., *Machine Learning with Adversaries*, NeurIPS 2017, section 6.
     """
-    whole_number("multi_krum(malicious=)", malicious, 0)
     if keep is not None:
         whole_number("multi_krum(keep=)", keep, 1)
 
-    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         rank = _ranks(distances(uploads.delta, present, key), present, malicious)
         best = jnp.sum(present) - malicious if keep is None else keep
-        kept = present & (rank < jnp.maximum(best, 1))
-        return mean_of(uploads, kept, weighted), state
+        return mean_of(uploads, present & (rank < jnp.maximum(best, 1)), weighted)
 
-    return Stack(
-        lambda like, clients: (),
-        apply,
-        needs=(Need.over(f"multi_krum({malicious})", malicious, lambda m: m > 2 * malicious + 2),),
-    )
+    return robust("multi_krum", malicious, lambda m: m > 2 * malicious + 2, reduced)
 
 
 def bulyan(malicious: int) -> Stack:
@@ -137,9 +126,8 @@ def bulyan(malicious: int) -> Stack:
     Source: El Mhamdi, Guerraoui and Rouault, *The Hidden Vulnerability of Distributed Learning in Byzantium*, ICML
     2018, section 4.
     """
-    whole_number("bulyan(malicious=)", malicious, 0)
 
-    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         squares, m = distances(uploads.delta, present, key), present.shape[0]
         wanted = jnp.maximum(jnp.sum(present) - 2 * malicious, jnp.minimum(jnp.sum(present), 1))
 
@@ -151,13 +139,9 @@ def bulyan(malicious: int) -> Stack:
         chosen = present & ~lax.fori_loop(0, max(m - 2 * malicious, 1), choose, present)
         votes = chosen.astype(jnp.float32)
         count = jnp.maximum(jnp.sum(votes) - 2.0 * malicious, 1.0)
-        return around_median(uploads.delta, votes, votes, count), state
+        return around_median(uploads.delta, votes, votes, count)
 
-    return Stack(
-        lambda like, clients: (),
-        apply,
-        needs=(Need.over(f"bulyan({malicious})", malicious, lambda m: m >= 4 * malicious + 3),),
-    )
+    return robust("bulyan", malicious, lambda m: m >= 4 * malicious + 3, reduced)
 
 
 def _ranks(distances: Array, present: Array, malicious: int) -> Array:

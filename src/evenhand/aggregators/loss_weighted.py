@@ -73,10 +73,6 @@ def ascending_mixture(step_size: float) -> Sum:
     """
     if not 0.0 <= step_size < math.inf:
         raise EvenhandError(f"ascending_mixture(step_size={step_size}): give a finite number >= 0.")
-    base = risk_weighted(risks.mean())
-
-    def init(like: PyTree, clients: int) -> Array:
-        return jnp.full(clients, 1.0 / clients, jnp.float32)
 
     def weigh(reports: Report, cohort: Cohort, state: Array) -> tuple[Array, Array]:
         counts = cohort.present & jnp.isfinite(step_size * reports.loss)
@@ -84,7 +80,9 @@ def ascending_mixture(step_size: float) -> Sum:
         climbed = state.at[cohort.ids].add(jnp.where(counts, step_size * reports.loss, 0.0))
         return weights, risks.project_simplex(climbed)
 
-    return base._replace(init=init, weigh=weigh)
+    return mean()._replace(
+        init=lambda like, clients: jnp.full(clients, 1.0 / clients, jnp.float32), weigh=weigh, needs_loss=True
+    )
 
 
 # --- q-FFL -------------------------------------------------------------------------------------------------------

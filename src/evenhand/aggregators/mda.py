@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from evenhand.aggregators.stacked import distances, mean_of
-from evenhand.errors import EvenhandError, whole_number
-from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
+from evenhand.aggregators.stacked import distances, mean_of, robust
+from evenhand.errors import EvenhandError
+from evenhand.types import Array, Key, PyTree, Stack, Upload
 
 __all__ = ["mda"]
 
@@ -52,9 +52,8 @@ def mda(malicious: int, *, weighted: bool = False) -> Stack:
     Source: El Mhamdi, Guerraoui, Guirguis, Hoang and Rouault, *Genuinely Distributed Byzantine Machine Learning*,
     PODC 2020, section 3; Rousseeuw, *Multivariate Estimation with High Breakdown Point*, 1985.
     """
-    whole_number("mda(malicious=)", malicious, 0)
 
-    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+    def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         squares = distances(uploads.delta, present, key)
         left_out = jnp.asarray(_sets(present.shape[0], malicious))
 
@@ -66,13 +65,9 @@ def mda(malicious: int, *, weighted: bool = False) -> Stack:
         diameters, sums = lax.map(spread, left_out, batch_size=min(len(left_out), 64))
         best = jnp.argmin(jnp.where(diameters == jnp.min(diameters), sums, jnp.inf))
         kept = present.at[left_out[best]].set(False) & (jnp.sum(present) > malicious)
-        return mean_of(uploads, kept, weighted), state
+        return mean_of(uploads, kept, weighted)
 
-    return Stack(
-        lambda like, clients: (),
-        apply,
-        needs=(Need.over(f"mda({malicious})", malicious, lambda m: m > 2 * malicious),),
-    )
+    return robust("mda", malicious, lambda m: m > 2 * malicious, reduced)
 
 
 def _sets(m: int, malicious: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evenhand import tree
+from evenhand.aggregators.stacked import combined, norms
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Key, PyTree, Stack, Upload
 
@@ -52,12 +52,12 @@ def min_norm(epsilon: float) -> Stack:
         )
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        norms = jax.vmap(tree.norm)(uploads.delta)
-        usable = present & (norms > 0)
-        scale = jnp.where(usable, 1.0 / jnp.where(usable, norms, 1.0), 0.0)
+        lengths = norms(uploads.delta)
+        usable = present & (lengths > 0)
+        scale = jnp.where(usable, 1.0 / jnp.where(usable, lengths, 1.0), 0.0)
         unit = jax.tree.map(lambda leaf: _scaled(scale, leaf), uploads.delta)
         alpha = _weights(_products(unit), usable, epsilon)
-        return jax.tree.map(lambda leaf: jnp.tensordot(alpha.astype(leaf.dtype), leaf, axes=1), unit), state
+        return combined(alpha, unit), state
 
     return Stack(lambda like, clients: (), apply)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.errors import EvenhandError
 from evenhand.secure import LIMB_BITS, FixedPoint, carried, fixed_point, masked_sum
-from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Summation, Upload
+from evenhand.types import Aggregator, Key, PyTree, Sum, Summation, Upload
 
 __all__ = ["secure"]
 
@@ -103,7 +103,9 @@ def secure(
         most = carried(count)[0].astype(jnp.float32) * jnp.float32(point.largest)
         bounded = jax.tree.map(lambda leaf: jnp.clip(point.decode(leaf), -most, most), limbs)
         direction, after = then.lower(bounded, state, key)
-        enough = _enough(carried(count), cohort)
+        # Whoever is counted in higher limbs is one of 65,536 or more, beyond what a fixed point allows.
+        whole = carried(count)
+        enough = (whole[0] >= 2) & (whole[0] <= cohort) & jnp.all(whole[1:] == 0)
         return tree.select(enough, direction, tree.zeros_like(direction)), tree.select(enough, after, state)
 
     return then._replace(
@@ -119,8 +121,3 @@ def secure(
             partial(sent, point._replace(largest=point.reach)),
         ),
     )
-
-
-def _enough(count: Array, cohort: int) -> Array:
-    # Whoever is counted in higher limbs is one of 65,536 or more, beyond what a fixed point allows.
-    return (count[0] >= 2) & (count[0] <= cohort) & jnp.all(count[1:] == 0)

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.types import Array, Key, PyTree, Upload
+from evenhand.errors import whole_number
+from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
-__all__ = ["combined", "distances", "least", "mean_of", "norms", "products", "scaled"]
+__all__ = ["combined", "distances", "least", "mean_of", "norms", "products", "robust", "scaled"]
 
 
 _SIGNS = 8
 """Sums with random signs, of all numbers of an upload, by which the one near the middle is found."""
+
+
+def robust(
+    name: str, malicious: int, holds: Callable[[int], bool], reduced: Callable[[Upload, Array, Key], PyTree]
+) -> Stack:
+    """An aggregator without a state that is built for so many malicious uploads.
+
+    Args:
+      name: that of the factory, for errors and warnings.
+      malicious: a whole number of at least 0.
+      holds: ``m -> bool``, whether the guarantee holds with so many uploads.
+      reduced: ``(uploads, present, key) -> direction``.
+    """
+    whole_number(f"{name}(malicious=)", malicious, 0)
+
+    def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
+        return reduced(uploads, present, key), state
+
+    needs = (Need.over(f"{name}({malicious})", malicious, holds),)
+    return Stack(lambda like, clients: (), apply, needs=needs)
 
 
 def norms(deltas: PyTree) -> Array:
