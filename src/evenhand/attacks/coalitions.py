@@ -28,12 +28,14 @@ class _Honest(NamedTuple):
     """The honest uploads of a cohort.
 
     Attributes:
-      deltas: all uploads, leading axis ``m``.
+      uploads: those of the whole cohort, leading axis ``m``.
+      present: which slots are not empty, bool ``(m,)``.
       weights: ``(m,)``, 1 for each honest client and 0 for all others.
       mean: of the honest uploads.
     """
 
-    deltas: PyTree
+    uploads: Upload
+    present: Array
     weights: Array
     mean: PyTree
 
@@ -41,17 +43,20 @@ class _Honest(NamedTuple):
     def of(uploads: Upload, malicious: Array, present: Array) -> _Honest:
         """Those among the present uploads whose clients are not malicious."""
         weights = (present & ~malicious).astype(jnp.float32)
-        return _Honest(uploads.delta, weights, tree.weighted_mean(uploads.delta, weights))
+        return _Honest(uploads, present, weights, tree.weighted_mean(uploads.delta, weights))
 
-    def distances(self) -> Array:
-        """The distance of each upload to the mean of the honest ones, ``(m,)``."""
-        apart = jax.tree.map(lambda leaf, mean: leaf - mean[None], self.deltas, self.mean)
-        return jax.vmap(tree.norm)(apart)
+    def apart(self) -> PyTree:
+        """Each upload less the mean of the honest ones."""
+        return jax.tree.map(lambda leaf, mean: leaf - mean[None], self.uploads.delta, self.mean)
 
     def deviation(self) -> PyTree:
         """The standard deviation of each coordinate over the honest uploads."""
-        squares = jax.tree.map(lambda leaf, mean: jnp.square(leaf - mean[None]), self.deltas, self.mean)
+        squares = jax.tree.map(lambda x, mean: jnp.square(x - mean[None]), self.uploads.delta, self.mean)
         return jax.tree.map(jnp.sqrt, tree.weighted_mean(squares, self.weights))
+
+    def moved(self, factor: Array, direction: PyTree) -> PyTree:
+        """The honest mean plus ``factor * direction``, as the update of each client."""
+        return _everyone(tree.add(self.mean, tree.scale(factor, direction)), self.uploads.delta)
 
 
 def _everyone(delta: PyTree, like: PyTree) -> PyTree:
@@ -136,8 +141,8 @@ def mimic(fraction: float = 0.0) -> Attack:
 
     def collude(uploads: Upload, malicious: Array, present: Array, key: Key) -> PyTree:
         honest = _Honest.of(uploads, malicious, present)
-        apart = honest.distances()
-        chosen = jnp.argmax(jnp.where(honest.weights > 0, apart, -1.0))
+        distances = jax.vmap(tree.norm)(honest.apart())
+        chosen = jnp.argmax(jnp.where(honest.weights > 0, distances, -1.0))
         return _everyone(tree.take(uploads.delta, chosen), uploads.delta)
 
     return Attack(fraction, collude=collude)
@@ -183,11 +188,10 @@ def alie(fraction: float = 0.0, *, z: float | None = None, against: Aggregator |
         honest = _Honest.of(uploads, malicious, present)
         direction = tree.scale(-1.0, honest.deviation())
         if against is not None:
-            tried = jnp.asarray(np.geomspace(1 / 16, 16, 16), jnp.float32)
-            factor = _strongest(against, honest, direction, uploads, present, key, tried)
+            factor = _strongest(against, honest, direction, key)
         else:
             factor = _usual_z(present, malicious) if z is None else jnp.float32(z)
-        return _everyone(tree.add(honest.mean, tree.scale(factor, direction)), uploads.delta)
+        return honest.moved(factor, direction)
 
     return Attack(fraction, collude=collude)
 
@@ -233,9 +237,8 @@ def inner_product(
         direction = tree.scale(-1.0, honest.mean)
         factor = jnp.float32(1.0 + (0.5 if epsilon is None else epsilon))
         if against is not None:
-            tried = jnp.asarray(np.geomspace(1 / 16, 16, 16), jnp.float32)
-            factor = _strongest(against, honest, direction, uploads, present, key, tried)
-        return _everyone(tree.add(honest.mean, tree.scale(factor, direction)), uploads.delta)
+            factor = _strongest(against, honest, direction, key)
+        return honest.moved(factor, direction)
 
     return Attack(fraction, collude=collude)
 
@@ -250,26 +253,17 @@ def _check_against(name: str, argument: str, value: float | None, against: Aggre
         )
 
 
-def _strongest(
-    against: Aggregator,
-    honest: _Honest,
-    direction: PyTree,
-    uploads: Upload,
-    present: Array,
-    key: Key,
-    factors: Array,
-) -> Array:
-    """The factor with which ``mean + factor * direction`` moves an aggregate farthest from the honest mean.
+def _strongest(against: Aggregator, honest: _Honest, direction: PyTree, key: Key) -> Array:
+    """The factor, of 16, with which ``mean + factor * direction`` moves an aggregate farthest from the honest mean.
 
     Args:
       against: the aggregator, in its state before the first round.
       honest: the honest uploads.
       direction: the coalition's, a tree like one delta.
-      uploads: those of the whole cohort.
-      present: which slots are not empty, bool ``(m,)``.
       key: for an aggregator that draws at random.
-      factors: those that are tried.
     """
+    factors = jnp.asarray(np.geomspace(1 / 16, 16, 16), jnp.float32)
+    uploads, present = honest.uploads, honest.present
     state = against.init(tree.zeros_like(honest.mean), present.shape[0])
     noise = jax.random.split(key, present.shape[0])
 
@@ -359,14 +353,14 @@ def _distance_bounded(name: str, fraction: float, direction: str, largest: _Boun
     def collude(uploads: Upload, malicious: Array, present: Array, key: Key) -> PyTree:
         honest = _Honest.of(uploads, malicious, present)
         p, here = _direction(honest, direction), honest.weights > 0
-        flat = _flat(jax.tree.map(lambda leaf, mean: leaf - mean[None], uploads.delta, honest.mean))
+        leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(honest.apart())]
+        flat = jnp.concatenate([leaf.astype(jnp.float32) for leaf in leaves], axis=1)
         inner = flat @ flat.T
         apart = jnp.diagonal(inner)
         pairs = jnp.maximum(apart[:, None] + apart[None, :] - 2.0 * inner, 0.0)
         line = jnp.concatenate([leaf.astype(jnp.float32).ravel() for leaf in jax.tree.leaves(p)])
         factor = largest(apart, -(flat @ line), jnp.dot(line, line), pairs, here)
-        factor = jnp.where(jnp.isfinite(factor), factor, 0.0)
-        return _everyone(tree.add(honest.mean, tree.scale(factor, p)), uploads.delta)
+        return honest.moved(jnp.where(jnp.isfinite(factor), factor, 0.0), p)
 
     return Attack(fraction, collude=collude)
 
@@ -384,9 +378,3 @@ def _root(a: Array, b: Array, c: Array) -> Array:
     some = jnp.where(a > 0, a, 1.0)
     half = -0.5 * b / some
     return jnp.where(a > 0, half + jnp.sqrt(half * half - c / some), 0.0)
-
-
-def _flat(deltas: PyTree) -> Array:
-    return jnp.concatenate(
-        [leaf.reshape(leaf.shape[0], -1).astype(jnp.float32) for leaf in jax.tree.leaves(deltas)], axis=1
-    )

@@ -167,11 +167,7 @@ def negative(fraction: float = 0.0, *, highest: float = 1.0) -> Attack:
 
     Source: Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022, section V.
     """
-
-    def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
-        return (highest - _floats(x, "negative()")).astype(x.dtype), y
-
-    return Attack(fraction, rows=rows)
+    return Attack(fraction, rows=lambda x, y, rng: ((highest - _floats(x, "negative()")).astype(x.dtype), y))
 
 
 def _floats(x: Any, name: str) -> Any:
@@ -272,6 +268,5 @@ def _replaced(x: Array, share: float, low: float, high: float, key: Key) -> Arra
     flat = x.reshape(x.shape[0], -1, x.shape[-1] if x.ndim > 3 else 1)
     order = jnp.argsort(jax.random.uniform(choice, flat.shape[:2]), axis=1)[:, : round(share * flat.shape[1])]
     new = jax.random.uniform(uniform, (*order.shape, flat.shape[2]), minval=low, maxval=high)
-    return jax.vmap(lambda example, places, values: example.at[places].set(values))(flat, order, new).reshape(
-        x.shape
-    )
+    replaced = jax.vmap(lambda example, places, values: example.at[places].set(values))(flat, order, new)
+    return replaced.reshape(x.shape)

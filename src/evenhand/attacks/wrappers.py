@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 
 from evenhand.errors import EvenhandError
-from evenhand.types import Attack, Key, PyTree
+from evenhand.types import Attack
 
 __all__ = ["both", "by_clients", "during"]
-
-_Change: TypeAlias = Callable[[Any, Key], Any]
-_OfSums: TypeAlias = Callable[[PyTree, PyTree, Key], PyTree]
 
 
 def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
@@ -78,27 +75,20 @@ def both(attack: Attack, then: Attack) -> Attack:
         report=_chained(attack.report, then.report),
         collude=attack.collude or then.collude,
         fresh=attack.fresh or then.fresh,
-        lifted=_of_sums(attack.lifted, then.lifted),
+        lifted=_chained(attack.lifted, then.lifted),
     )
 
 
-def _of_sums(before: _OfSums | None, after: _OfSums | None) -> _OfSums | None:
+def _chained(
+    before: Callable[..., Any] | None, after: Callable[..., Any] | None
+) -> Callable[..., Any] | None:
+    """One change of a value after the other; what is between the value and the key, both of them get."""
     if before is None or after is None:
         return before or after
 
-    def change(numbers: PyTree, public: PyTree, key: Key) -> PyTree:
+    def change(value: Any, *arguments: Any) -> Any:
+        *public, key = arguments
         first, second = jax.random.split(key)
-        return after(before(numbers, public, first), public, second)
-
-    return change
-
-
-def _chained(before: _Change | None, after: _Change | None) -> _Change | None:
-    if before is None or after is None:
-        return before or after
-
-    def change(value: Any, key: Key) -> Any:
-        first, second = jax.random.split(key)
-        return after(before(value, first), second)
+        return after(before(value, *public, first), *public, second)
 
     return change
