@@ -87,7 +87,11 @@ def batches(*, epochs: int | None = None, steps: int | None = None, batch_size: 
       EvenhandError: not exactly one of ``epochs`` and ``steps`` given, or an argument that is not a whole number from 1
         to a million.
     """
-    _check(epochs, steps, batch_size)
+    if (epochs is None) == (steps is None):
+        raise EvenhandError("Local work needs exactly one of epochs= and steps=: give one of them.")
+    for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
+        if value is not None:
+            whole_number(name, value, 1, _MOST)
 
     def per_epoch(data: ClientData) -> Array:
         return jnp.int32(1) if batch_size is None else (data.size + (batch_size - 1)) // batch_size
@@ -127,14 +131,6 @@ def _num_steps(data: ClientData, per_epoch: Array, epochs: int | None, steps: in
     else:
         total = part(jnp.int32(epochs or 0)) * per_epoch
     return jnp.where(data.size > 0, total, 0)
-
-
-def _check(epochs: int | None, steps: int | None, batch_size: int | None) -> None:
-    if (epochs is None) == (steps is None):
-        raise EvenhandError("Local work needs exactly one of epochs= and steps=: give one of them.")
-    for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
-        if value is not None:
-            whole_number(name, value, 1, _MOST)
 
 
 def over_batches(

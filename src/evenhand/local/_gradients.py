@@ -73,13 +73,11 @@ def _sum_loss(params: Params, model: Model, x: Array, y: Array, inside: Array, k
 
 def losses_of(params: Params, model: Model, x: Array, y: Array, inside: Array, key: Key | None) -> Array:
     """The loss of each example, 0 where not ``inside``; with a ``key``, that of the forward pass for training."""
-    return jnp.where(inside, model.losses(_outputs(params, model, x, key), y), 0.0)
-
-
-def _outputs(params: Params, model: Model, x: Array, key: Key | None) -> Array:
     if key is None or model.apply_train is None:
-        return lowered(model.apply)(params, x)
-    return lowered(model.apply_train)(params, x, key)
+        outputs = lowered(model.apply)(params, x)
+    else:
+        outputs = lowered(model.apply_train)(params, x, key)
+    return jnp.where(inside, model.losses(outputs, y), 0.0)
 
 
 # --- on a batch --------------------------------------------------------------------------------------------------
@@ -112,7 +110,7 @@ def batch_gradient(model: Model, risk: RowRisk | None = None) -> Estimator:
 def _batch_loss(
     model: Model, risk: RowRisk | None, params: Params, x: Array, y: Array, inside: Array, key: Key
 ) -> Array:
-    losses = jnp.where(inside, model.losses(_outputs(params, model, x, key), y), 0.0)
+    losses = losses_of(params, model, x, y, inside, key)
     if risk is None:
         return jnp.sum(losses) / jnp.maximum(jnp.sum(inside), 1).astype(jnp.float32)
     return (risk if isinstance(risk, Risk) else risk(y)).value(losses, inside.astype(losses.dtype))
@@ -131,24 +129,15 @@ def proximal(mu: Array | float, anchor: Params) -> optax.GradientTransformation:
       [1.0]
     """
 
-    def update(
-        updates: Params, state: optax.OptState, params: Params | None = None
-    ) -> tuple[Params, optax.OptState]:
-        pulled = jax.tree.map(lambda g, w, a: g + (mu * (w - a)).astype(g.dtype), updates, params, anchor)
-        return pulled, state
+    def pull(updates: Params, params: Params | None) -> Params:
+        return jax.tree.map(lambda g, w, a: g + (mu * (w - a)).astype(g.dtype), updates, params, anchor)
 
-    return optax.GradientTransformation(_stateless, update)
+    return optax.stateless(pull)
 
 
 def shift(offset: Params) -> optax.GradientTransformation:
     """Adds the same ``offset`` to every gradient: a control variate, or FedDane's gradient correction."""
-
-    def update(
-        updates: Params, state: optax.OptState, params: Params | None = None
-    ) -> tuple[Params, optax.OptState]:
-        return tree.add(updates, offset), state
-
-    return optax.GradientTransformation(_stateless, update)
+    return optax.stateless(lambda updates, params: tree.add(updates, offset))
 
 
 class MeanGradient(NamedTuple):
@@ -172,7 +161,3 @@ def mean_gradient() -> optax.GradientTransformation:
     return optax.GradientTransformation(
         lambda params: MeanGradient(tree.zeros_like(params), jnp.int32(0)), update
     )
-
-
-def _stateless(params: Params) -> optax.OptState:
-    return optax.EmptyState()

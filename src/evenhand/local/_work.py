@@ -104,13 +104,8 @@ def check_model(model: object) -> None:
     Raises:
       EvenhandError: it is not; the sentence says how to make one.
     """
-    expect(
-        "model",
-        model,
-        Model,
-        "eh.models.softmax_regression(features=64, classes=10), or a flax module through "
-        "eh.models.from_flax(module, loss=..., sample=...)",
-    )
+    example = "eh.models.softmax_regression(features=64, classes=10), or a flax module through "
+    expect("model", model, Model, example + "eh.models.from_flax(module, loss=..., sample=...)")
 
 
 def check_work(work: object, name: str = "work", *, private: bool = False) -> Work:
@@ -182,10 +177,7 @@ def sgd(
       0.1
     """
     check_model(model)
-    if isinstance(client_opt, optax.GradientTransformation):
-        optimiser, step_size = client_opt, None
-    else:
-        optimiser, step_size = _plain(client_opt)
+    optimiser, step_size = _optimiser(client_opt)
     optimiser = marked(optimiser)
     schedule = batches(epochs=epochs, steps=steps, batch_size=batch_size)
 
@@ -198,18 +190,17 @@ def sgd(
     return of_risk(risk)
 
 
-def _plain(step: Array | float) -> tuple[optax.GradientTransformation, float | None]:
-    """Plain gradient descent, and its step size, or None if that is a tracer."""
+def _optimiser(step: Any) -> tuple[optax.GradientTransformation, float | None]:
+    """The optimiser that was given, or plain gradient descent and its step size, or None if that is a tracer."""
+    if isinstance(step, optax.GradientTransformation):
+        return step, None
     expect("client_opt", step, Real | np.ndarray | jax.Array, "0.1, or an optax optimiser")
     try:
         step_size = math.nan if isinstance(step, bool) or np.ndim(step) else float(step)
     except jax.errors.ConcretizationTypeError:
         return optax.sgd(step), None
-    except (
-        OverflowError,
-        TypeError,
-        ValueError,
-    ):  # a number of more than 300 digits, a complex one, an array of text
+    # A number of more than 300 digits, a complex one, an array of text.
+    except (OverflowError, TypeError, ValueError):
         step_size = math.nan
     if not 0.0 <= step_size < math.inf:
         raise EvenhandError(f"eh.local.sgd() got the step {step!s:.40}: give a finite number >= 0.")
@@ -223,25 +214,20 @@ def descent(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTr
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
     ) -> tuple[Params, PyTree]:
         # The loop of over_batches, written out: a loss that fails is then few calls below the method that asks for it.
-        def step(carry: tuple[Array, _Descent]) -> tuple[Array, _Descent]:
-            (i, before), after = carry, carry[0] + 1
-            gradient = estimate(before.params, batch(i), jax.random.fold_in(key, i))
-            corrected, correction_state = correction.update(gradient, before.correction, before.params)
-            updates, optimiser = client_opt.update(corrected, before.optimiser, before.params)
-            return after, _Descent(optax.apply_updates(before.params, updates), optimiser, correction_state)
+        def step(carry: tuple[Array, Params, PyTree, PyTree]) -> tuple[Array, Params, PyTree, PyTree]:
+            (i, w, optimiser, corrected), after = carry, carry[0] + 1
+            gradient = estimate(w, batch(i), jax.random.fold_in(key, i))
+            gradient, corrected = correction.update(gradient, corrected, w)
+            updates, optimiser = client_opt.update(gradient, optimiser, w)
+            return after, optax.apply_updates(w, updates), optimiser, corrected
 
-        begin = _Descent(params, client_opt.init(params), correction.init(params))
+        states = client_opt.init(params), correction.init(params)
         batch, total = schedule.draw(data, key), schedule.effort(data).steps
-        end = lax.while_loop(lambda carry: carry[0] < total, step, (jnp.int32(0), begin))[1]
-        return end.params, end.correction
+        begin = jnp.int32(0), params, *states
+        _, end, _, corrected = lax.while_loop(lambda carry: carry[0] < total, step, begin)
+        return end, corrected
 
     return solve
-
-
-class _Descent(NamedTuple):
-    params: Params
-    optimiser: optax.OptState
-    correction: optax.OptState
 
 
 def continued(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTransformation) -> Continued:
