@@ -6,9 +6,9 @@ import jax.numpy as jnp
 
 from evenhand.aggregators import mean
 from evenhand.errors import EvenhandError
-from evenhand.local import Continued, Work, check_work
+from evenhand.local import Work, check_work
 from evenhand.sampling import uniform
-from evenhand.types import Algorithm, Array, ClientData, Info, Key, Params, Phase, PyTree, Report
+from evenhand.types import Algorithm, Params, Phase, Report
 
 __all__ = ["alone"]
 
@@ -42,12 +42,10 @@ def alone(work: Work) -> Algorithm:
     Source: the usual training of one model in one place, as in Li et al., *Private Adaptive Optimization with Side
     Information*, ICML 2022, algorithm 8.
     """
-    work = check_work(work, private=True)
-    if work.continued is None:
+    if (steps := check_work(work, private=True).continued) is None:
         raise EvenhandError(
             "alone() continues local work from round to round, and this work cannot be: give eh.local.sgd(...)."
         )
-    steps: Continued = work.continued
 
     def init(params: Params, clients: int) -> Params:
         if clients != 1:
@@ -57,16 +55,14 @@ def alone(work: Work) -> Algorithm:
             )
         return params
 
-    def report(message: Params, state: PyTree, data: ClientData) -> Report:
-        return Report(jnp.float32(1.0), jnp.float32(jnp.nan))
-
-    def train(message: Params, state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
-        return steps.solve(message, state, data, key)
-
-    def server(state: Params, direction: Params, reported: Array, key: Key) -> tuple[Params, Info]:
-        return direction, {}
-
-    phase = Phase(lambda state, client: state, report, train, mean(), server, effort=work.effort)
+    phase = Phase(
+        broadcast=lambda state, client: state,
+        report=lambda message, state, data: Report(jnp.float32(1.0), jnp.float32(jnp.nan)),
+        work=steps.solve,
+        aggregator=mean(),
+        server=lambda state, direction, reported, key: (direction, {}),
+        effort=work.effort,
+    )
     return Algorithm(
         model=work.model,
         init=init,

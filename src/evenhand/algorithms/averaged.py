@@ -66,23 +66,17 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
             "give one that does not, e.g. fedprox() with a fixed mu."
         )
 
-    shrink = 1.0 / growth
-
-    def init(params: Params, clients: int) -> _Averaged:
-        return _Averaged(method.init(params, clients), params, jnp.float32(initial))
-
-    def follow(state: _Averaged, inner: PyTree) -> _Averaged:
-        total = 1.0 + state.total * shrink
-        moved = tree.subtract(method.global_params(inner), state.mean)
-        return _Averaged(inner, tree.add(state.mean, tree.scale(1.0 / total, moved)), total)
-
     def wrap(phase: Phase, *, last: bool) -> Phase:
         def broadcast(state: _Averaged, client: Array) -> PyTree:
             return phase.broadcast(state.inner, client)
 
         def server(state: _Averaged, direction: PyTree, reported: Array, key: Key) -> tuple[_Averaged, Info]:
             inner, info = phase.server(state.inner, direction, reported, key)
-            return (follow(state, inner) if last else state._replace(inner=inner)), info
+            if not last:
+                return state._replace(inner=inner), info
+            total = 1.0 + state.total * (1.0 / growth)
+            moved = tree.subtract(method.global_params(inner), state.mean)
+            return _Averaged(inner, tree.add(state.mean, tree.scale(1.0 / total, moved)), total), info
 
         return phase._replace(broadcast=broadcast, server=server)
 
@@ -90,7 +84,7 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
     personal = method.personal_params
     return method._replace(
         name=f"averaged({method.name or 'method'})",
-        init=init,
+        init=lambda params, n: _Averaged(method.init(params, n), params, jnp.float32(initial)),
         phases=(*(wrap(phase, last=False) for phase in before), wrap(final, last=True)),
         global_params=lambda state: state.mean,
         personal_params=None if personal is None else lambda state, client: personal(state.inner, client),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import optax
@@ -15,7 +15,6 @@ from evenhand.local import check_work
 from evenhand.sampling import uniform
 from evenhand.types import (
     Aggregator,
-    Array,
     ClientData,
     Info,
     Key,
@@ -25,14 +24,11 @@ from evenhand.types import (
     PyTree,
     Report,
     Sampling,
-    Stack,
-    Sum,
 )
 
 __all__ = [
     "Message",
     "ServerState",
-    "check_parts",
     "global_params",
     "report",
     "server_init",
@@ -96,15 +92,17 @@ def report(
     return Report(weight, jnp.full_like(weight, jnp.nan))
 
 
+Correction: TypeAlias = Callable[[Message, ClientData], optax.GradientTransformation]
+"""``(message, data) -> transformation`` that each local gradient passes through."""
+
+
 def training(
     work: local.Work,
     *,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     aggregator: Aggregator = mean(),
     sampling: Sampling = uniform(),
-    correction: Callable[[Message, ClientData], optax.GradientTransformation] = lambda message, data: (
-        optax.identity()
-    ),
+    correction: Correction = lambda message, data: optax.identity(),
     attach: Callable[[PyTree], PyTree] = lambda extra: (),
     private: bool = False,
 ) -> Phase:
@@ -155,33 +153,20 @@ def training(
       >>> bool((one.params["kernel"] == other.params["kernel"]).all())
       True
     """
-    check_parts(work, aggregator, sampling, server_opt, private=private)
-
-    def broadcast(state: ServerState, client: Array) -> Message:
-        return Message(state.params, attach(state.extra))
-
-    def client_report(message: Message, client_state: PyTree, data: ClientData) -> Report:
-        return report(work.model, message.params, data, sampling, aggregator)
+    expect("aggregator", aggregator, Aggregator, "eh.aggregators.mean()")
+    check_work(work, private=private and not aggregator.needs_loss)
+    expect("sampling", sampling, Sampling, "eh.sampling.uniform()")
+    expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")
 
     def train(message: Message, client_state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
         params, _ = work.solve(message.params, data, key, correction(message, data))
         return tree.subtract(params, message.params), client_state
 
-    def server(state: ServerState, direction: Params, reported: Array, key: Key) -> tuple[ServerState, Info]:
-        return server_step(server_opt, state, direction)
-
-    return Phase(broadcast, client_report, train, aggregator, server, effort=work.effort)
-
-
-def check_parts(
-    work: object, aggregator: object, sampling: object, server_opt: object, *, private: bool = False
-) -> None:
-    """Checks that each part of a method is of the kind that its argument takes.
-
-    ``private``: the method keeps the promise of work that promises privacy.
-    """
-    reports = isinstance(aggregator, Sum | Stack) and aggregator.needs_loss
-    check_work(work, private=private and not reports)
-    expect("aggregator", aggregator, Sum | Stack, "eh.aggregators.mean()")
-    expect("sampling", sampling, Sampling, "eh.sampling.uniform()")
-    expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")
+    return Phase(
+        broadcast=lambda state, client: Message(state.params, attach(state.extra)),
+        report=lambda message, kept, data: report(work.model, message.params, data, sampling, aggregator),
+        work=train,
+        aggregator=aggregator,
+        server=lambda state, direction, reported, key: server_step(server_opt, state, direction),
+        effort=work.effort,
+    )

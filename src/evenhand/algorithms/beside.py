@@ -8,9 +8,9 @@ from typing import NamedTuple
 from evenhand.errors import EvenhandError, expect
 from evenhand.local import Work, check_work, in_turn, step_per_row
 from evenhand.text import measured
-from evenhand.types import Algorithm, ClientData, Effort, Key, Params, Phase, Privacy, PyTree, Report
+from evenhand.types import Algorithm, ClientData, Effort, Key, Model, Params, Phase, Privacy, PyTree
 
-__all__ = ["beside", "check_method", "non_negative", "uncovered"]
+__all__ = ["beside", "check_method", "check_same", "non_negative", "uncovered"]
 
 
 class _State(NamedTuple):
@@ -69,18 +69,16 @@ def beside(
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
 
     def wrap(phase: Phase, *, last: bool) -> Phase:
-        def report(message: PyTree, state: _State, data: ClientData) -> Report:
-            return phase.report(message, state.inner, data)
-
         def work(message: PyTree, state: _State, data: ClientData, key: Key) -> tuple[PyTree, _State]:
             delta, inner = phase.work(message, state.inner, data, key)
-            personal = state.personal
-            if last:
-                personal = train(personal, method.received(message), data, key)
+            personal = train(state.personal, method.received(message), data, key) if last else state.personal
             return delta, _State(inner, personal)
 
-        own = in_turn(phase.effort or step_per_row, effort) if last else phase.effort
-        return phase._replace(report=report, work=work, effort=own)
+        return phase._replace(
+            report=lambda message, state, data: phase.report(message, state.inner, data),
+            work=work,
+            effort=in_turn(phase.effort or step_per_row, effort) if last else phase.effort,
+        )
 
     *before, final = method.phases
     return method._replace(
@@ -101,22 +99,23 @@ def uncovered(promise: Privacy | None) -> Privacy | None:
     return promise._replace(unprotected=(own, *promise.unprotected))
 
 
-def check_method(factory: str, method: object, work: object) -> None:
+def check_method(factory: str, method: Algorithm, work: Work) -> None:
     """Checks that ``method`` is a method and ``work`` local work on the same model."""
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
-    assert isinstance(method, Algorithm)
     check_work(work)
-    assert isinstance(work, Work)
-    if work.model == method.model:
-        return
-    if any(metric != measured(metric) for metric in method.model.metrics):  # of several models side by side
+    several = any(metric != measured(metric) for metric in method.model.metrics)  # side by side
+    if several and work.model != method.model:
         raise EvenhandError(
             f"{factory}() takes a method with one model, and side_by_side() trains several: put {factory}() around "
             "each of its methods instead."
         )
-    raise EvenhandError(
-        f"{factory}() got a method and work with different models: make both with the same one."
-    )
+    check_same(f"{factory}() got a method and work", method.model, work.model)
+
+
+def check_same(call: str, model: Model, other: Model) -> None:
+    """Checks that two models are one; ``call`` says what has them."""
+    if model != other:
+        raise EvenhandError(f"{call} with different models: make both with the same one.")
 
 
 def non_negative(factory: str, name: str, value: float, *, infinite: bool = False) -> None:

@@ -6,11 +6,11 @@ import optax
 
 from evenhand import risks
 from evenhand.aggregators import risk_weighted
-from evenhand.algorithms.fedavg import fedavg
+from evenhand.algorithms.fedavg import variant
 from evenhand.errors import EvenhandError
 from evenhand.local import Work
 from evenhand.sampling import uniform
-from evenhand.types import Algorithm, Risk, Sampling
+from evenhand.types import Algorithm, Sampling
 
 __all__ = ["delta_fl"]
 
@@ -80,16 +80,6 @@ def delta_fl(
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, algorithms 1 and 3, equations 14 and 15.
     """
-    return fedavg(
-        work,
-        aggregator=risk_weighted(_risk(theta, nu, filtered, strict)),
-        server_opt=server_opt,
-        sampling=sampling,
-        keep_partial=keep_partial,
-    )._replace(name=f"delta_fl(theta={theta:g})")
-
-
-def _risk(theta: float, nu: float, filtered: bool, strict: bool) -> Risk:
     if filtered and nu != 0:
         raise EvenhandError(
             "delta_fl() got filtered=True and nu=: a filter has no smoothing, so give only one of them."
@@ -99,5 +89,8 @@ def _risk(theta: float, nu: float, filtered: bool, strict: bool) -> Risk:
             "delta_fl() got strict=False without filtered=True: only the filter can be strict or not."
         )
     if filtered:
-        return risks.tail_mean(theta, strict=strict)
-    return risks.smoothed_superquantile(theta, nu) if nu != 0 else risks.superquantile(theta)
+        risk = risks.tail_mean(theta, strict=strict)
+    else:
+        risk = risks.smoothed_superquantile(theta, nu) if nu != 0 else risks.superquantile(theta)
+    method = variant(work, server_opt, risk_weighted(risk), sampling, keep_partial=keep_partial)
+    return method._replace(name=f"delta_fl(theta={theta:g})")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import optax
 
 from evenhand.aggregators import mean
 from evenhand.algorithms import averaging
 from evenhand.local import Work
 from evenhand.sampling import uniform
-from evenhand.types import Aggregator, Algorithm, Sampling
+from evenhand.types import Aggregator, Algorithm, Params, PyTree, Sampling
 
-__all__ = ["fedavg"]
+__all__ = ["fedavg", "variant"]
 
 
 def fedavg(
@@ -56,20 +58,45 @@ def fedavg(
     Source: McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, AISTATS
     2017, algorithm 1; the server optimiser: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021.
     """
+    return variant(
+        work, server_opt, aggregator, sampling, keep_partial=keep_partial, name="fedavg", private=True
+    )
+
+
+def variant(
+    work: Work,
+    server_opt: optax.GradientTransformation,
+    aggregator: Aggregator,
+    sampling: Sampling,
+    *,
+    keep_partial: bool,
+    name: str = "",
+    correction: averaging.Correction = lambda message, data: optax.identity(),
+    attach: Callable[[PyTree], PyTree] = lambda extra: (),
+    extra: Callable[[Params, int], PyTree] = lambda params, clients: (),
+    private: bool = False,
+) -> Algorithm:
+    """FedAvg or a variant of it, whose one phase is :func:`~evenhand.algorithms.averaging.training`.
+
+    ``extra`` is ``(params, clients) -> extra``, what the server keeps beside the model at first; the other arguments
+    are those of ``training`` and of ``fedavg``.
+    """
     phase = averaging.training(
         work,
         server_opt=server_opt,
         aggregator=aggregator,
         sampling=sampling,
-        private=True,
+        correction=correction,
+        attach=attach,
+        private=private,
     )
     return Algorithm(
         model=work.model,
-        init=lambda params, clients: averaging.server_init(server_opt, params),
+        init=lambda params, clients: averaging.server_init(server_opt, params, extra(params, clients)),
         phases=(phase,),
         global_params=averaging.global_params,
         sampling=sampling,
         partial_work=keep_partial,
         privacy=work.privacy,
-        name="fedavg",
+        name=name,
     )

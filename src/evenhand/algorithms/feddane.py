@@ -7,24 +7,11 @@ import optax
 
 from evenhand import local, tree
 from evenhand.aggregators import mean
-from evenhand.algorithms import averaging
+from evenhand.algorithms.averaging import Message, ServerState
+from evenhand.algorithms.fedavg import variant
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
-from evenhand.types import (
-    Aggregator,
-    Algorithm,
-    Array,
-    ClientData,
-    Effort,
-    Info,
-    Key,
-    Model,
-    Params,
-    Phase,
-    PyTree,
-    Report,
-    Sampling,
-)
+from evenhand.types import Aggregator, Algorithm, Array, ClientData, Effort, Info, Key, Params, Sampling
 
 __all__ = ["feddane"]
 
@@ -78,58 +65,40 @@ def feddane(
     Source: Li et al., *FedDANE: A Federated Newton-Type Method*, Asilomar 2019, algorithm 2; compared with FedProx in
     Li et al., MLSys 2020, appendix B.
     """
-    if not (mu >= 0.0 and mu < float("inf")):
+    if not 0.0 <= mu < float("inf"):
         raise EvenhandError(f"feddane(mu={mu}): the proximal weight must be a finite number >= 0.")
 
-    def correction(message: averaging.Message, data: ClientData) -> optax.GradientTransformation:
+    def correction(message: Message, data: ClientData) -> optax.GradientTransformation:
         gradient, collected = message.extra
         client_gradient = local.full_gradient(work.model, message.params, data)
         towards = local.shift(tree.scale(collected, tree.subtract(gradient, client_gradient)))
         return optax.chain(towards, local.proximal(mu, message.params))
 
-    train = averaging.training(
+    base = variant(
         work,
-        server_opt=server_opt,
-        aggregator=aggregator,
-        sampling=sampling,
+        server_opt,
+        aggregator,
+        sampling,
+        keep_partial=keep_partial,
+        name=f"feddane(mu={mu:g})",
         correction=correction,
         attach=lambda extra: extra,
+        extra=lambda params, clients: (tree.zeros_like(params), jnp.float32(0.0)),
     )
-    # The correction takes another gradient, over all examples, which the work's steps do not count.
-    gradient = local.in_turn(work.effort, lambda data: Effort(jnp.int32(0), data.size))
-    train = train._replace(fresh_cohort=fresh_cohort, effort=gradient)
-    return Algorithm(
-        model=work.model,
-        init=lambda params, clients: averaging.server_init(
-            server_opt, params, (tree.zeros_like(params), jnp.float32(0.0))
-        ),
-        phases=(_collect(work.model, aggregator, sampling), train),
-        global_params=averaging.global_params,
-        sampling=sampling,
-        partial_work=keep_partial,
-        name=f"feddane(mu={mu:g})",
-    )
+    (train,) = base.phases
 
-
-def _collect(model: Model, aggregator: Aggregator, sampling: Sampling) -> Phase:
-    """The first exchange: full gradients at the broadcast model."""
-
-    def broadcast(state: averaging.ServerState, client: Array) -> averaging.Message:
-        return averaging.Message(state.params, ())
-
-    def report(message: averaging.Message, client_state: PyTree, data: ClientData) -> Report:
-        return averaging.report(model, message.params, data, sampling, aggregator)
-
-    def gradient(
-        message: averaging.Message, client_state: PyTree, data: ClientData, key: Key
-    ) -> tuple[Params, PyTree]:
-        return local.full_gradient(model, message.params, data), client_state
-
-    def server(
-        state: averaging.ServerState, direction: Params, reported: Array, key: Key
-    ) -> tuple[averaging.ServerState, Info]:
+    def keep(state: ServerState, direction: Params, reported: Array, key: Key) -> tuple[ServerState, Info]:
         collected = (reported > 0).astype(jnp.float32)
         return state._replace(extra=(direction, collected)), {"gradient_norm": tree.norm(direction)}
 
-    effort = local.every_row
-    return Phase(broadcast, report, gradient, aggregator, server, effort=effort, steps_if_empty=True)
+    # The first exchange: full gradients at the broadcast model.
+    collect = train._replace(
+        broadcast=lambda state, client: Message(state.params, ()),
+        work=lambda message, kept, data, key: (local.full_gradient(work.model, message.params, data), kept),
+        server=keep,
+        effort=local.every_row,
+        steps_if_empty=True,
+    )
+    # The correction takes another gradient, over all examples, which the work's steps do not count.
+    effort = local.in_turn(work.effort, lambda data: Effort(jnp.int32(0), data.size))
+    return base._replace(phases=(collect, train._replace(fresh_cohort=fresh_cohort, effort=effort)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 
 from evenhand.aggregators import min_norm
-from evenhand.algorithms.fedavg import fedavg
+from evenhand.algorithms.fedavg import variant
 from evenhand.local import Work
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Sampling
@@ -56,10 +56,6 @@ def fedmgda(
 
     Source: Hu et al., *Federated Learning Meets Multi-Objective Optimization*, 2022, algorithm 1.
     """
-    return fedavg(
-        work,
-        aggregator=min_norm(epsilon),
-        server_opt=server_opt,
-        sampling=sampling,
-        keep_partial=keep_partial,
-    )._replace(name=f"fedmgda(epsilon={epsilon:g})")
+    rule = min_norm(epsilon)
+    method = variant(work, server_opt, rule, sampling, keep_partial=keep_partial, private=True)
+    return method._replace(name=f"fedmgda(epsilon={epsilon:g})")

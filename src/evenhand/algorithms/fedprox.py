@@ -9,10 +9,11 @@ import optax
 
 from evenhand import local
 from evenhand.aggregators import mean
-from evenhand.algorithms import averaging
+from evenhand.algorithms.averaging import Message, ServerState
+from evenhand.algorithms.fedavg import variant
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
-from evenhand.types import Aggregator, Algorithm, Array, Info, Key, Params, Sampling
+from evenhand.types import Aggregator, Algorithm, Array, ClientData, Info, Key, Params, Sampling
 
 __all__ = ["fedprox", "fedprox_adaptive"]
 
@@ -61,24 +62,14 @@ def fedprox(
 
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, algorithm 2 and equation 2.
     """
-    if not (mu >= 0.0 and mu < float("inf")):
+    if not 0.0 <= mu < float("inf"):
         raise EvenhandError(f"fedprox(mu={mu}): the proximal weight must be a finite number >= 0.")
-    phase = averaging.training(
-        work,
-        server_opt=server_opt,
-        aggregator=aggregator,
-        sampling=sampling,
-        correction=lambda message, data: local.proximal(mu, message.params),
-    )
-    return Algorithm(
-        model=work.model,
-        init=lambda params, clients: averaging.server_init(server_opt, params),
-        phases=(phase,),
-        global_params=averaging.global_params,
-        sampling=sampling,
-        partial_work=keep_partial,
-        name=f"fedprox(mu={mu:g})",
-    )
+
+    def correction(message: Message, data: ClientData) -> optax.GradientTransformation:
+        return local.proximal(mu, message.params)
+
+    method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial, correction=correction)
+    return method._replace(name=f"fedprox(mu={mu:g})")
 
 
 # --- a proximal weight that follows the training loss ------------------------------------------------------------
@@ -141,37 +132,26 @@ def fedprox_adaptive(
     tenths = round(10 * mu0) if 0.0 <= mu0 < float("inf") else -1
     if tenths < 0 or abs(10 * mu0 - tenths) > 1e-6:
         raise EvenhandError(f"fedprox_adaptive(mu0={mu0}): start from a multiple of 0.1 that is >= 0.")
-    train = averaging.training(
+    base = variant(
         work,
-        server_opt=server_opt,
-        aggregator=aggregator,
-        sampling=sampling,
+        server_opt,
+        aggregator,
+        sampling,
+        keep_partial=keep_partial,
+        name=f"fedprox_adaptive(mu0={mu0:g})",
         correction=lambda message, data: local.proximal(message.extra, message.params),
         attach=_value,
+        extra=lambda params, clients: _Mu(jnp.int32(tenths), jnp.int32(0), jnp.float32(jnp.nan)),
     )
+    (train,) = base.phases
 
-    def init(params: Params, clients: int) -> averaging.ServerState:
-        first = _Mu(jnp.int32(tenths), jnp.int32(0), jnp.float32(jnp.nan))
-        return averaging.server_init(server_opt, params, first)
-
-    def observe(state: averaging.ServerState, loss: Array) -> averaging.ServerState:
-        return state._replace(extra=_adapt(state.extra, loss))
-
-    def server(
-        state: averaging.ServerState, direction: Params, reported: Array, key: Key
-    ) -> tuple[averaging.ServerState, Info]:
+    def server(state: ServerState, direction: Params, reported: Array, key: Key) -> tuple[ServerState, Info]:
         state, info = train.server(state, direction, reported, key)
         return state, {**info, "mu": _value(state.extra)}
 
-    return Algorithm(
-        model=work.model,
-        init=init,
+    return base._replace(
         phases=(train._replace(server=server),),
-        global_params=averaging.global_params,
-        sampling=sampling,
-        partial_work=keep_partial,
-        observe=observe,
-        name=f"fedprox_adaptive(mu0={mu0:g})",
+        observe=lambda state, loss: state._replace(extra=_adapt(state.extra, loss)),
     )
 
 

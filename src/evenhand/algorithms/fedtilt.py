@@ -8,11 +8,10 @@ import jax.numpy as jnp
 
 from evenhand import local
 from evenhand.aggregators import drift_tilted, mean
-from evenhand.algorithms.beside import beside
+from evenhand.algorithms.beside import beside, check_same
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.algorithms.fedprox import fedprox
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.local import check_work
 from evenhand.risks import hierarchical, tilted
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Array, ClientData, Key, Params, Risk
@@ -81,13 +80,18 @@ def fedtilt(
     Source: Zhang et al., *FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning*, 2025,
     equations 8 to 11 and algorithm 1.
     """
-    _check(classes, prox_mu, tied)
-    check_work(work)
-    personal = work if personal is None else check_work(personal, "personal")
-    if personal.model != work.model:
+    whole_number("classes", 1 if classes is None else classes, 1, 10**6)
+    if not prox_mu >= 0.0:
         raise EvenhandError(
-            "fedtilt() got work= and personal= with different models: make both with the same one."
+            f"fedtilt(prox_mu={prox_mu}): the proximal weight must be a number >= 0, or infinite."
         )
+    if tied and prox_mu == math.inf:
+        raise EvenhandError(
+            "fedtilt(tied=True, prox_mu=inf): no client could leave the global model; give a finite prox_mu."
+        )
+    local.check_work(work)
+    personal = work if personal is None else local.check_work(personal, "personal")
+    check_same("fedtilt() got work= and personal=", work.model, personal.model)
     outer, inner = tilted(tilt_class), tilted(tilt_sample)
 
     def two_level(y: Array) -> Risk:
@@ -121,15 +125,3 @@ def fedtilt(
         return own.solve(v, data, key, local.proximal(prox_mu, received))[0]
 
     return beside(method, train=train, effort=own.effort, name=name)
-
-
-def _check(classes: int | None, prox_mu: float, tied: bool) -> None:
-    whole_number("classes", 1 if classes is None else classes, 1, 10**6)
-    if not prox_mu >= 0.0:
-        raise EvenhandError(
-            f"fedtilt(prox_mu={prox_mu}): the proximal weight must be a number >= 0, or infinite."
-        )
-    if tied and prox_mu == math.inf:
-        raise EvenhandError(
-            "fedtilt(tied=True, prox_mu=inf): no client could leave the global model; give a finite prox_mu."
-        )

@@ -7,9 +7,8 @@ import math
 import optax
 
 from evenhand import aggregators, local
-from evenhand.algorithms.fedavg import fedavg
+from evenhand.algorithms.fedavg import fedavg, variant
 from evenhand.errors import EvenhandError
-from evenhand.local import check_work
 from evenhand.sampling import proportional
 from evenhand.types import Algorithm, Model, Sampling
 
@@ -63,20 +62,16 @@ def qfedavg(
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, algorithm 2.
     """
     if lipschitz is None:
-        step_size = check_work(work).step_size
+        step_size = local.check_work(work).step_size
         if not step_size:
             raise EvenhandError(
                 "qfedavg() needs lipschitz=, one over the clients' step size, because this work has no fixed step "
                 "size: give it, or make the work with a number, as in eh.local.sgd(model, 0.1, ...)."
             )
         lipschitz = 1.0 / step_size
-    return fedavg(
-        work,
-        aggregator=aggregators.qfedavg(q, lipschitz),
-        server_opt=server_opt,
-        sampling=sampling,
-        keep_partial=keep_partial,
-    )._replace(name=f"qfedavg(q={q:g}, lipschitz={lipschitz:g})")
+    rule = aggregators.qfedavg(q, lipschitz)
+    method = variant(work, server_opt, rule, sampling, keep_partial=keep_partial)
+    return method._replace(name=f"qfedavg(q={q:g}, lipschitz={lipschitz:g})")
 
 
 def qfedsgd(
@@ -116,12 +111,12 @@ def qfedsgd(
     if step_size is not None and lipschitz is None:
         if not 0.0 < step_size < math.inf:
             raise EvenhandError(f"qfedsgd(step_size={step_size}): the step must be a finite number above 0.")
-        fair, local_step, step = aggregators.loss_powers(q), step_size, f"step_size={step_size:g}"
+        fair, step = aggregators.loss_powers(q), f"step_size={step_size:g}"
     elif lipschitz is not None and step_size is None:
-        fair, local_step = aggregators.qfedavg(q, lipschitz), 1.0 / lipschitz
-        step = f"lipschitz={lipschitz:g}"
+        fair, step = aggregators.qfedavg(q, lipschitz), f"lipschitz={lipschitz:g}"
+        step_size = 1.0 / lipschitz
     else:
         raise EvenhandError("qfedsgd(): give either lipschitz=, for the step of the paper, or step_size=.")
-    work = local.sgd(model, local_step, steps=1)._replace(effort=local.step_per_row)
+    work = local.sgd(model, step_size, steps=1)._replace(effort=local.step_per_row)
     method = fedavg(work, aggregator=fair, sampling=sampling)
     return method._replace(name=f"qfedsgd(q={q:g}, {step})")

@@ -9,20 +9,10 @@ import optax
 
 from evenhand import local, tree
 from evenhand.aggregators import mean
-from evenhand.algorithms import averaging
+from evenhand.algorithms.averaging import Message, ServerState, server_step
+from evenhand.algorithms.fedavg import variant
 from evenhand.sampling import uniform
-from evenhand.types import (
-    Aggregator,
-    Algorithm,
-    Array,
-    ClientData,
-    Info,
-    Key,
-    Params,
-    Phase,
-    Report,
-    Sampling,
-)
+from evenhand.types import Aggregator, Algorithm, Array, ClientData, Info, Key, Params, Sampling
 
 __all__ = ["scaffold"]
 
@@ -91,43 +81,30 @@ def scaffold(
     Source: Karimireddy et al., *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning*, ICML 2020,
     algorithm 1.
     """
-    averaging.check_parts(work, aggregator, sampling, server_opt)
 
-    def broadcast(state: averaging.ServerState, client: Array) -> averaging.Message:
-        return averaging.Message(state.params, state.extra.variate)
-
-    def report(message: averaging.Message, variate: Params, data: ClientData) -> Report:
-        return averaging.report(work.model, message.params, data, sampling, aggregator)
-
-    def train(
-        message: averaging.Message, variate: Params, data: ClientData, key: Key
-    ) -> tuple[_Change, Params]:
+    def train(message: Message, variate: Params, data: ClientData, key: Key) -> tuple[_Change, Params]:
         shift = local.shift(tree.subtract(message.extra, variate))
         correction = optax.chain(local.mean_gradient(), shift)
         params, (gradients, _) = work.solve(message.params, data, key, correction)
         change = _Change(tree.subtract(params, message.params), tree.subtract(gradients.mean, variate))
         return change, gradients.mean
 
-    def server(
-        state: averaging.ServerState, direction: _Change, reported: Array, key: Key
-    ) -> tuple[averaging.ServerState, Info]:
-        state, info = averaging.server_step(server_opt, state, direction.params)
+    def server(state: ServerState, direction: _Change, reported: Array, key: Key) -> tuple[ServerState, Info]:
+        state, info = server_step(server_opt, state, direction.params)
         share = reported.astype(jnp.float32) / state.extra.clients
         variate = tree.add(state.extra.variate, tree.scale(share, direction.variate))
         extra = state.extra._replace(variate=variate)
         return state._replace(extra=extra), {**info, "control_norm": tree.norm(variate)}
 
-    def init(params: Params, clients: int) -> averaging.ServerState:
-        control = _Control(tree.zeros_like(params), jnp.float32(clients))
-        return averaging.server_init(server_opt, params, control)
-
-    return Algorithm(
-        model=work.model,
-        init=init,
-        phases=(Phase(broadcast, report, train, aggregator, server, effort=work.effort),),
-        global_params=averaging.global_params,
-        sampling=sampling,
-        init_client=tree.zeros_like,
-        partial_work=keep_partial,
+    base = variant(
+        work,
+        server_opt,
+        aggregator,
+        sampling,
+        keep_partial=keep_partial,
         name="scaffold",
+        attach=lambda control: control.variate,
+        extra=lambda params, clients: _Control(tree.zeros_like(params), jnp.float32(clients)),
     )
+    phase = base.phases[0]._replace(work=train, server=server)
+    return base._replace(phases=(phase,), init_client=tree.zeros_like)

@@ -54,35 +54,26 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
     members, names = list(methods.values()), list(methods)
     first = _check(members)
 
-    def personal_params(states: PyTree, client_states: PyTree) -> PyTree:
-        return _each_part(
-            lambda method, state, client_state: (
-                method.global_params(state)
-                if method.personal_params is None
-                else method.personal_params(state, client_state)
-            ),
-            members,
-            states,
-            client_states,
-        )
+    def served(method: Algorithm, state: PyTree, own: PyTree) -> PyTree:
+        return method.personal_params(state, own) if method.personal_params else method.global_params(state)
 
     def adapt(params: PyTree, data: ClientData, key: Key) -> PyTree:
-        return _each_part(
-            lambda method, own: own if method.adapt is None else method.adapt(own, data, key), members, params
+        return _parts(
+            lambda method, own: method.adapt(own, data, key) if method.adapt else own, members, params
         )
 
     return first._replace(
         name=f"side_by_side({', '.join(names)})",
         model=_model_in_parts(first.model, names),
-        init=lambda params, n: _each_part(lambda method, own: method.init(own, n), members, params),
-        phases=_each_part(lambda *phases: _phase_in_parts(phases, names), *(m.phases for m in members)),
-        global_params=lambda states: _each_part(
-            lambda method, state: method.global_params(state), members, states
-        ),
-        init_client=lambda params: _each_part(lambda method, own: method.init_client(own), members, params),
-        personal_params=personal_params if any(method.personal_params for method in members) else None,
+        init=lambda params, n: _parts(lambda method, own: method.init(own, n), members, params),
+        phases=_parts(lambda *phases: _phase_in_parts(phases, names), *(m.phases for m in members)),
+        global_params=lambda states: _parts(lambda method, own: method.global_params(own), members, states),
+        init_client=lambda params: _parts(lambda method, own: method.init_client(own), members, params),
+        personal_params=(lambda states, own: _parts(served, members, states, own))
+        if any(method.personal_params for method in members)
+        else None,
         adapt=adapt if any(method.adapt for method in members) else None,
-        received=lambda messages: _each_part(lambda method, own: method.received(own), members, messages),
+        received=lambda messages: _parts(lambda method, own: method.received(own), members, messages),
     )
 
 
@@ -121,7 +112,7 @@ def _check(methods: Sequence[Algorithm]) -> Algorithm:
 _Measure: TypeAlias = Callable[[PyTree, Array], Array]
 
 
-def _each_part(function: Callable[..., Any], *parts: Iterable[Any]) -> tuple[Any, ...]:
+def _parts(function: Callable[..., Any], *parts: Iterable[Any]) -> tuple[Any, ...]:
     """``map`` over parts, as a tuple."""
     return tuple(function(*entries) for entries in zip(*parts, strict=True))
 
@@ -150,7 +141,7 @@ def _phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
     """One exchange that runs all ``phases``; what each records is recorded under its name."""
 
     def report(messages: PyTree, client_states: PyTree, data: ClientData) -> Report:
-        reports = _each_part(lambda phase, *both: phase.report(*both, data), phases, messages, client_states)
+        reports = _parts(lambda phase, *both: phase.report(*both, data), phases, messages, client_states)
         # A loss that one phase does not need must not invalidate the report of the others.
         losses = [
             own.loss if phase.aggregator.needs_loss else jnp.zeros_like(own.loss)
@@ -160,22 +151,20 @@ def _phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
 
     def work(messages: PyTree, client_states: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
         # All share the key that the client would have in this round if each method ran alone.
-        done = _each_part(lambda phase, *both: phase.work(*both, data, key), phases, messages, client_states)
-        return _each_part(lambda pair: pair[0], done), _each_part(lambda pair: pair[1], done)
+        done = _parts(lambda phase, *both: phase.work(*both, data, key), phases, messages, client_states)
+        return _parts(lambda pair: pair[0], done), _parts(lambda pair: pair[1], done)
 
     def server(states: PyTree, directions: PyTree, reported: Array, key: Key) -> tuple[PyTree, Info]:
-        done = _each_part(lambda phase, *both: phase.server(*both, reported, key), phases, states, directions)
+        done = _parts(lambda phase, *both: phase.server(*both, reported, key), phases, states, directions)
         infos = {
             of_model(metric, name): value
             for name, (_, info) in zip(names, done, strict=True)
             for metric, value in info.items()
         }
-        return _each_part(lambda pair: pair[0], done), infos
+        return _parts(lambda pair: pair[0], done), infos
 
     return Phase(
-        broadcast=lambda states, client: _each_part(
-            lambda phase, own: phase.broadcast(own, client), phases, states
-        ),
+        broadcast=lambda states, k: _parts(lambda phase, own: phase.broadcast(own, k), phases, states),
         report=report,
         work=work,
         aggregator=in_parts([phase.aggregator for phase in phases if isinstance(phase.aggregator, Sum)]),

@@ -6,11 +6,11 @@ import optax
 
 from evenhand import risks
 from evenhand.aggregators import reference_tilt, risk_weighted, running_tilt
-from evenhand.algorithms.fedavg import fedavg
+from evenhand.algorithms.fedavg import variant
 from evenhand.errors import EvenhandError
 from evenhand.local import Work
 from evenhand.sampling import uniform
-from evenhand.types import Aggregator, Algorithm, ClientData, PyTree, Report, Sampling
+from evenhand.types import Algorithm, ClientData, PyTree, Report, Sampling
 
 __all__ = ["term"]
 
@@ -73,13 +73,15 @@ def term(
     Source: Li et al., *Tilted Empirical Risk Minimization*, ICLR 2021, section on fair federated learning, and
     *On Tilted Losses in Machine Learning*, JMLR 2023.
     """
-    method = fedavg(
-        work,
-        aggregator=_aggregator(t, running, reference),
-        server_opt=server_opt,
-        sampling=sampling,
-        keep_partial=keep_partial,
-    )._replace(name=f"term(t={t:g})")
+    if reference and running is not None:
+        raise EvenhandError(
+            "term() got reference=True and running=: they are two normalisers, so give only one of them."
+        )
+    if reference:
+        rule = reference_tilt(t)
+    else:
+        rule = risk_weighted(risks.tilted(t)) if running is None else running_tilt(t, running)
+    method = variant(work, server_opt, rule, sampling, keep_partial=keep_partial, name=f"term(t={t:g})")
     if not summed:
         return method
     (phase,) = method.phases
@@ -89,13 +91,3 @@ def term(
         return mean._replace(loss=mean.loss * data.size.astype(mean.loss.dtype))
 
     return method._replace(phases=(phase._replace(report=report),))
-
-
-def _aggregator(t: float, running: float | None, reference: bool) -> Aggregator:
-    if reference and running is not None:
-        raise EvenhandError(
-            "term() got reference=True and running=: they are two normalisers, so give only one of them."
-        )
-    if reference:
-        return reference_tilt(t)
-    return risk_weighted(risks.tilted(t)) if running is None else running_tilt(t, running)

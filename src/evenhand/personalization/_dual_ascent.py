@@ -58,11 +58,6 @@ def padded(x: NDArray, y: NDArray, offsets: NDArray) -> PaddedRows:
     return PaddedRows(jnp.asarray(features), jnp.asarray(labels), jnp.asarray(sizes, jnp.float32))
 
 
-def beginning(rows: PaddedRows) -> Ascent:
-    """Before the first round, all models are 0."""
-    return Ascent(jnp.zeros_like(rows.y), jnp.zeros_like(rows.x[:, 0]), jnp.int32(0))
-
-
 def weights_of(rows: PaddedRows, now: Ascent, relations: Array, lam: Array | float) -> Array:
     """The models :math:`W = B \\Sigma / \\lambda`, ``(K, d)``."""
     return relations @ (_sums(rows, now.alphas) + now.excess) * (1.0 / lam)

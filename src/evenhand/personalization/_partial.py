@@ -6,7 +6,7 @@ parameters only, and :func:`restricted` makes local work one on a part of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeAlias
 
@@ -75,10 +75,11 @@ def division(model: Model, personal: Personal) -> Division:
         )
     for pattern in patterns:
         if not any(_takes(pattern, path) for path in paths):
-            places = dict.fromkeys(place for path in paths for place in _places(path))
+            places = list(dict.fromkeys(place for path in paths for place in _places(path)))
+            more = f" and {len(places) - 12} more" if len(places) > 12 else ""
             raise ModelError(
                 f"personal={pattern!r}: no parameter has that path{perhaps(pattern, places)}; "
-                f"the model has {_listed(list(places))}."
+                f"the model has {', '.join(places[:12])}{more}."
             )
     return Division({path: any(_takes(p, path) for p in patterns) for path in paths}, structure)
 
@@ -96,11 +97,6 @@ def _places(path: str) -> list[str]:
     """A path and those above it, from the top: ``a``, ``a/b``."""
     parts = path.split("/")
     return ["/".join(parts[: count + 1]) for count in range(len(parts))]
-
-
-def _listed(places: Sequence[str], most: int = 12) -> str:
-    more = f" and {len(places) - most} more" if len(places) > most else ""
-    return ", ".join(places[:most]) + more
 
 
 # --- methods on the shared ones ----------------------------------------------------------------------------------
@@ -148,9 +144,8 @@ def partial(
     sends_fresh = sends_fresh or not stateful
 
     def init(params: Params, clients: int) -> _Server:
-        return _Server(
-            method.init(parts.part(params, personal=False), clients), parts.part(params, personal=True)
-        )
+        inner = method.init(parts.part(params, personal=False), clients)
+        return _Server(inner, parts.part(params, personal=True))
 
     def broadcast(state: _Server, client: Array) -> _Message:
         message = phase.broadcast(state.inner, client)
@@ -172,18 +167,15 @@ def partial(
         inner, info = phase.server(state.inner, direction, reported, key)
         return state._replace(inner=inner), info
 
-    def global_params(state: _Server) -> Params:
-        return parts.whole(method.global_params(state.inner), state.fresh)
-
-    def personal_params(state: _Server, kept: Named) -> Params:
-        return parts.whole(method.global_params(state.inner), kept)
+    def served(state: _Server, personal: Named) -> Params:
+        return parts.whole(method.global_params(state.inner), personal)
 
     return method._replace(
         init=init,
         phases=(phase._replace(broadcast=broadcast, report=report, work=work, server=server, effort=effort),),
-        global_params=global_params,
+        global_params=lambda state: served(state, state.fresh),
         init_client=lambda params: parts.part(params, personal=True) if stateful else {},
-        personal_params=personal_params if stateful else None,
+        personal_params=served if stateful else None,
         received=_refuse,
         name=name,
     )

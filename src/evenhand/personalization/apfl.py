@@ -10,7 +10,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.aggregators import mean
-from evenhand.algorithms import fedavg
+from evenhand.algorithms.fedavg import variant
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, Params, PyTree, Sampling
@@ -23,14 +23,6 @@ class _Own(NamedTuple):
 
     params: Params
     alpha: Array
-
-
-class _Step(NamedTuple):
-    """Both models during local work, with their optimisers."""
-
-    shared: Params
-    own: _Own
-    optimisers: tuple[PyTree, PyTree]
 
 
 def apfl(
@@ -84,27 +76,26 @@ def apfl(
         raise EvenhandError(
             f"apfl(alpha={alpha}, alpha_step={alpha_step}): give a share in [0, 1], and a finite step >= 0."
         )
-    method = fedavg(
-        work, server_opt=server_opt, aggregator=aggregator, sampling=sampling, keep_partial=keep_partial
-    )
+    method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial)
     schedule, estimate, client_opt = local.parts_of(work, "apfl")
     (phase,) = method.phases
 
-    def step(carry: _Step, batch: local.Batch, key: Key) -> _Step:
-        w, (v, share), optimisers = carry
+    # Both models during local work, and their optimisers.
+    def step(carry: PyTree, batch: local.Batch, key: Key) -> PyTree:
+        w, (v, share), (w_state, v_state) = carry
         slope = estimate(tree.mix(share, v, w), batch, key)
-        w_update, w_state = client_opt.update(estimate(w, batch, key), optimisers[0], w)
-        v_update, v_state = client_opt.update(tree.scale(share, slope), optimisers[1], v)
+        w_update, w_state = client_opt.update(estimate(w, batch, key), w_state, w)
+        v_update, v_state = client_opt.update(tree.scale(share, slope), v_state, v)
         along = jax.tree.map(lambda v, w, g: jnp.sum((v - w) * g), v, w, slope)
         moved = jnp.clip(share - alpha_step * sum(jax.tree.leaves(along), jnp.float32(0.0)), 0.0, 1.0)
         own = _Own(optax.apply_updates(v, v_update), moved)
-        return _Step(optax.apply_updates(w, w_update), own, (w_state, v_state))
+        return optax.apply_updates(w, w_update), own, (w_state, v_state)
 
     def train(message: PyTree, own: _Own, data: ClientData, key: Key) -> tuple[Params, _Own]:
         params = method.received(message)
-        begin = _Step(params, own, (client_opt.init(params), client_opt.init(own.params)))
-        end = local.over_batches(schedule, step, begin, data, key)
-        return tree.subtract(end.shared, params), end.own
+        begin = (params, own, (client_opt.init(params), client_opt.init(own.params)))
+        shared, own, _ = local.over_batches(schedule, step, begin, data, key)
+        return tree.subtract(shared, params), own
 
     return method._replace(
         phases=(phase._replace(work=train, effort=local.with_gradients(schedule.effort, 2)),),

@@ -79,21 +79,35 @@ def dynamic_ditto(
     appendix D.2.
     """
     check_method("dynamic_ditto", method, work)
-    given = _penalties(strong_attack=strong_attack, lams=lams, few_lam=few_lam, few=few, held_out=held_out)
+    lams, few_lam = _penalties(lams, few_lam, few, held_out, strong_attack=strong_attack)
     if not per_run and work.step_size is None:
         raise EvenhandError(
             "dynamic_ditto() needs work with a plain step size, e.g. eh.local.sgd(model, 0.1, ...), or per_run=True."
         )
-    model, name = method.model, f"dynamic_ditto({method.name or 'method'})"
+    model, name, number = method.model, f"dynamic_ditto({method.name or 'method'})", len(lams)
+
+    def held_apart(data: ClientData) -> tuple[ClientData, ClientData, Array]:
+        """The examples to train on, those held out (a client keeps at least one to train on), and the penalties."""
+        # Less 1e-4: float32 has 0.1 * 30 a little above 3.
+        count = jnp.ceil(held_out * data.size.astype(jnp.float32) - 1e-4).astype(jnp.int32)
+        rest = data.size - jnp.minimum(count, jnp.maximum(data.size - 1, 0))
+        valid = data._replace(start=data.start + rest, size=data.size - rest)
+        own = jnp.where(valid.size < few, jnp.float32(few_lam), jnp.asarray(lams, jnp.float32))
+        return data._replace(size=rest), valid, own
+
+    def effort(data: ClientData) -> Effort:
+        return work.effort(held_apart(data)[0])
 
     def by_step(personal: Params, received: Params, data: ClientData, key: Key) -> Params:
-        rest, valid, own = _held_apart(given, data)
-        return work.solve(
-            personal, rest, stream(key, Purpose.PERSONAL), _choosing(work, received, valid, own)
-        )[0]
+        rest, valid, own = held_apart(data)
+        pull = _choosing(work, received, valid, own)
+        return work.solve(personal, rest, stream(key, Purpose.PERSONAL), pull)[0]
+
+    if not per_run:
+        return beside(method, train=by_step, effort=effort, name=name)
 
     def by_run(personal: _Models, received: Params, data: ClientData, key: Key) -> _Models:
-        rest, valid, own = _held_apart(given, data)
+        rest, valid, own = held_apart(data)
         key, better = stream(key, Purpose.PERSONAL), model.metrics.get("accuracy")
 
         def candidate(pair: tuple[Params, Array]) -> tuple[Params, Array, Array]:
@@ -105,19 +119,12 @@ def dynamic_ditto(
         models, scores, losses = jax.lax.map(candidate, (personal.models, own))
         return _Models(models, jnp.lexsort((losses, -scores))[0].astype(jnp.int32))
 
-    def effort(data: ClientData) -> Effort:
-        once = work.effort(_held_apart(given, data)[0])
-        return jax.tree.map(lambda count: len(given.lams) * count, once) if per_run else once
-
-    def begin(params: Params) -> _Models:
-        return _Models(jax.tree.map(lambda leaf: jnp.stack([leaf] * len(given.lams)), params), jnp.int32(0))
-
     return beside(
         method,
-        begin=begin if per_run else lambda params: params,
-        train=by_run if per_run else by_step,
-        serve=(lambda own: tree.take(own.models, own.chosen)) if per_run else lambda own: own,
-        effort=effort,
+        begin=lambda params: _Models(tree.stack([params] * number), jnp.int32(0)),
+        train=by_run,
+        serve=lambda own: tree.take(own.models, own.chosen),
+        effort=lambda data: jax.tree.map(lambda count: number * count, effort(data)),
         name=name,
     )
 
@@ -141,22 +148,10 @@ def _choosing(
     return optax.stateless(pull)
 
 
-# --- the penalties that clients may choose from, and the examples that they hold out -----------------------------
-
-
-class _Penalties(NamedTuple):
-    """The penalties in rising order, the one of clients with ``few`` held-out examples, and the share held out."""
-
-    lams: tuple[float, ...]
-    few_lam: float
-    few: int
-    held_out: float
-
-
 def _penalties(
-    *, strong_attack: bool, lams: tuple[float, ...] | None, few_lam: float | None, few: int, held_out: float
-) -> _Penalties:
-    """The arguments of :func:`evenhand.personalization.dynamic_ditto`, checked, with the paper's defaults."""
+    lams: tuple[float, ...] | None, few_lam: float | None, few: int, held_out: float, *, strong_attack: bool
+) -> tuple[tuple[float, ...], float]:
+    """The candidates in rising order, and the penalty of clients with few examples: the paper's, if not given."""
     usual, rare = ((0.05, 0.1, 0.2), 0.1) if strong_attack else ((0.1, 1.0, 2.0), 1.0)
     lams = usual if lams is None else tuple(sorted(lams))
     for lam in lams:
@@ -169,14 +164,4 @@ def _penalties(
         raise EvenhandError(
             f"dynamic_ditto({arguments}): give at least one candidate, and a share in [0, 1)."
         )
-    return _Penalties(lams, rare if few_lam is None else few_lam, few, held_out)
-
-
-def _held_apart(given: _Penalties, data: ClientData) -> tuple[ClientData, ClientData, Array]:
-    """The examples to train on, those held out (a client keeps at least one to train on), and the penalties."""
-    # Less 1e-4: float32 has 0.1 * 30 a little above 3.
-    count = jnp.ceil(given.held_out * data.size.astype(jnp.float32) - 1e-4).astype(jnp.int32)
-    rest = data.size - jnp.minimum(count, jnp.maximum(data.size - 1, 0))
-    valid = data._replace(start=data.start + rest, size=data.size - rest)
-    lams = jnp.where(valid.size < given.few, jnp.float32(given.few_lam), jnp.asarray(given.lams, jnp.float32))
-    return data._replace(size=rest), valid, lams
+    return lams, rare if few_lam is None else few_lam

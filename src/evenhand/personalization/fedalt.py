@@ -1,4 +1,4 @@
-"""FedAlt and FedSim: a shared and a personal part of one model, trained one after the other or at the same time."""
+"""FedAlt and FedSim: a shared and a personal part of one model, trained in turns or at once; separate models."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import optax
 
 from evenhand import local
 from evenhand.aggregators import mean
-from evenhand.algorithms import fedavg
-from evenhand.algorithms.beside import non_negative
-from evenhand.errors import EvenhandError
+from evenhand.algorithms.beside import check_same, non_negative
+from evenhand.algorithms.fedavg import variant
 from evenhand.personalization._partial import Division, Named, Personal, division, partial, restricted, shown
 from evenhand.sampling import uniform
 from evenhand.streams import Purpose, stream
 from evenhand.types import Aggregator, Algorithm, ClientData, Key, Params, Sampling
 
-__all__ = ["fedalt", "fedsim"]
+__all__ = ["fedalt", "fedsim", "local_only"]
 
 
 def fedalt(
@@ -74,15 +73,10 @@ def fedalt(
     Source: Pillutla et al., *Federated Learning with Partial Model Personalization*, ICML 2022, algorithm 2.
     """
     non_negative("fedalt", "ridge", ridge)
-    method = fedavg(
-        work, server_opt=server_opt, aggregator=aggregator, sampling=sampling, keep_partial=keep_partial
-    )
+    method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial)
     parts = division(work.model, personal)
     own = work if personal_work is None else local.check_work(personal_work, "personal_work")
-    if own.model != work.model:
-        raise EvenhandError(
-            "fedalt() got work and personal_work with different models: make both with the same one."
-        )
+    check_same("fedalt() got work and personal_work", work.model, own.model)
     on_shared = restricted(work, parts, "fedalt", personal=False)
     on_personal = restricted(own, parts, "fedalt", personal=True)
 
@@ -96,15 +90,8 @@ def fedalt(
             kept = on_personal(kept, shared, data, stream(key, Purpose.PERSONAL), towards)
         return on_shared(shared, kept, data, key, optax.identity()) if shared else shared, kept
 
-    return partial(
-        method,
-        parts,
-        train,
-        effort=local.in_turn(*efforts),
-        sends_fresh=ridge > 0,
-        stateful=stateful,
-        name=f"fedalt({shown(personal)})",
-    )
+    name, effort = f"fedalt({shown(personal)})", local.in_turn(*efforts)
+    return partial(method, parts, train, effort=effort, sends_fresh=ridge > 0, stateful=stateful, name=name)
 
 
 def fedsim(
@@ -151,9 +138,7 @@ def fedsim(
     Arivazhagan et al., *Federated Learning with Personalization Layers*, 2019.
     """
     non_negative("fedsim", "ridge", ridge)
-    method = fedavg(
-        work, server_opt=server_opt, aggregator=aggregator, sampling=sampling, keep_partial=keep_partial
-    )
+    method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial, private=True)
     parts = division(work.model, personal)
 
     def train(shared: Named, kept: Named, fresh: Named, data: ClientData, key: Key) -> tuple[Named, Named]:
@@ -161,25 +146,45 @@ def fedsim(
         params, _ = work.solve(parts.whole(shared, kept), data, key, towards)
         return parts.part(params, personal=False), parts.part(params, personal=True)
 
+    name = f"fedsim({shown(personal)})"
     return partial(
-        method,
-        parts,
-        train,
-        effort=work.effort,
-        sends_fresh=ridge > 0,
-        stateful=stateful,
-        name=f"fedsim({shown(personal)})",
+        method, parts, train, effort=work.effort, sends_fresh=ridge > 0, stateful=stateful, name=name
     )
+
+
+def local_only(work: local.Work) -> Algorithm:
+    r"""Separate training: each client drawn goes on training a model of its own; nothing is shared.
+
+    .. math:: \min_{v_k} F_k(v_k), \qquad v_k \leftarrow v_k - \eta \nabla F_k(v_k; b)
+
+    Args:
+      work: local work, as in :func:`evenhand.algorithms.fedavg`.
+
+    Edge cases: under partial participation a client trains only in the rounds in which it is drawn, with as many steps
+    as in any federated method: this is the baseline "local" of the literature, and not training to convergence.  It is
+    Ditto with ``lam=0`` and the same batches, and FedSim with all parameters personal; nothing crosses the wire but a
+    weight.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.load("digits", clients=10)
+      >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
+      >>> run = eh.simulate(local_only(work), data, rounds=4)
+      >>> bool(run.history["test_accuracy"][-1] > run.history["test_accuracy"][0])
+      True
+
+    Source: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, section 3.1.
+    """
+    local.check_work(work)
+    return fedsim(work, personal="*")._replace(name="local_only")
 
 
 def _towards(parts: Division, ridge: float, fresh: Named) -> optax.GradientTransformation:
     """Adds the gradient of the ridge, to that of the personal part only."""
 
-    def update(
-        updates: Params, state: optax.OptState, params: Params | None = None
-    ) -> tuple[Params, optax.OptState]:
+    def pull(updates: Params, params: Params | None) -> Params:
         own, at = (parts.part(part, personal=True) for part in (updates, params))
         pulled = jax.tree.map(lambda g, v, begin: g + 2.0 * ridge * (v - begin), own, at, fresh)
-        return parts.whole(parts.part(updates, personal=False), pulled), state
+        return parts.whole(parts.part(updates, personal=False), pulled)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(pull)

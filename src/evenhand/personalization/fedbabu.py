@@ -6,7 +6,7 @@ import optax
 
 from evenhand import local
 from evenhand.aggregators import mean
-from evenhand.algorithms import fedavg
+from evenhand.algorithms.fedavg import variant
 from evenhand.personalization._partial import Named, Personal, division, partial, restricted, shown
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, ClientData, Key, Sampling
@@ -53,21 +53,12 @@ def fedbabu(
 
     Source: Oh, Kim and Yun, *FedBABU: Towards Enhanced Representation for Federated Image Classification*, ICLR 2022.
     """
-    method = fedavg(
-        work, server_opt=server_opt, aggregator=aggregator, sampling=sampling, keep_partial=keep_partial
-    )
+    method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial)
     parts = division(work.model, head)
     on_body = restricted(work, parts, "fedbabu", personal=False)
 
     def train(shared: Named, kept: Named, fresh: Named, data: ClientData, key: Key) -> tuple[Named, Named]:
         return on_body(shared, fresh, data, key, optax.identity()), kept
 
-    return partial(
-        method,
-        parts,
-        train,
-        effort=work.effort,
-        sends_fresh=True,
-        stateful=False,
-        name=f"fedbabu({shown(head)})",
-    )
+    name = f"fedbabu({shown(head)})"
+    return partial(method, parts, train, effort=work.effort, sends_fresh=True, stateful=False, name=name)

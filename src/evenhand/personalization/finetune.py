@@ -69,9 +69,8 @@ def finetune(
 
     def adapt(params: Params, data: ClientData, key: Key) -> Params:
         if part is None or on_part is None:
-            return work.solve(
-                params, data, key, local.proximal(lam, params) if lam > 0 else optax.identity()
-            )[0]
+            pull = local.proximal(lam, params) if lam > 0 else optax.identity()
+            return work.solve(params, data, key, pull)[0]
         fixed, own = (part.part(params, personal=which) for which in (False, True))
         return part.whole(fixed, on_part(own, fixed, data, key, local.proximal(lam, own)))
 
@@ -124,21 +123,15 @@ def ewc(method: Algorithm, work: local.Work, *, lam: float, batches: int = 4) ->
 
         return tree.scale(1.0 / batches, lax.fori_loop(0, batches, add, tree.zeros_like(params)))
 
-    def adapt(params: Params, data: ClientData, key: Key) -> Params:
-        return work.solve(params, data, key, _weighted(lam, fisher(params, data, key), params))[0]
+    def adapt(anchor: Params, data: ClientData, key: Key) -> Params:
+        weights = fisher(anchor, data, key)
+
+        def pull(updates: Params, params: Params | None) -> Params:
+            return jax.tree.map(lambda g, f, w, a: g + lam * f * (w - a), updates, weights, params, anchor)
+
+        return work.solve(anchor, data, key, optax.stateless(pull))[0]
 
     return _after(method, adapt, f"ewc({method.name or 'method'}, lam={lam:g})")
-
-
-def _weighted(lam: float, fisher: Params, anchor: Params) -> optax.GradientTransformation:
-    """Adds the gradient of the penalty."""
-
-    def update(
-        updates: Params, state: optax.OptState, params: Params | None = None
-    ) -> tuple[Params, optax.OptState]:
-        return jax.tree.map(lambda g, f, w, a: g + lam * f * (w - a), updates, fisher, params, anchor), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def skl(method: Algorithm, work: local.Work, *, lam: float) -> Algorithm:

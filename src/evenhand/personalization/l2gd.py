@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from evenhand import local, tree
 from evenhand.aggregators import mean
 from evenhand.algorithms import fedavg
+from evenhand.algorithms.averaging import Message
 from evenhand.algorithms.beside import non_negative
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
@@ -24,13 +24,6 @@ class _Coin(NamedTuple):
 
     heads: Array
     clients: Array
-
-
-class _Message(NamedTuple):
-    """The average of all models, and the coin."""
-
-    params: Params
-    coin: _Coin
 
 
 def l2gd(model: Model, *, lam: float, p: float, step_size: float) -> Algorithm:
@@ -75,21 +68,19 @@ def l2gd(model: Model, *, lam: float, p: float, step_size: float) -> Algorithm:
         raise EvenhandError(
             f"l2gd(p={p}, step_size={step_size}): give a chance between 0 and 1, and a finite step above 0."
         )
-    method = fedavg(local.Work(model, _nothing), sampling=uniform(weighted=False))
+    nothing = local.Work(model, lambda params, data, key, correction: (params, correction.init(params)))
+    method = fedavg(nothing, sampling=uniform(weighted=False))
     (phase,) = method.phases
 
-    def init(params: Params, clients: int) -> PyTree:
-        coin = _Coin(jnp.bool_(False), jnp.float32(clients))
-        return method.init(params, clients)._replace(extra=coin)
+    def broadcast(state: PyTree, client: Array) -> Message:
+        return Message(method.global_params(state), state.extra)
 
-    def broadcast(state: PyTree, client: Array) -> _Message:
-        return _Message(method.global_params(state), state.extra)
-
-    def train(message: _Message, own: Params, data: ClientData, key: Key) -> tuple[Params, Params]:
-        size = step_size / message.coin.clients
+    def train(message: Message, own: Params, data: ClientData, key: Key) -> tuple[Params, Params]:
+        coin: _Coin = message.extra
+        size = step_size / coin.clients
         slope = tree.scale(size / (1.0 - p), local.full_gradient(model, own, data))
         spread = tree.scale(size * lam / p, tree.subtract(own, message.params))
-        change = tree.scale(-1.0, tree.select(message.coin.heads, spread, slope))
+        change = tree.scale(-1.0, tree.select(coin.heads, spread, slope))
         return change, tree.add(own, change)
 
     def server(state: PyTree, direction: Params, reported: Array, key: Key) -> tuple[PyTree, Info]:
@@ -101,18 +92,12 @@ def l2gd(model: Model, *, lam: float, p: float, step_size: float) -> Algorithm:
         return state._replace(extra=before._replace(heads=heads)), {**info, "communicated": communicated}
 
     return method._replace(
-        init=init,
+        init=lambda params, n: method.init(params, n)._replace(extra=_Coin(jnp.bool_(False), jnp.float32(n))),
         phases=(phase._replace(broadcast=broadcast, work=train, server=server),),
         init_client=lambda params: params,
         personal_params=lambda server, own: own,
         name=f"l2gd(lam={lam:g}, p={p:g})",
     )
-
-
-def _nothing(
-    params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
-) -> tuple[Params, PyTree]:
-    return params, correction.init(params)
 
 
 def l2sgd(work: local.Work, *, lam: float, exact: bool = True, aggregator: Aggregator = mean()) -> Algorithm:
@@ -158,9 +143,6 @@ def l2sgd(work: local.Work, *, lam: float, exact: bool = True, aggregator: Aggre
     method = fedavg(work, aggregator=aggregator, sampling=uniform(weighted=False))
     (phase,) = method.phases
 
-    def init(params: Params, clients: int) -> PyTree:
-        return method.init(params, clients)._replace(extra=jnp.float32(clients))
-
     def train(message: PyTree, own: Params, data: ClientData, key: Key) -> tuple[Params, Params]:
         center = method.received(message)
         params, _ = work.solve(own, data, key, local.proximal(lam, center))
@@ -171,7 +153,7 @@ def l2sgd(work: local.Work, *, lam: float, exact: bool = True, aggregator: Aggre
         return phase.server(state, tree.scale(share, direction), reported, key)
 
     return method._replace(
-        init=init,
+        init=lambda params, clients: method.init(params, clients)._replace(extra=jnp.float32(clients)),
         phases=(phase._replace(work=train, server=server),),
         init_client=lambda params: params,
         personal_params=lambda server, own: own,

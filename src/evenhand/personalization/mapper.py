@@ -10,7 +10,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.aggregators import mean
-from evenhand.algorithms import fedavg
+from evenhand.algorithms.fedavg import variant
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Effort, Key, Params, PyTree, Sampling
@@ -74,25 +74,22 @@ def mapper(
     """
     if not gammas or not all(0.0 <= gamma <= 1.0 for gamma in gammas):
         raise EvenhandError(f"mapper(gammas={gammas}): give at least one number, each in [0, 1].")
-    method = fedavg(
-        work, server_opt=server_opt, aggregator=aggregator, sampling=sampling, keep_partial=keep_partial
-    )
+    method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial)
     schedule, estimate, client_opt = local.parts_of(work, "mapper")
     (phase,) = method.phases
 
-    def own_model(
-        gamma: Array, begin: Params, fixed: Params, data: ClientData, key: Key
-    ) -> tuple[Params, Array]:
-        def slope(own: Params, batch: local.Batch, key: Key) -> Params:
-            return tree.scale(gamma, estimate(tree.mix(gamma, own, fixed), batch, key))
-
-        own, _ = local.descent(schedule, slope, client_opt)(begin, data, key, optax.identity())
-        loss = local.full_loss(work.model, tree.mix(gamma, own, fixed), data)
-        return own, jnp.where(jnp.isnan(loss), jnp.inf, loss)
-
     def train(message: PyTree, own: _Own, data: ClientData, key: Key) -> tuple[Params, _Own]:
         fixed, candidates = method.received(message), jnp.asarray(gammas, jnp.float32)
-        models, losses = jax.lax.map(lambda gamma: own_model(gamma, own.params, fixed, data, key), candidates)
+
+        def candidate(gamma: Array) -> tuple[Params, Array]:
+            def slope(params: Params, batch: local.Batch, key: Key) -> Params:
+                return tree.scale(gamma, estimate(tree.mix(gamma, params, fixed), batch, key))
+
+            params, _ = local.descent(schedule, slope, client_opt)(own.params, data, key, optax.identity())
+            loss = local.full_loss(work.model, tree.mix(gamma, params, fixed), data)
+            return params, jnp.where(jnp.isnan(loss), jnp.inf, loss)
+
+        models, losses = jax.lax.map(candidate, candidates)
         best = jnp.argmin(losses)
         kept = _Own(tree.take(models, best), candidates[best])
         last = schedule.effort(data).steps - 1

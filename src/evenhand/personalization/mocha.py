@@ -13,7 +13,7 @@ import numpy.typing as npt
 from evenhand import tree
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, EvenhandWarning, expect, whole_number
-from evenhand.personalization._dual_ascent import Send, ascent, beginning, padded, related, weights_of
+from evenhand.personalization._dual_ascent import Ascent, Send, ascent, padded, related, weights_of
 from evenhand.rounds import accepts_delta, colluding, false_delta, malicious_clients, poisoned
 from evenhand.streams import keys_of
 from evenhand.types import Array, Attack, Cohort, Key, Upload
@@ -141,7 +141,12 @@ def mocha(
         raise EvenhandError(
             f"mocha(): client {int(np.argmin(sizes))} has no examples: leave such clients out."
         )
-    _check_attack(attack)
+    expect("attack", attack, Attack | None, "eh.attacks.model_replacement(0.2, boost=10.0)")
+    if attack is not None and (attack.fresh is not None or attack.report is not None):
+        raise EvenhandError(
+            "mocha(attack=): its clients have the same examples in every round and report nothing: give an attack "
+            "that does not poison them anew or make false reports."
+        )
     malicious = malicious_clients(attack, len(sizes), seed)
     x, y = _examples(train, attack, malicious, seed)
     if y.ndim != 1 or not set(np.unique(y)) <= {0, 1}:
@@ -149,7 +154,9 @@ def mocha(
     rows, send = padded(x, y, train.offsets), _sending(attack, malicious, seed)
     steps = max(1, int(share * int(sizes.max())))
     relations = jnp.eye(len(sizes), dtype=jnp.float32) / len(sizes)
-    now, objectives, rejected = beginning(rows), list[NDArray](), list[NDArray]()
+    # Before the first round, all models are 0.
+    now = Ascent(jnp.zeros_like(rows.y), jnp.zeros_like(rows.x[:, 0]), jnp.int32(0))
+    objectives, rejected = list[NDArray](), list[NDArray]()
     for turn in range(outer + 1):
         if turn:
             relations = related(weights_of(rows, now, relations, lam))
@@ -169,17 +176,6 @@ def mocha(
 
 
 # --- malicious clients -------------------------------------------------------------------------------------------
-
-
-def _check_attack(attack: object) -> None:
-    """Checks that it is an attack on what MOCHA's clients have and send."""
-    expect("attack", attack, Attack | None, "eh.attacks.model_replacement(0.2, boost=10.0)")
-    assert isinstance(attack, Attack | None)
-    if attack is not None and (attack.fresh is not None or attack.report is not None):
-        raise EvenhandError(
-            "mocha(attack=): its clients have the same examples in every round and report nothing: give an attack "
-            "that does not poison them anew or make false reports."
-        )
 
 
 def _examples(

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
 from evenhand.aggregators import mean
-from evenhand.algorithms import fedavg
+from evenhand.algorithms.fedavg import variant
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
 from evenhand.streams import Purpose, stream
-from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, Params, PyTree, Sampling
+from evenhand.types import Aggregator, Algorithm, ClientData, Key, Params, PyTree, Sampling
 
 __all__ = ["per_fedavg"]
-
-
-class _Step(NamedTuple):
-    """The number of steps done, the model, and its optimiser."""
-
-    number: Array
-    params: Params
-    optimiser: PyTree
 
 
 def per_fedavg(
@@ -83,34 +73,32 @@ def per_fedavg(
         raise EvenhandError(
             f"per_fedavg(alpha={alpha}, delta={delta}): give finite numbers, alpha >= 0 and delta > 0."
         )
-    method = fedavg(
-        work, server_opt=server_opt, aggregator=aggregator, sampling=sampling, keep_partial=keep_partial
-    )
+    method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial)
     schedule, estimate, client_opt = local.parts_of(work, "per_fedavg")
     (phase,) = method.phases
 
     def train(message: PyTree, client_state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
         second, third = (schedule.draw(data, stream(key, Purpose.PERSONAL, 0, number)) for number in (1, 2))
 
-        def step(carry: _Step, batch: local.Batch, key: Key) -> _Step:
+        # The number of steps done, the model, and its optimiser.
+        def step(carry: PyTree, batch: local.Batch, key: Key) -> PyTree:
             number, w, optimiser = carry
             keys = jax.random.split(key, 3)
             inner = tree.subtract(w, tree.scale(alpha, estimate(w, batch, keys[0])))
             gradient = estimate(inner, second(number), keys[1])
             if not first_order:
                 nudge, batch = tree.scale(delta, gradient), third(number)
-                ahead, behind = (
-                    estimate(move(w, nudge), batch, keys[2]) for move in (tree.add, tree.subtract)
-                )
+                ahead = estimate(tree.add(w, nudge), batch, keys[2])
+                behind = estimate(tree.subtract(w, nudge), batch, keys[2])
                 curved = tree.scale(alpha / (2.0 * delta), tree.subtract(ahead, behind))
                 gradient = tree.subtract(gradient, curved)
             update, optimiser = client_opt.update(gradient, optimiser, w)
-            return _Step(number + 1, optax.apply_updates(w, update), optimiser)
+            return number + 1, optax.apply_updates(w, update), optimiser
 
         params = method.received(message)
-        begin = _Step(jnp.int32(0), params, client_opt.init(params))
-        end = local.over_batches(schedule, step, begin, data, key)
-        return tree.subtract(end.params, params), client_state
+        begin = (jnp.int32(0), params, client_opt.init(params))
+        _, w, _ = local.over_batches(schedule, step, begin, data, key)
+        return tree.subtract(w, params), client_state
 
     effort = local.with_gradients(schedule.effort, 2 if first_order else 4)
     return method._replace(

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import optax
 from jax import lax
 
 from evenhand import local, tree
 from evenhand.aggregators import mean
-from evenhand.algorithms import fedavg
+from evenhand.algorithms.fedavg import variant
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, Params, PyTree, Sampling
 
 __all__ = ["pfedme"]
-
-
-class _Step(NamedTuple):
-    """The client's copy of the global model, its personal one, and the optimiser of the former."""
-
-    params: Params
-    theta: Params
-    optimiser: PyTree
 
 
 def pfedme(
@@ -79,29 +69,28 @@ def pfedme(
     if not 0.0 < lam < float("inf") or not 0.0 < inner_step < float("inf"):
         raise EvenhandError(f"pfedme(lam={lam}, inner_step={inner_step}): give finite numbers above 0.")
     whole_number("inner_steps", inner_steps, 1)
-    method = fedavg(
-        work, server_opt=server_opt, aggregator=aggregator, sampling=sampling, keep_partial=keep_partial
-    )
+    method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial)
     schedule, estimate, client_opt = local.parts_of(work, "pfedme")
     (phase,) = method.phases
 
-    def step(carry: _Step, batch: local.Batch, key: Key) -> _Step:
-        w = carry.params
+    # The client's copy of the global model, its personal one, and the optimiser of the former.
+    def step(carry: PyTree, batch: local.Batch, key: Key) -> PyTree:
+        w, theta, optimiser = carry
         pull = local.proximal(lam, w)
 
         def approach(i: Array, theta: Params) -> Params:
             gradient, _ = pull.update(estimate(theta, batch, key), optax.EmptyState(), theta)
             return tree.subtract(theta, tree.scale(inner_step, gradient))
 
-        theta = lax.fori_loop(0, inner_steps, approach, carry.theta)
-        update, optimiser = client_opt.update(tree.scale(lam, tree.subtract(w, theta)), carry.optimiser, w)
-        return _Step(optax.apply_updates(w, update), theta, optimiser)
+        theta = lax.fori_loop(0, inner_steps, approach, theta)
+        update, optimiser = client_opt.update(tree.scale(lam, tree.subtract(w, theta)), optimiser, w)
+        return optax.apply_updates(w, update), theta, optimiser
 
     def train(message: PyTree, theta: Params, data: ClientData, key: Key) -> tuple[Params, Params]:
         params = method.received(message)
-        begin = _Step(params, params, client_opt.init(params))
-        end = local.over_batches(schedule, step, begin, data, key)
-        return tree.subtract(end.params, params), end.theta
+        begin = (params, params, client_opt.init(params))
+        w, theta, _ = local.over_batches(schedule, step, begin, data, key)
+        return tree.subtract(w, params), theta
 
     return method._replace(
         phases=(phase._replace(work=train, effort=local.with_gradients(schedule.effort, inner_steps)),),

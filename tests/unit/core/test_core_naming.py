@@ -69,7 +69,7 @@ def test_what_has_no_name_shows_its_parts_on_a_few_lines_and_no_address():
     text = repr(PROX._replace(name="", model=eh.testing.toy_model()))
     assert len(text) < 600
     assert " at 0x" not in text
-    assert "init=fedprox.<lambda>" in text
+    assert "init=variant.<lambda>" in text
     assert "metrics={accuracy}" in text
 
 
