@@ -30,10 +30,15 @@ def risk(value: Callable[[Array, Array], Array], weigh: Weigh) -> Risk:
 
 def linear(weigh: Weigh) -> Risk:
     """A risk whose value is the mean of the losses under its weights, which are also its gradient."""
+    return dual(weigh, lambda weights, losses, p: jnp.sum(jnp.where(weights > 0, weights * losses, 0.0)))
+
+
+def dual(weigh: Weigh, total: Callable[[Array, Array, Array], Array]) -> Risk:
+    """A risk whose value is ``total(weights, losses, p)``, largest at its weights, which are also its gradient."""
 
     def value(losses: Array, p: Array) -> Array:
         weights = weigh(losses, p)
-        return at(jnp.sum(jnp.where(weights > 0, weights * losses, 0.0)), weights, losses)
+        return at(total(weights, losses, p), weights, losses)
 
     return risk(value, weigh)
 
@@ -90,6 +95,18 @@ def at(value: Array, weights: Array, losses: Array) -> Array:
 def _at(primals: Any, tangents: Any) -> tuple[Array, Array]:
     value, weights, _ = primals
     return value, jnp.sum(weights * tangents[2]).astype(value.dtype)
+
+
+def bisected(low: Array, high: Array, steps: int, is_low: Callable[[Array], Array]) -> tuple[Array, Array]:
+    """An interval halved so many times, to the half above its middle where that ``is_low``."""
+
+    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = 0.5 * (low + high)
+        below = is_low(middle)
+        return jnp.where(below, middle, low), jnp.where(below, high, middle)
+
+    return jax.lax.fori_loop(0, steps, halve, (low, high))
 
 
 def check_tail(theta: float, name: str) -> None:

@@ -8,17 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from evenhand.errors import EvenhandError
-from evenhand.risks._population import at, check_tail, linear, pinned, risk
+from evenhand.risks._population import bisected, check_tail, dual, linear, pinned
 from evenhand.risks.value_at_risk import quantile
 from evenhand.types import Array, Risk
 
-__all__ = [
-    "capped_weights",
-    "inverse_superquantile",
-    "smoothed_superquantile",
-    "squared_superquantile",
-    "superquantile",
-]
+__all__ = ["inverse_superquantile", "smoothed_superquantile", "squared_superquantile", "superquantile"]
 
 
 def superquantile(theta: float) -> Risk:
@@ -54,7 +48,7 @@ def superquantile(theta: float) -> Risk:
     Learning 2023, section 3.3; Rockafellar and Uryasev, *Optimization of Conditional Value-at-Risk*, 2000.
     """
     check_tail(theta, "superquantile")
-    return linear(lambda losses, p: capped_weights(losses, p, theta))
+    return linear(lambda losses, p: _capped_weights(losses, p, theta))
 
 
 def inverse_superquantile(theta: float) -> Risk:
@@ -79,10 +73,10 @@ def inverse_superquantile(theta: float) -> Risk:
         raise EvenhandError(
             f"inverse_superquantile(theta={theta}): the fraction left out must lie in [0, 1)."
         )
-    return linear(lambda losses, p: capped_weights(-losses, p, 1.0 - theta))
+    return linear(lambda losses, p: _capped_weights(-losses, p, 1.0 - theta))
 
 
-def capped_weights(losses: Array, p: Array, theta: float) -> Array:
+def _capped_weights(losses: Array, p: Array, theta: float) -> Array:
     """The exact weights of :func:`superquantile`, for weights ``p`` that sum to 1."""
     if theta == 1.0:
         return p
@@ -134,18 +128,13 @@ def smoothed_superquantile(theta: float, nu: float) -> Risk:
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, equations 14 and 15.
     """
-    check_tail(theta, "smoothed_superquantile")
-    _check_strength(nu, "smoothed_superquantile")
+    _check(theta, nu, "smoothed_superquantile")
 
-    def weigh(losses: Array, p: Array) -> Array:
-        return _entropic_weights(losses, p, theta, nu)
-
-    def value(losses: Array, p: Array) -> Array:
-        weights = weigh(losses, p)
+    def total(weights: Array, losses: Array, p: Array) -> Array:
         ratio = jnp.where(weights > 0, weights / jnp.where(p > 0, p, 1.0), 1.0)
-        return at(jnp.sum(weights * (losses - nu * jnp.log(ratio))), weights, losses)
+        return jnp.sum(weights * (losses - nu * jnp.log(ratio)))
 
-    return risk(value, weigh)
+    return dual(lambda losses, p: _entropic_weights(losses, p, theta, nu), total)
 
 
 def squared_superquantile(theta: float, nu: float) -> Risk:
@@ -172,23 +161,22 @@ def squared_superquantile(theta: float, nu: float) -> Risk:
 
     Source: K. Pillutla, *SQwash*, 2022; Laguel et al., *Superquantiles at Work*, 2021.
     """
-    check_tail(theta, "squared_superquantile")
-    _check_strength(nu, "squared_superquantile")
+    _check(theta, nu, "squared_superquantile")
 
     def weigh(losses: Array, p: Array) -> Array:
         slope = jnp.minimum(jnp.maximum(jnp.sum(p > 0), 1).astype(p.dtype) ** 2 / nu, _STEEPEST)
         return _squared_weights(losses, p, theta, slope)
 
-    def value(losses: Array, p: Array) -> Array:
-        weights = weigh(losses, p)
+    def total(weights: Array, losses: Array, p: Array) -> Array:
         strength = nu / jnp.maximum(jnp.sum(p > 0), 1).astype(p.dtype) ** 2
         distance = jnp.sum(jnp.square(weights - p) / jnp.where(p > 0, p, 1.0))
-        return at(jnp.sum(weights * losses) - 0.5 * strength * distance, weights, losses)
+        return jnp.sum(weights * losses) - 0.5 * strength * distance
 
-    return risk(value, weigh)
+    return dual(weigh, total)
 
 
-def _check_strength(nu: float, name: str) -> None:
+def _check(theta: float, nu: float, name: str) -> None:
+    check_tail(theta, name)
     if not 1e-37 < nu < math.inf:
         raise EvenhandError(
             f"{name}(nu={nu}): the strength of smoothing must be a finite number above 1e-37."
@@ -219,7 +207,7 @@ def _entropic_weights(losses: Array, p: Array, theta: float, nu: float) -> Array
     shares = jnp.where(free, p * jnp.exp(jnp.where(free, losses - ranked[first], 0.0) / nu), 0.0)
     total = jnp.sum(shares)
     weights = jnp.where(free, left[first] * shares / jnp.where(total > 0, total, 1.0), p / theta)
-    return jnp.where(jnp.any(fits), weights, capped_weights(losses, p, theta))
+    return jnp.where(jnp.any(fits), weights, _capped_weights(losses, p, theta))
 
 
 def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Array:
@@ -233,14 +221,7 @@ def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Arr
     losses = jnp.where(p > 0, losses - jnp.where(jnp.any(p > 0), quantile(losses, p, theta), 0.0), 0.0)
     # At the upper end only losses above the quantile have weight; at the lower end all from the quantile up are capped.
     low, high = -(1.0 / theta - 1.0) / slope, 1.0 / slope
-
-    def halve(_: Array, interval: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = interval
-        middle = 0.5 * (low + high)
-        heavy = jnp.sum(weights_at(middle)) > 1.0
-        return jnp.where(heavy, middle, low), jnp.where(heavy, high, middle)
-
-    low, high = jax.lax.fori_loop(0, _STEPS, halve, (low, high))
+    low, high = bisected(low, high, _STEPS, lambda eta: jnp.sum(weights_at(eta)) > 1.0)
     # Interpolated linearly: where nu is small, the weights at two neighbouring floats may be far apart.
     heavy, light = weights_at(low), weights_at(high)
     more, less = jnp.sum(heavy), jnp.sum(light)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jax.core import Tracer
 
 from evenhand.errors import EvenhandError
-from evenhand.risks._population import at, check_tail, risk
+from evenhand.risks._population import at, bisected, check_tail, risk
 from evenhand.risks.mean import mean
 from evenhand.risks.tilted import tilted
 from evenhand.types import Array, Risk
@@ -66,14 +66,11 @@ def entropic_value_at_risk(theta: float) -> Risk:
             total = jnp.where(total > 0, total, 1.0)
             return jnp.sum(jnp.where(masses > 0, masses * powers, 0.0)) / total - jnp.log(total)
 
-        def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-            low, high = ends
-            middle = 0.5 * (low + high)
-            below = divergence(10.0**middle / width) < -math.log(theta)
-            return jnp.where(below, middle, low), jnp.where(below, high, middle)
+        def is_low(decade: Array) -> Array:
+            return divergence(10.0**decade / width) < -math.log(theta)
 
-        begin = (jnp.full_like(width, -_DECADES), jnp.full_like(width, _DECADES))
-        low, high = jax.lax.fori_loop(0, _STEPS, halve, begin)
+        ends = (jnp.full_like(width, -_DECADES), jnp.full_like(width, _DECADES))
+        low, high = bisected(*ends, _STEPS, is_low)
         return jax.lax.stop_gradient(10.0 ** (0.5 * (low + high)) / width)
 
     def weigh(losses: Array, p: Array) -> Array:
@@ -172,12 +169,8 @@ class _Losses(NamedTuple):
             total: Any = logsumexp(powers, b=self.p[None], axis=1)
             return (total - math.log(self.theta)) / t
         # Typed by hand: SciPy's annotations do not say when a sign comes back.
-        logarithms: Any = logsumexp(
-            np.pad(powers, ((0, 0), (0, 1))),
-            b=np.append(self.p, self.at_floor)[None],
-            axis=1,
-            return_sign=True,
-        )
+        powers, masses = np.pad(powers, ((0, 0), (0, 1))), np.append(self.p, self.at_floor)[None]
+        logarithms: Any = logsumexp(powers, b=masses, axis=1, return_sign=True)
         whole, sign = logarithms
         bracket = whole - math.log(self.theta)
         sure = (sign > 0) & (bracket > math.log(_SURE))
