@@ -49,14 +49,8 @@ def named(name: str, column: str) -> Argument:
     return Argument(name, repr([column]), shlex.quote(cell))
 
 
-class EvenhandError(ValueError):
-    """Bad input, in one sentence: what is wrong, where, and what to do.
-
-    The command line prints the sentence and exits with 2; in Python it is a ``ValueError``.
-
-    Args:
-      parts: the sentence, in one piece or around the :class:`Argument` values that it names.
-    """
+class _Sentence(Exception):
+    """A sentence in parts, some of which are arguments, which the command line spells as options."""
 
     def __init__(self, *parts: str | Argument) -> None:
         super().__init__(*parts)
@@ -64,6 +58,16 @@ class EvenhandError(ValueError):
 
     def __str__(self) -> str:
         return "".join(map(str, self.parts))
+
+
+class EvenhandError(_Sentence, ValueError):
+    """Bad input, in one sentence: what is wrong, where, and what to do.
+
+    The command line prints the sentence and exits with 2; in Python it is a ``ValueError``.
+
+    Args:
+      parts: the sentence, in one piece or around the :class:`Argument` values that it names.
+    """
 
 
 class ModelError(EvenhandError):
@@ -74,7 +78,7 @@ class StorageError(EvenhandError):
     """What is kept of a run cannot be written, as on a full disk, or read: it says nothing about the run itself."""
 
 
-class EvenhandWarning(UserWarning):
+class EvenhandWarning(_Sentence, UserWarning):
     """What a reader must know before trusting a run's numbers, in one sentence: for example, that it diverged.
 
     To silence only these: ``warnings.simplefilter("ignore", evenhand.errors.EvenhandWarning)``.
@@ -82,13 +86,6 @@ class EvenhandWarning(UserWarning):
     Args:
       parts: as of :class:`EvenhandError`.
     """
-
-    def __init__(self, *parts: str | Argument) -> None:
-        super().__init__(*parts)
-        self.parts = parts
-
-    def __str__(self) -> str:
-        return "".join(map(str, self.parts))
 
 
 def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) -> int:
@@ -114,25 +111,14 @@ def expect(name: str, value: object, kind: type | UnionType, example: str) -> No
         raise EvenhandError(f"{name}={_described(value)}: give a value such as {example}.")
 
 
-_LIBRARIES = {
-    "evenhand",
-    "flax",
-    "jax",
-    "keras",
-    "numpy",
-    "optax",
-    "pandas",
-    "sklearn",
-    "tensorflow",
-    "torch",
-}
+_PACKAGES = {"evenhand", "flax", "jax", "keras", "numpy", "optax", "pandas", "sklearn", "tensorflow", "torch"}
 
 
 def _described(value: object) -> str:
     """A value of the wrong kind in a few words; a user's class is described by the library that it derives from."""
     made = value if isinstance(value, type) else type(value)
     roots = (base.__module__.partition(".")[0] for base in made.__mro__)
-    library = next((f"{root}'s " for root in roots if root in _LIBRARIES), "")
+    library = next((f"{root}'s " for root in roots if root in _PACKAGES), "")
     if isinstance(value, type):
         return f" got {library or 'the '}class {made.__name__} itself"
     if library:  # its repr may be long, or cost a transfer
