@@ -21,7 +21,7 @@ from evenhand.simulation.setup import device_rows
 from evenhand.simulation.store import stored
 from evenhand.streams import keys_of
 from evenhand.systems import Systems
-from evenhand.testing._check import Check, are_equal, check_all, form
+from evenhand.testing._check import Check, are_equal, check_all, checks_of, form
 from evenhand.testing._uploads import check_slots
 from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Model, Params, PyTree, Report, Upload
 
@@ -123,22 +123,21 @@ def algorithm_checks(
       With pytest: ``@pytest.mark.parametrize("check", checks, ids=lambda check: check.name)``.
     """
     ways = tuple((count, device_count) for device_count in devices for count in lanes)
-    subject = _Subject(
-        algorithm, toy_data() if data is None else data, rounds, cohort, systems, attack, ways, tolerance
-    )
-    several = (Check("all lanes and devices agree", subject.check_ways),) if len(ways) > 1 else ()
-    return (
-        Check("parameters have the form of the model", subject.check_forms),
-        Check("clients know their own rows only", subject.check_rows),
-        Check("uploads are differences", subject.check_differences),
-        Check("empty slots have no vote", subject.check_slots),
-        Check("rounds keep the form of the state", subject.check_state),
-        *several,
-        Check("the engine is its readable twin", subject.check_twin),
-        Check("the same seed gives the same bits", subject.check_same_seed),
-        Check("another seed gives other numbers", subject.check_other_seed),
-        Check("absent clients keep their state", subject.check_absent),
-        Check("arguments are not modified", subject.check_arguments),
+    data = toy_data() if data is None else data
+    program = Program(algorithm, cohort, int(data.train.sizes.max()), 1, systems, attack, buffer=rounds)
+    subject = _Subject(program, data, ways, tolerance)
+    return checks_of(
+        (True, "parameters have the form of the model", subject.check_forms),
+        (True, "clients know their own rows only", subject.check_rows),
+        (True, "uploads are differences", subject.check_differences),
+        (True, "empty slots have no vote", subject.check_slots),
+        (True, "rounds keep the form of the state", subject.check_state),
+        (len(ways) > 1, "all lanes and devices agree", subject.check_ways),
+        (True, "the engine is its readable twin", subject.check_twin),
+        (True, "the same seed gives the same bits", subject.check_same_seed),
+        (True, "another seed gives other numbers", subject.check_other_seed),
+        (True, "absent clients keep their state", subject.check_absent),
+        (True, "arguments are not modified", subject.check_arguments),
     )
 
 
@@ -146,20 +145,10 @@ class _Subject:
     """A method under test: its laws, and what they share, each computed when the first of them asks for it."""
 
     def __init__(
-        self,
-        algorithm: Algorithm,
-        data: FederatedDataset,
-        rounds: int,
-        cohort: int,
-        systems: Systems | None,
-        attack: Attack | None,
-        ways: tuple[tuple[int, int], ...],
-        tolerance: float,
+        self, program: Program, data: FederatedDataset, ways: tuple[tuple[int, int], ...], tolerance: float
     ) -> None:
-        self.algorithm, self.data, self.rounds, self.ways = algorithm, data, rounds, ways
-        self.tolerance = tolerance
-        self.capacity = int(data.train.sizes.max())
-        self.program = Program(algorithm, cohort, self.capacity, 1, systems, attack, rounds)
+        self.program, self.data, self.ways, self.tolerance = program, data, ways, tolerance
+        self.algorithm = program.algorithm
 
     # What the laws share.
 
@@ -184,8 +173,8 @@ class _Subject:
 
     @cached_property
     def wires(self) -> Any:
-        rows = (self.rows.x, self.rows.y)
-        return protocol.wires(self.algorithm, self.params, rows, self.capacity, self.data.num_clients)
+        rows, capacity = (self.rows.x, self.rows.y), self.program.capacity
+        return protocol.wires(self.algorithm, self.params, rows, capacity, self.data.num_clients)
 
     def begin(self, params: Params) -> RoundState:
         state = protocol.begin(self.algorithm, params, self.data.num_clients, self.wires)
@@ -198,7 +187,7 @@ class _Subject:
     @cached_property
     def first(self) -> tuple[RoundState, Any]:
         """The run with which others are compared."""
-        return self.run(self.rounds, self.ways[0])
+        return self.run(self.ways[0])
 
     @cached_property
     def sent(self) -> list[tuple[Report, PyTree]]:
@@ -211,11 +200,13 @@ class _Subject:
             message, memory = phase.broadcast(state.server, k), tree.take(state.clients, k)
             key = jax.random.fold_in(jax.random.key(4), k)
             uploads.append(part.client(self.rows, message, memory, k, jnp.float32(1.0), 0, key)[:2])
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *uploads)
+        return tree.stack(uploads)
 
-    def run(self, count: int, way: tuple[int, int] | None, seed: int = 0) -> tuple[RoundState, Any]:
-        """So many rounds on so many lanes and devices, or of the readable twin where ``way`` is None."""
-        keys = protocol.roots(self.algorithm, keys_of(seed))
+    def run(
+        self, way: tuple[int, int] | None, *, seed: int = 0, rounds: int | None = None
+    ) -> tuple[RoundState, Any]:
+        """All rounds, or so many, on so many lanes and devices, or of the readable twin where ``way`` is None."""
+        keys, count = protocol.roots(self.algorithm, keys_of(seed)), rounds or self.program.buffer
         if way is None:
             end, infos = twin.run_rounds(self.program, self.state, self.rows, keys, 0, count, self.parts)
         else:
@@ -230,23 +221,23 @@ class _Subject:
     # The laws.
 
     def check_forms(self) -> None:
-        algorithm, params, rows = self.algorithm, self.params, self.rows
+        algorithm, (params, rows, _) = self.algorithm, self.arguments
         _same_form(algorithm.global_params(self.state.server), params, "global_params")
         if algorithm.personal_params is not None:
             mine = tree.take(self.state.clients, jnp.int32(0))
             _same_form(algorithm.personal_params(self.state.server, mine), params, "personal_params")
         if algorithm.adapt is not None:
-            of_first = ClientData(*rows[:2], rows.starts[0], rows.sizes[0], jnp.float32(1.0), self.capacity)
-            _same_form(algorithm.adapt(params, of_first, jax.random.key(0)), params, "adapt")
+            window = (rows.starts[0], rows.sizes[0], jnp.float32(1.0), self.program.capacity)
+            adapted = algorithm.adapt(params, ClientData(*rows[:2], *window), jax.random.key(0))
+            _same_form(adapted, params, "adapt")
 
     def check_rows(self) -> None:
         """One client's uploads stay the same when all other clients' rows are corrupted."""
         algorithm, state, rows = self.algorithm, self.state, self.rows
         k = int(np.argmax(np.array(rows.sizes)))
         start, size = int(rows.starts[k]), int(rows.sizes[k])
-        is_kept = (np.arange(rows.x.shape[0]) >= start) & (np.arange(rows.x.shape[0]) < start + size)
-        is_kept = is_kept.reshape(-1, *(1,) * (rows.x.ndim - 1))
-        x = jnp.asarray(np.where(is_kept, np.array(rows.x), -np.array(rows.x) - 1).astype(rows.x.dtype))
+        row = jnp.arange(rows.x.shape[0])
+        x = tree.among((row >= start) & (row < start + size), rows.x, -rows.x - 1)
         client_state = tree.take(state.clients, jnp.int32(k))
         for phase, part in zip(algorithm.phases, self.parts, strict=True):
             message = phase.broadcast(state.server, jnp.int32(k))
@@ -293,25 +284,22 @@ class _Subject:
         base, *others = self.ways
         for way in others:
             words = f"{way[0]} lanes on {way[1]} devices and {base[0]} on {base[1]}"
-            _close(self.first, self.run(self.rounds, way), self.tolerance, words)
+            _close(self.first, self.run(way), self.tolerance, words)
 
     def check_twin(self) -> None:
-        readable = self.run(self.rounds, None)
-        _close(self.first, readable, self.tolerance, "the engine and its readable twin")
+        _close(self.first, self.run(None), self.tolerance, "the engine and its readable twin")
 
     def check_same_seed(self) -> None:
-        again = self.run(self.rounds, self.ways[0])
-        assert are_equal(self.first, again), "The same seed gave different bits: the method is not pure."
+        is_same = are_equal(self.first, self.run(self.ways[0]))
+        assert is_same, "The same seed gave different bits: the method is not pure."
 
     def check_other_seed(self) -> None:
-        other = self.run(self.rounds, self.ways[0], seed=1)[0]
-        assert not are_equal(self.first[0], other), (
-            "Another seed gave the same numbers: the cohort or the keys are ignored."
-        )
+        is_same = are_equal(self.first[0], self.run(self.ways[0], seed=1)[0])
+        assert not is_same, "Another seed gave the same numbers: the cohort or the keys are ignored."
 
     def check_absent(self) -> None:
         took_part, keys = set[int](), protocol.roots(self.algorithm, keys_of(0))
-        before, after = self.state, self.run(1, self.ways[0])[0]
+        before, after = self.state, self.run(self.ways[0], rounds=1)[0]
         for index in range(len(self.algorithm.phases)):
             systems, sizes, m = self.program.systems, self.rows.sizes, self.program.cohort
             drawn = protocol.cohort(self.algorithm, systems, sizes, m, keys, 0, index)

@@ -30,6 +30,11 @@ class Check(NamedTuple):
         self.law()
 
 
+def checks_of(*laws: tuple[object, str, Callable[[], None]]) -> tuple[Check, ...]:
+    """The checks of laws, each given with what it needs, its name and its function; none where the need is missing."""
+    return tuple(Check(name, law) for need, name, law in laws if need)
+
+
 def check_all(checks: Iterable[Check]) -> None:
     """Checks one law after the other, up to the first that is broken."""
     for check in checks:

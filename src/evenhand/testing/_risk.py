@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from evenhand.testing._check import Check, check_all
+from evenhand.testing._check import Check, are_equal, check_all, checks_of
 from evenhand.types import Array, Risk
 
 _CASES = 6
@@ -98,7 +98,7 @@ def risk_checks(
       ['value and weights have the form of losses', 'finite losses have a finite risk']
     """
     subject = _Subject(risk, losses, symmetric, translation, tolerance)
-    checks = (
+    return checks_of(
         (True, "value and weights have the form of losses", subject.check_forms),
         (True, "finite losses have a finite risk", subject.check_finite),
         (True, "the same losses give the same bits", subject.check_same_bits),
@@ -115,7 +115,6 @@ def risk_checks(
         (True, "losses of weight 0 do not count", subject.check_absence),
         (True, "without losses the risk is 0", subject.check_nothing),
     )
-    return tuple(Check(name, law) for holds, name, law in checks if holds)
 
 
 class _Subject:
@@ -149,10 +148,8 @@ class _Subject:
         return self.measure(self.f, self.p)
 
     def same(self, a: Any, b: Any) -> bool:
-        return all(
-            bool(np.all(np.abs(x - y) <= self.tolerance * np.maximum(1.0, np.abs(y))))
-            for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-        )
+        pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+        return all(np.all(np.abs(x - y) <= self.tolerance * np.maximum(1.0, np.abs(y))) for x, y in pairs)
 
     def check_forms(self) -> None:
         f, p, wide = self.f[0], self.p[0], jax.config.read("jax_enable_x64")
@@ -163,15 +160,12 @@ class _Subject:
             )
 
     def check_finite(self) -> None:
-        assert all(np.all(np.isfinite(part)) for part in self.once), (
-            "The risk of finite losses is not finite."
-        )
+        finite = [np.isfinite(part).all() for part in self.once]
+        assert all(finite), "The risk of finite losses is not finite."
 
     def check_same_bits(self) -> None:
-        again = self.measure(self.f, self.p)
-        assert jax.tree.all(jax.tree.map(np.array_equal, self.once, again)), (
-            "The same losses gave other bits."
-        )
+        again = map(np.array_equal, self.once, self.measure(self.f, self.p))
+        assert all(again), "The same losses gave other bits."
 
     def check_compiled(self) -> None:
         plain = [part(self.f[1], self.p[1]) for part in self.risk]
@@ -183,9 +177,7 @@ class _Subject:
         # Outside of a compiled program, which gets arrays of its own.
         for part in self.risk:
             part(self.f[1], self.p[1])
-        assert np.array_equal(self.f, self.copies[0]) and np.array_equal(self.p, self.copies[1]), (
-            "The risk wrote to its arguments."
-        )
+        assert are_equal((self.f, self.p), self.copies), "The risk wrote to its arguments."
 
     def check_weights(self) -> None:
         _, weights, gradient = self.once
@@ -208,35 +200,28 @@ class _Subject:
 
     def check_scale(self) -> None:
         for scale in (1e-3, 1e3):
-            assert self.same(self.measure(self.f, scale * self.p), self.once), (
-                "Weights of another scale change the risk."
-            )
+            scaled = self.measure(self.f, scale * self.p)
+            assert self.same(scaled, self.once), "Weights of another scale change the risk."
 
     def check_unweighted(self) -> None:
-        equal = self.measure(self.f, np.ones_like(self.p))
-        assert self.same(jax.jit(jax.vmap(self.risk.value))(self.f), equal.value), (
-            "Without weights the losses do not count equally."
-        )
+        value, equal = jax.jit(jax.vmap(self.risk.value))(self.f), self.measure(self.f, np.ones_like(self.p))
+        assert self.same(value, equal.value), "Without weights the losses do not count equally."
 
     def check_order(self) -> None:
         order, (value, weights, gradient) = self.order, self.once
-        turned = _Parts(value, weights[:, order], gradient[:, order])
-        assert self.same(self.measure(self.f[:, order], self.p[:, order]), turned), (
-            "The risk depends on the order of the losses."
-        )
+        expected = _Parts(value, weights[:, order], gradient[:, order])
+        turned = self.measure(self.f[:, order], self.p[:, order])
+        assert self.same(turned, expected), "The risk depends on the order of the losses."
 
     def check_translation(self) -> None:
         moved = self.measure(self.f + np.float32(1.75), self.p)
-        assert self.same(moved, self.once._replace(value=self.once.value + 1.75)), (
-            "A constant added to all losses is not added to the value."
-        )
+        lifted = self.once._replace(value=self.once.value + 1.75)
+        assert self.same(moved, lifted), "A constant added to all losses is not added to the value."
 
     def check_monotone(self) -> None:
         for unit in np.eye(self.f.shape[1], dtype=np.float32):
-            raised = self.measure(self.f + np.float32(0.5) * unit, self.p)
-            assert np.all(raised.value >= self.once.value - self.tolerance), (
-                "The value falls when a loss rises."
-            )
+            raised = self.measure(self.f + np.float32(0.5) * unit, self.p).value
+            assert np.all(raised >= self.once.value - self.tolerance), "The value falls when a loss rises."
 
     def check_slope(self) -> None:
         """By finite differences, in most cases: in some, a step may cross a kink of the value."""
