@@ -7,7 +7,7 @@ not with clients times classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ _READABLE = 50
 _TOGETHER = 2**16
 """Most clients in a table of clients by classes."""
 
-NDArray = npt.NDArray[Any]
+NDArray: TypeAlias = npt.NDArray[Any]
 
 
 class ClassMetrics(NamedTuple):
@@ -94,12 +94,20 @@ class ClassIndex(NamedTuple):
     def sums(self, *values: NDArray) -> list[NDArray]:
         """Sums values per example over each cell, ``(examples,) -> (cells,)`` each."""
         sums = [np.zeros(len(self.clients)) for _ in values]
-        for first, rows, keys, clients in _blocks(self.y, self.offsets, self.number, self.fitting()):
+        for first, rows, keys, clients in self.blocks():
             for of_rows, into in zip(values, sums, strict=True):
                 table = np.bincount(keys, of_rows[rows], clients * self.number)
                 cells, totals = self.cells(first, table.reshape(clients, self.number))
                 into[cells] = totals
         return sums
+
+    def blocks(self) -> Iterator[tuple[int, slice, NDArray, int]]:
+        """Blocks of clients: the first client, the rows, each row's cell in the block's table, how many clients."""
+        sizes, fitting = np.diff(self.offsets), self.fitting()
+        for first in range(0, len(sizes), fitting):
+            some = sizes[first : first + fitting]
+            rows = slice(int(self.offsets[first]), int(self.offsets[first + len(some)]))
+            yield first, rows, np.repeat(np.arange(len(some)) * self.number, some) + self.y[rows], len(some)
 
 
 def index_classes(y: NDArray, offsets: NDArray, number: int) -> ClassIndex:
@@ -110,18 +118,15 @@ def index_classes(y: NDArray, offsets: NDArray, number: int) -> ClassIndex:
       offsets: ``(K + 1,)``.
       number: how many classes there are.
     """
-    y = np.asarray(y).reshape(-1)
-    empty = np.zeros(0, np.int64)
-    index = ClassIndex(y, np.asarray(offsets, np.int64), number, empty, empty, empty)
-    clients, classes, counts = [empty], [empty], [empty]
-    for first, _, keys, many in _blocks(y, index.offsets, number, index.fitting()):
+    empty = (np.zeros(0, np.int64),) * 3
+    index = ClassIndex(np.asarray(y).reshape(-1), np.asarray(offsets, np.int64), number, *empty)
+    cells = [empty]
+    for first, _, keys, many in index.blocks():
         table = np.bincount(keys, minlength=many * number)
         present = np.flatnonzero(table)
-        clients.append(first + present // number)
-        classes.append(present % number)
-        counts.append(table[present])
-    columns = (np.concatenate(parts) for parts in (clients, classes, counts))
-    return ClassIndex(y, index.offsets, number, *columns)
+        cells.append((first + present // number, present % number, table[present]))
+    clients, classes, counts = map(np.concatenate, zip(*cells, strict=True))
+    return index._replace(clients=clients, classes=classes, counts=counts)
 
 
 def class_spread(metrics: ClassMetrics, clients: int) -> dict[str, npt.NDArray[np.float64]]:
@@ -236,14 +241,3 @@ def by_class(metrics: ClassMetrics, names: Sequence[str] | None, number: int) ->
             }
         )
     return entries
-
-
-def _blocks(
-    y: NDArray, offsets: NDArray, number: int, fitting: int
-) -> Iterator[tuple[int, slice, NDArray, int]]:
-    """Blocks of clients: the first client, the rows, each row's cell in the block's table, how many clients."""
-    sizes = np.diff(offsets)
-    for first in range(0, len(sizes), fitting):
-        some = sizes[first : first + fitting]
-        rows = slice(int(offsets[first]), int(offsets[first + len(some)]))
-        yield first, rows, np.repeat(np.arange(len(some)) * number, some) + y[rows], len(some)

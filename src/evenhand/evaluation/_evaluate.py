@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +26,15 @@ from jax.sharding import Mesh, PartitionSpec
 from evenhand import tree
 from evenhand._platform import check_process
 from evenhand.data import Split
-from evenhand.devices import dealt, everywhere
+from evenhand.devices import Devices, dealt, everywhere
 from evenhand.errors import EvenhandError
-from evenhand.evaluation._classes import ClassIndex, ClassMetrics
-from evenhand.evaluation.metrics import is_higher_better, of_global
+from evenhand.evaluation._classes import ClassIndex, ClassMetrics, NDArray
+from evenhand.evaluation.metrics import Vector, is_higher_better, of_global
 from evenhand.lowering import lowered
 from evenhand.types import Array, Model, Params, PyTree
 
-NDArray = npt.NDArray[Any]
-
-Vector = npt.NDArray[np.float64]
+ParamsOf: TypeAlias = Callable[[PyTree, Array], Params]
+"""``(states, k) -> params`` of client ``k``."""
 
 _CHUNK_NUMBERS = 2**19
 """About how many numbers a chunk of features has: its forward pass must fit in memory."""
@@ -55,8 +54,6 @@ _BLOCK_NUMBERS = 2**23
 _BLOCK_CLIENTS = 2**12
 """Most clients that are sent with them."""
 
-Measure = Callable[[Any, Array], Array]
-
 
 class Prepared(NamedTuple):
     """A split, or some of its clients, ready to be evaluated repeatedly.
@@ -70,8 +67,8 @@ class Prepared(NamedTuple):
       mesh: devices of this process that share the work, each with all of ``x`` unless it is on the host; None: one.
     """
 
-    x: Array | npt.NDArray[Any]
-    y: Array | npt.NDArray[Any]
+    x: Array | NDArray
+    y: Array | NDArray
     offsets: npt.NDArray[np.int64]
     clients: npt.NDArray[np.int64] | None = None
     mesh: Mesh | None = None
@@ -142,8 +139,9 @@ def _by_client(
     model: Model, params: Params, prepared: Prepared, index: ClassIndex | None, *, several: bool
 ) -> list[tuple[dict[str, Vector], ClassMetrics | None]]:
     """What each model gives each client: all examples are measured, then added up by client."""
-    measures, sizes, offsets = _measures_of(model), prepared.sizes, prepared.offsets
-    values = _of_rows(everywhere(prepared.mesh, params), prepared, measures, several)
+    sizes, offsets, devices = prepared.sizes, prepared.offsets, Devices(prepared.mesh).size
+    plan = _plan(model, prepared, -(-prepared.x.shape[0] // devices))
+    values = _of_rows(everywhere(prepared.mesh, params), prepared, plan, several)
     totals: Any = np.zeros((*values.shape[:2], len(sizes)))
     # `bincount` copies what it adds up to float64, so it gets the examples of some clients at a time.
     for first in range(0, len(sizes) if values.shape[-1] else 0, _TOGETHER):
@@ -152,10 +150,10 @@ def _by_client(
         for place in np.ndindex(*values.shape[:2]):
             rows = values[place][offsets[first] : offsets[last]]
             totals[place][first:last] = np.bincount(client, rows, last - first)
-    by_model = [_means(total, measures, prepared) for total in totals]
+    by_model = [_means(total, plan, prepared) for total in totals]
     if index is None:
         return [(metrics, None) for metrics in by_model]
-    accuracy = values[:, measures.names.index("accuracy")] if values.shape[-1] else None
+    accuracy = values[:, plan.names.index("accuracy")] if values.shape[-1] else None
     right = [np.zeros(len(index.clients))] * len(values) if accuracy is None else index.sums(*accuracy)
     return [(metrics, index.metrics(sums)) for metrics, sums in zip(by_model, right, strict=True)]
 
@@ -170,12 +168,12 @@ def mean_loss(model: Model, params: Params, prepared: Prepared) -> Array:
     if not rows:
         return jnp.float32(jnp.nan)
     width = min(chunk_rows(prepared.x), rows)
-    measures = _Measures(model.apply, ("loss",), (model.losses,))
+    plan = _Plan(model.apply, ("loss",), (model.losses,), width)
 
     def body(chunk: Array, total: _CompensatedSum) -> _CompensatedSum:
         first = chunk.astype(jnp.int32) * width
         start = jnp.minimum(first, rows - width)
-        values = _measured(params, prepared.x, prepared.y, start, measures, width)
+        values = _measured(params, prepared.x, prepared.y, start, plan)
         fresh = start + jnp.arange(width, dtype=jnp.int32) >= first
         return _accumulate(total, jnp.where(fresh[None], values, 0.0))
 
@@ -184,16 +182,11 @@ def mean_loss(model: Model, params: Params, prepared: Prepared) -> Array:
     return _value_of(total)[0] / rows
 
 
-def _of_rows(
-    params: Params, prepared: Prepared, measures: _Measures, several: bool
-) -> npt.NDArray[np.float32]:
+def _of_rows(params: Params, prepared: Prepared, plan: _Plan, several: bool) -> npt.NDArray[np.float32]:
     """All measures of every example by each model, ``(models, measures, examples)``."""
-    rows, devices = prepared.x.shape[0], _devices(prepared)
+    rows, width, devices = prepared.x.shape[0], plan.width, Devices(plan.mesh).size
     models = jax.tree.leaves(params)[0].shape[0] if several else 1
-    values = np.empty((models, len(measures.names), rows), np.float32)
-    if not rows:
-        return values
-    width = min(chunk_rows(prepared.x), -(-rows // devices))
+    values = np.empty((models, len(plan.names), rows), np.float32)
     pending: deque[tuple[int, Array]] = deque()
 
     def collect() -> None:
@@ -204,7 +197,7 @@ def _of_rows(
     for first in range(0, rows, width * devices):
         # A window that would end beyond the last row is moved back, so that no row is made up.
         starts = np.minimum(first + width * np.arange(devices), rows - width)
-        pending.append((first, _windows(params, prepared, starts, measures, width, several)))
+        pending.append((first, _windows(params, prepared, starts, plan, several)))
         if len(pending) > _AHEAD:
             collect()
     while pending:
@@ -212,53 +205,34 @@ def _of_rows(
     return values
 
 
-def _windows(
-    params: Params,
-    prepared: Prepared,
-    starts: npt.NDArray[Any],
-    measures: _Measures,
-    width: int,
-    several: bool,
-) -> Array:
+def _windows(params: Params, prepared: Prepared, starts: NDArray, plan: _Plan, several: bool) -> Array:
     """A window of rows on each device, ``(devices, ..., measures, width)``."""
-    x, y, mesh, spec = prepared.x, prepared.y, prepared.mesh, PartitionSpec()
+    x, y, spec = prepared.x, prepared.y, PartitionSpec()
     if isinstance(x, np.ndarray):
-        x, y = (dealt(mesh, [part[start : start + width] for start in starts]) for part in (x, y))
-        starts, spec = np.zeros_like(starts), divided(mesh)
-    return _chunks(params, x, y, starts.astype(np.int32), measures, width, several, mesh, spec)
+        x, y = (dealt(plan.mesh, [part[start : start + plan.width] for start in starts]) for part in (x, y))
+        starts, spec = np.zeros_like(starts), divided(plan.mesh)
+    return _chunks(params, x, y, starts.astype(np.int32), plan, several, spec)
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6, 7, 8))
+@partial(jax.jit, static_argnums=(4, 5, 6))
 def _chunks(
-    params: Params,
-    x: Array,
-    y: Array,
-    starts: Array,
-    measures: _Measures,
-    width: int,
-    several: bool,
-    mesh: Mesh | None,
-    spec: PartitionSpec,
+    params: Params, x: Array, y: Array, starts: Array, plan: _Plan, several: bool, spec: PartitionSpec
 ) -> Array:
     def on_device(params: Params, x: Array, y: Array, starts: Array) -> Array:
         def measured(params: Params) -> Array:
-            return _measured(params, x, y, starts[0], measures, width)
+            return _measured(params, x, y, starts[0], plan)
 
         return (jax.vmap(measured) if several else measured)(params)[None]
 
-    return on_devices(on_device, mesh, (PartitionSpec(), spec, spec, divided(mesh)))(params, x, y, starts)
+    specs = (PartitionSpec(), spec, spec, divided(plan.mesh))
+    return on_devices(on_device, plan.mesh, specs)(params, x, y, starts)
 
 
 # --- a model for each client --------------------------------------------------------------------------------------
 
 
 def evaluate_personal(
-    model: Model,
-    states: PyTree,
-    prepared: Prepared,
-    *,
-    params_of: Callable[[PyTree, Array], Params] = tree.take,
-    lanes: int = 1,
+    model: Model, states: PyTree, prepared: Prepared, *, params_of: ParamsOf = tree.take, lanes: int = 1
 ) -> dict[str, Vector]:
     """Mean loss and mean metrics of each client, evaluated with its own parameters.
 
@@ -282,7 +256,7 @@ def personal_per_class(
     prepared: Prepared,
     index: ClassIndex | None,
     *,
-    params_of: Callable[[PyTree, Array], Params] = tree.take,
+    params_of: ParamsOf = tree.take,
     lanes: int = 1,
     widest: NDArray | None = None,
 ) -> tuple[dict[str, Vector], ClassMetrics | None]:
@@ -290,24 +264,22 @@ def personal_per_class(
 
     ``widest`` holds the sizes of all clients that will ever be evaluated, so that one program serves them all.
     """
-    measures, sizes = _measures_of(model), prepared.sizes
-    totals = np.zeros((len(sizes), len(measures.names)))
+    sizes, classes = prepared.sizes, 0 if index is None else index.number
+    plan = _plan(model, prepared, int(np.max(sizes if widest is None else widest, initial=0)))
+    totals = np.zeros((len(sizes), len(plan.names)))
     right = np.zeros(0 if index is None else len(index.clients))
     if prepared.x.shape[0]:
-        width = min(chunk_rows(prepared.x), int((sizes if widest is None else widest).max()))
         states = everywhere(prepared.mesh, states)
         blocks = _on_host if isinstance(prepared.x, np.ndarray) else _on_device
         for block in blocks(prepared, len(sizes) if index is None else index.fitting()):
-            windows: Any = tuple(part.astype(np.int32) for part in (block.ids, block.starts, block.sizes))
-            classes = 0 if index is None else index.number
-            fixed = (measures, params_of, width, lanes, prepared.mesh, block.spec, classes)
-            sums = np.asarray(_personal_program(*fixed)(states, block.x, block.y, windows), np.float64)
+            program = _personal_program(plan, params_of, lanes, block.spec, classes)
+            sums = np.asarray(program(states, block.x, block.y, block.windows), np.float64)
             clients, sums = block.clients[block.clients >= 0], sums[block.clients >= 0]
-            totals[clients] = sums[:, : len(measures.names)]
+            totals[clients] = sums[:, : len(plan.names)]
             if index is not None:
-                cells, correct = index.cells(clients[0], sums[:, len(measures.names) :])
+                cells, correct = index.cells(clients[0], sums[:, len(plan.names) :])
                 right[cells] = correct
-    return _means(totals.T, measures, prepared), None if index is None else index.metrics(right)
+    return _means(totals.T, plan, prepared), None if index is None else index.metrics(right)
 
 
 class _Block(NamedTuple):
@@ -317,24 +289,21 @@ class _Block(NamedTuple):
       x: features, on the devices.
       y: labels.
       clients: positions among those evaluated, -1 for padding.
-      ids: the clients' numbers in the data set.
-      starts: the first row of each client, counted from its device's first.
-      sizes: how many rows each client has.
+      windows: the clients' numbers in the data set, the first row of each, counted from its device's first, and how
+        many rows each has, int32; 0 for padding.
       spec: how ``x`` and ``y`` are divided among the devices.
     """
 
     x: Any
     y: Any
     clients: NDArray
-    ids: NDArray
-    starts: NDArray
-    sizes: NDArray
+    windows: tuple[NDArray, ...]
     spec: PartitionSpec
 
 
 def _on_device(prepared: Prepared, together: int) -> Iterator[_Block]:
     """All clients, divided evenly among the devices, each of which holds all rows; at most ``together`` on one."""
-    count, devices = len(prepared.sizes), _devices(prepared)
+    count, devices = len(prepared.sizes), Devices(prepared.mesh).size
     most = devices * min(-(-count // devices), together)
     for first in range(0, count, most):
         positions = np.arange(first, min(first + most, count))
@@ -350,28 +319,25 @@ def _on_host(prepared: Prepared, together: int) -> Iterator[_Block]:
     most = min(_BLOCK_CLIENTS, len(prepared.sizes), together)
     first = 0
     while first < len(prepared.sizes):
-        xs, ys, clients, starts = list[NDArray](), list[NDArray](), list[NDArray](), list[NDArray]()
-        for _ in range(_devices(prepared)):
+        rows, clients, starts = list[slice](), list[NDArray](), list[NDArray]()
+        for _ in range(Devices(mesh).size):
             fitting = int(np.searchsorted(offsets, offsets[first] + room, "right")) - 1
-            until = min(first + most, fitting)
-            rows = slice(offsets[first], offsets[until])
-            xs.append(filled(prepared.x, rows, room))
-            ys.append(filled(prepared.y, rows, room))
-            positions = np.arange(first, until)
+            positions = np.arange(first, min(first + most, fitting))
+            rows.append(slice(offsets[first], offsets[first + len(positions)]))
             clients.append(np.pad(positions, (0, most - len(positions)), constant_values=-1))
-            starts.append(np.pad(offsets[positions] - offsets[first], (0, most - len(positions))))
-            first = until
-        x, y = dealt(mesh, xs), dealt(mesh, ys)
+            starts.append(offsets[clients[-1]] - offsets[first])
+            first += len(positions)
+        x, y = (dealt(mesh, [filled(part, own, room) for own in rows]) for part in (prepared.x, prepared.y))
         yield _block(prepared, x, y, np.concatenate(clients), np.concatenate(starts), divided(mesh))
 
 
 def _block(
     prepared: Prepared, x: Any, y: Any, clients: NDArray, starts: NDArray, spec: PartitionSpec
 ) -> _Block:
-    live = clients >= 0
     ids = clients if prepared.clients is None else prepared.clients[clients]
-    sizes = np.where(live, prepared.sizes[clients], 0)
-    return _Block(x, y, clients, np.where(live, ids, 0), np.where(live, starts, 0), sizes, spec)
+    parts = (ids, starts, prepared.sizes[clients])
+    windows = tuple(np.where(clients >= 0, part, 0).astype(np.int32) for part in parts)
+    return _Block(x, y, clients, windows, spec)
 
 
 def filled(part: Any, rows: slice, room: int) -> NDArray:
@@ -379,10 +345,6 @@ def filled(part: Any, rows: slice, room: int) -> NDArray:
     whole = np.zeros((room, *part.shape[1:]), part.dtype)
     whole[: rows.stop - rows.start] = part[rows]
     return whole
-
-
-def _devices(prepared: Prepared) -> int:
-    return 1 if prepared.mesh is None else prepared.mesh.size
 
 
 def divided(mesh: Mesh | None) -> PartitionSpec:
@@ -401,19 +363,12 @@ def on_devices(
 
 @lru_cache(maxsize=64)  # a cache of JAX's would keep every method that was ever evaluated
 def _personal_program(
-    measures: _Measures,
-    params_of: Callable[[PyTree, Array], Params],
-    width: int,
-    lanes: int,
-    mesh: Mesh | None,
-    spec: PartitionSpec,
-    classes: int,
+    plan: _Plan, params_of: ParamsOf, lanes: int, spec: PartitionSpec, classes: int
 ) -> Callable[..., Array]:
     """``(states, x, y, windows)`` -> each client's totals of all measures, then of the accuracy by class,
     ``(K, measures + classes)``."""
-    measures = measures._replace(apply=lowered(measures.apply))
-
-    accuracy, number = measures.names.index("accuracy") if classes else 0, len(measures.names)
+    plan, width = plan._replace(apply=lowered(plan.apply)), plan.width
+    accuracy, number = plan.names.index("accuracy") if classes else 0, len(plan.names)
 
     def on_device(states: PyTree, x: Array, y: Array, windows: tuple[Array, Array, Array]) -> Array:
         def client(window: tuple[Array, Array, Array]) -> Array:
@@ -426,7 +381,7 @@ def _personal_program(
                 start = jnp.minimum(offset + done, x.shape[0] - width)
                 row = start + jnp.arange(width, dtype=jnp.int32)
                 fresh = (row >= offset + done) & (row < offset + size)
-                values = jnp.where(fresh[None], _measured(params, x, y, start, measures, width), 0.0)
+                values = jnp.where(fresh[None], _measured(params, x, y, start, plan), 0.0)
                 if classes:
                     labels = lax.dynamic_slice_in_dim(y, start, width).reshape(width, 1)
                     chosen = labels == jnp.arange(classes, dtype=labels.dtype)[None]
@@ -440,23 +395,27 @@ def _personal_program(
 
         return lax.map(client, windows, batch_size=lanes if lanes > 1 else None)
 
-    return jax.jit(on_devices(on_device, mesh, (PartitionSpec(), spec, spec, divided(mesh))))
+    return jax.jit(on_devices(on_device, plan.mesh, (PartitionSpec(), spec, spec, divided(plan.mesh))))
 
 
 # --- what both measure --------------------------------------------------------------------------------------------
 
 
-class _Measures(NamedTuple):
-    """What to compute for each example; hashable, so that compiled code is found again."""
+class _Plan(NamedTuple):
+    """What to compute for each example, of how many at a time, and where; hashable, so that code is found again."""
 
     apply: Callable[[Params, Array], PyTree]
     names: tuple[str, ...]
-    functions: tuple[Measure, ...]
+    functions: tuple[Callable[[Any, Array], Array], ...]
+    width: int
+    mesh: Mesh | None = None
 
 
-def _measures_of(model: Model) -> _Measures:
+def _plan(model: Model, prepared: Prepared, most: int) -> _Plan:
+    """All measures of a model, of at most so many examples at a time."""
     measures = {"loss": model.losses, **model.metrics}  # a metric called "loss" is reported as the loss
-    return _Measures(model.apply, tuple(measures), tuple(measures.values()))
+    width = min(chunk_rows(prepared.x), max(1, most))
+    return _Plan(model.apply, tuple(measures), tuple(measures.values()), width, prepared.mesh)
 
 
 def chunk_rows(x: Array | NDArray) -> int:
@@ -465,12 +424,13 @@ def chunk_rows(x: Array | NDArray) -> int:
     return int(np.clip(2 ** (max(fitting, 1).bit_length() - 1), *_CHUNK_ROWS))
 
 
-def _measured(params: Params, x: Any, y: Any, start: Any, measures: _Measures, width: int) -> Array:
+def _measured(params: Params, x: Any, y: Any, start: Any, plan: _Plan) -> Array:
     """All measures of ``width`` examples from row ``start`` on, ``(measures, width)``."""
+    width = plan.width
     x, y = lax.dynamic_slice_in_dim(x, start, width), lax.dynamic_slice_in_dim(y, start, width)
-    outputs = measures.apply(params, x)
-    columns = [function(outputs, y) for function in measures.functions]
-    for name, column in zip(measures.names, columns, strict=True):
+    outputs = plan.apply(params, x)
+    columns = [function(outputs, y) for function in plan.functions]
+    for name, column in zip(plan.names, columns, strict=True):
         if column.shape != (width,):
             raise EvenhandError(
                 f"The model's {name!r} gives an array of shape {column.shape} for {width} examples; "
@@ -479,10 +439,10 @@ def _measured(params: Params, x: Any, y: Any, start: Any, measures: _Measures, w
     return jnp.stack([column.astype(jnp.float32) for column in columns])
 
 
-def _means(totals: Vector, measures: _Measures, prepared: Prepared) -> dict[str, Vector]:
+def _means(totals: Vector, plan: _Plan, prepared: Prepared) -> dict[str, Vector]:
     sizes = prepared.sizes
     averages = np.where(sizes > 0, totals / np.maximum(sizes, 1), np.nan)
-    return dict(zip(measures.names, averages, strict=True))
+    return dict(zip(plan.names, averages, strict=True))
 
 
 # --- sums in float32 that remember what rounding has lost ---------------------------------------------------------
@@ -604,10 +564,8 @@ def serve_by_level(
     level = np.argmax(np.where(np.isnan(scores), -np.inf, scores), axis=0)
     metrics = [run.client_metrics(split) for run in runs]
     names = [name for name in metrics[0] if not name.startswith(of_global(""))]
-    clients = np.arange(level.size)
-    return Levels(
-        level, {name: np.stack([by_name[name] for by_name in metrics])[level, clients] for name in names}
-    )
+    chosen = (level, np.arange(level.size))
+    return Levels(level, {name: np.stack([of_run[name] for of_run in metrics])[chosen] for name in names})
 
 
 def _levels(run: Measured) -> list[_Level]:

@@ -20,16 +20,14 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from evenhand.data import FederatedDataset
-from evenhand.devices import dealt, everywhere
+from evenhand.devices import Devices, dealt, everywhere
 from evenhand.errors import EvenhandError
-from evenhand.evaluation._evaluate import Prepared, chunk_rows, divided, filled, on_devices
+from evenhand.evaluation._classes import NDArray
+from evenhand.evaluation._evaluate import ParamsOf, Prepared, chunk_rows, divided, filled, on_devices
 from evenhand.evaluation.metrics import Metric, check, measure_clients
 from evenhand.lowering import lowered
 from evenhand.models import Margin, hinge, squared_error
 from evenhand.types import Array, Model, Params, PyTree
-
-NDArray = npt.NDArray[Any]
-
 
 # --- new examples -------------------------------------------------------------------------------------------------
 
@@ -94,7 +92,7 @@ def unlabelled(x: npt.ArrayLike, shape: tuple[int, ...], dtype: Any, source: str
     if array.ndim == 0 or array.shape[1:] != shape:
         raise EvenhandError(
             f"{source}: the examples have shape {array.shape}, but the model was trained on rows of shape {shape}: "
-            f"give an array of shape ({', '.join(['rows', *map(str, shape)])}).",
+            f"give an array of shape ({', '.join(['rows', *map(str, shape)])})."
         )
     if array.dtype.kind not in ("iu" if wanted.kind == "i" else "biuf"):
         kind = "whole numbers (tokens)" if wanted.kind == "i" else "numbers"
@@ -128,7 +126,7 @@ def check_metrics(metrics: Sequence[Metric], model: Model, data: FederatedDatase
     """
     if not metrics:
         return
-    for name in (metric.name for metric in metrics if metric.name in model.metrics):
+    if name := next((metric.name for metric in metrics if metric.name in model.metrics), ""):
         raise EvenhandError(f"metrics: the model already measures {name!r} on each example: leave it out.")
     x, y = (jax.ShapeDtypeStruct((2, *part.shape[1:]), part.dtype) for part in (data.train.x, data.train.y))
     given = jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), x)
@@ -152,7 +150,7 @@ def measured_clients(
     prepared: Prepared,
     metrics: Sequence[Metric],
     *,
-    params_of: Callable[[PyTree, Array], Params] | None = None,
+    params_of: ParamsOf | None = None,
     lanes: int = 1,
     widest: NDArray | None = None,
 ) -> dict[str, npt.NDArray[np.float64]]:
@@ -171,6 +169,7 @@ def measured_clients(
     values = {metric.name: np.full(len(prepared.sizes), np.nan) for metric in metrics}
     labels = _targets(model, np.asarray(prepared.y))
     first, waiting, count = 0, list[NDArray](), 0
+    widest = prepared.sizes if widest is None else widest
     for rows in _client_outputs(model, states, prepared, params_of, lanes, widest):
         waiting.append(rows)
         count += len(rows)
@@ -229,27 +228,19 @@ class _Windows(NamedTuple):
 
 
 def _client_outputs(
-    model: Model,
-    states: PyTree,
-    prepared: Prepared,
-    params_of: Callable[[PyTree, Array], Params] | None,
-    lanes: int,
-    widest: NDArray | None,
+    model: Model, states: PyTree, prepared: Prepared, params_of: ParamsOf | None, lanes: int, widest: NDArray
 ) -> Iterator[NDArray]:
     """The outputs of all rows of these clients, ``(rows, outputs)``, some rows at a time."""
     x, mesh, shared = prepared.x, prepared.mesh, params_of is None
     if prepared.offsets[-1] == prepared.offsets[0]:
         return
-    most_rows = x.shape[0] if shared else int((prepared.sizes if widest is None else widest).max())
-    width = min(chunk_rows(x), most_rows)
+    width = min(chunk_rows(x), x.shape[0] if shared else int(widest.max()))
     windows = _Windows.up_to(width, prepared, shared=shared)
-    host, devices = x if isinstance(x, np.ndarray) else None, 1 if mesh is None else mesh.size
+    host, devices = x if isinstance(x, np.ndarray) else None, Devices(mesh).size
     serve = _shared if params_of is None else params_of
     states = everywhere(mesh, states)
     like = jax.ShapeDtypeStruct((width, *x.shape[1:]), x.dtype)
-    outputs = jax.eval_shape(
-        lambda states, x: _rows(model.apply, serve(states, jnp.int32(0)), x), states, like
-    )
+    outputs = jax.eval_shape(lambda s, x: _rows(model.apply, serve(s, jnp.int32(0)), x), states, like)
     numbers = max(outputs.size, 0 if host is None else like.size)
     most = devices * int(np.clip(_NUMBERS // numbers, 1, -(-len(windows.ids) // devices)))
     program = _program(model.apply, serve, width, lanes, mesh, host is not None)
@@ -287,12 +278,7 @@ def _rows(apply: Callable[[Params, Array], PyTree], params: Params, x: Array) ->
 # Few at a time, since the key holds functions of the method and thereby all that they have closed over.
 @lru_cache(maxsize=16)
 def _program(
-    apply: Callable[[Params, Array], PyTree],
-    params_of: Callable[[PyTree, Array], Params],
-    width: int,
-    lanes: int,
-    mesh: Mesh | None,
-    on_host: bool,
+    apply: Callable[..., PyTree], serve: ParamsOf, width: int, lanes: int, mesh: Mesh | None, on_host: bool
 ) -> Callable[..., Array]:
     """``(states, x, ids, starts) -> (windows, width, outputs)``; the windows are dealt to the devices.
 
@@ -304,11 +290,11 @@ def _program(
         def window(part: tuple[Array, Any, Array]) -> Array:
             client, rows, start = part
             own = rows if on_host else lax.dynamic_slice_in_dim(x, start, width)
-            return _rows(inside, params_of(states, client), own)
+            return _rows(inside, serve(states, client), own)
 
         windows = (ids, x if on_host else (), starts)
         return lax.map(window, windows, batch_size=lanes if lanes > 1 else None)
 
-    dealt_out = divided(mesh)
-    specs = (PartitionSpec(), dealt_out if on_host else PartitionSpec(), dealt_out, dealt_out)
+    part = divided(mesh)
+    specs = (PartitionSpec(), part if on_host else PartitionSpec(), part, part)
     return jax.jit(on_devices(on_device, mesh, specs))
