@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 from evenhand.data import FederatedDataset, Split
+from evenhand.evaluation._classes import NDArray
 from evenhand.evaluation._statistics import half_width
 from evenhand.types import Model
 
-NDArray = npt.NDArray[Any]
 _PerRow = Callable[[NDArray, NDArray], NDArray]
 """``(constant output, labels) -> (rows,)``, the loss of that answer for each label."""
 
@@ -59,10 +58,7 @@ class Baseline(NamedTuple):
 
 
 def baseline(
-    model: Model,
-    data: FederatedDataset,
-    clients: Mapping[str, Mapping[str, NDArray]],
-    positions: NDArray,
+    model: Model, data: FederatedDataset, clients: Mapping[str, Mapping[str, NDArray]], positions: NDArray
 ) -> Baseline | None:
     """A run against the best constant; None where none is known, as for outputs that are not like the labels.
 
@@ -86,15 +82,14 @@ def baseline(
     if fitted is None:
         return None
     answer, per_row = fitted
-    filled, metrics = np.flatnonzero(sizes), clients[split]
-    loss = np.asarray(metrics["loss"], np.float64)[filled]
+    filled = np.flatnonzero(sizes)
+    metrics = {name: np.asarray(values, np.float64)[filled] for name, values in clients[split].items()}
+    loss, counts = metrics.pop("loss"), sizes[filled]
     constant = _per_client(rows, per_row(answer, rows.y))[positions][filled]
-    counts = sizes[filled]
     worse = loss - constant
-    same = (name for name, values in metrics.items() if name != "loss" and _equals(values[filled], loss))
     return Baseline(
         split=split,
-        metric=next(same, "loss"),
+        metric=next((name for name, values in metrics.items() if np.array_equal(values, loss)), "loss"),
         answer=float(answer.item()) if answer.size == 1 else None,
         loss=float(np.mean(loss)),
         constant=float(np.mean(constant)),
@@ -106,10 +101,6 @@ def baseline(
         # No test by signs as between two methods: it takes memory for all clients at 65,536 choices.
         is_worse=bool(np.mean(worse) > 0) and float(np.mean(worse)) > half_width(worse),
     )
-
-
-def _equals(values: NDArray, loss: NDArray) -> bool:
-    return np.array_equal(np.asarray(values, np.float64), loss)
 
 
 def _per_client(rows: Split, losses: NDArray) -> NDArray:
@@ -143,8 +134,7 @@ def _best_constant(model: Model, data: FederatedDataset) -> tuple[NDArray, _PerR
         return float(np.mean(losses(answer, y)))
 
     if width == 1:
-        reach = (float(targets.min()), float(targets.max()))
-        candidates += [_lowest(lambda z: mean(np.array([z])), *reach)]
+        candidates.append(_lowest(lambda z: mean(np.array([z])), float(targets.min()), float(targets.max())))
     return min(candidates, key=mean), losses
 
 

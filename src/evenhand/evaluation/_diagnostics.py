@@ -74,13 +74,14 @@ def dissimilarity(model: Model, params: Params, rows: Split | Prepared) -> Dissi
 
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, Definition 3.
     """
-    rows = _prepared(rows)
+    rows = prepare(rows) if isinstance(rows, Split) else rows
     sizes = rows.sizes
     if not sizes.any():
         nan = float("nan")
         return Dissimilarity(nan, nan, nan, np.full(len(sizes), nan), nan)
     windows = (rows.offsets[:-1].astype(np.int32), sizes.astype(np.int32))
-    total, norms, deviations = _gradients(params, rows.x, rows.y, windows, _clients(model, rows))
+    clients = _Clients(model.apply, model.losses, int(sizes.max()))
+    total, norms, deviations = _gradients(params, rows.x, rows.y, windows, clients)
     norm, present = float(total), sizes > 0
     deviation = np.asarray(deviations, np.float64)[present] ** 2
     variance = float(np.average(deviation, weights=sizes[present]))
@@ -115,9 +116,9 @@ def inexactness(
 
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, Definition 2.
     """
-    rows = _prepared(rows)
+    rows = prepare(rows) if isinstance(rows, Split) else rows
     window = (np.int32(rows.offsets[client]), np.int32(rows.sizes[client]))
-    clients = _clients(model, rows)
+    clients = _Clients(model.apply, model.losses, int(rows.sizes.max()))
     after, before = _residuals(start, end, np.float32(mu), rows.x, rows.y, window, clients)
     return _ratio(float(after), float(before), zero_over_zero=0.0)
 
@@ -133,10 +134,6 @@ class _Clients(NamedTuple):
         """That of one client's mean loss; ``window``: its first row, and how many it has."""
         data = ClientData(x, y, *window, progress=jnp.float32(1.0), capacity=self.capacity)
         return local.full_gradient(Model(lambda key: (), self.apply, self.losses, {}), params, data)
-
-
-def _clients(model: Model, rows: Prepared) -> _Clients:
-    return _Clients(model.apply, model.losses, int(rows.sizes.max()))
 
 
 @partial(jax.jit, static_argnums=4)
@@ -162,10 +159,6 @@ def _residuals(
     pull = tree.scale(mu, tree.subtract(end, start))
     after = tree.add(clients.gradient(end, x, y, window), pull)
     return tree.norm(after), tree.norm(clients.gradient(start, x, y, window))
-
-
-def _prepared(rows: Split | Prepared) -> Prepared:
-    return prepare(rows) if isinstance(rows, Split) else rows
 
 
 def _ratio(over: float, under: float, *, zero_over_zero: float) -> float:

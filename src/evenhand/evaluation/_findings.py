@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from evenhand.data import FederatedDataset
 from evenhand.evaluation._baseline import Baseline
-from evenhand.evaluation._classes import ClassMetrics
+from evenhand.evaluation._classes import ClassMetrics, NDArray
 from evenhand.evaluation.metrics import SPLIT_NAMES, SPLITS, column, is_share, of_global
 from evenhand.text import counted, listed
 from evenhand.types import Need
 
-NDArray = npt.NDArray[Any]
+Columns: TypeAlias = Mapping[str, NDArray]
+Constant: TypeAlias = Callable[[], Baseline | None]
 
 _LOSSES = tuple(f"{split}_loss" for split in SPLITS)
 _WORSE, _MUCH_WORSE, _LATEST = 3.0, 100.0, 3
@@ -28,18 +28,11 @@ _SAMPLE_ROWS, _SAMPLE_NUMBERS = 1024, 2**22
 _PERSONAL, _NAMED = 10.0, 5
 
 
-Kind: TypeAlias = Literal[
-    "diverged",
-    "unmoved",
-    "rejected",
-    "guessing",
-    "scales",
-    "unmeasured",
-    "untrained",
-    "client_diverged",
-    "no_guarantee",
-    "schedule",
-]
+Kind: TypeAlias = (
+    Literal["diverged", "unmoved", "rejected", "guessing", "no_guarantee", "schedule"]  # of the training
+    | Literal["untrained", "client_diverged"]  # of single clients
+    | Literal["scales", "unmeasured"]  # of the data
+)
 
 
 OF_THE_DATA: tuple[Kind, ...] = ("scales", "unmeasured")
@@ -95,23 +88,23 @@ def findings(
       clients: those about single clients, from :func:`diverged_clients` and :func:`untrained_clients`.
       noun: what the clients are called that the classes and the constant are about, in the singular.
     """
-    schedule = _schedule() if restarts else None
-    others = tuple(finding for finding in (schedule, *clients, guarantee, scales) if finding is not None)
+    schedule, scaled = _SCHEDULE if restarts else None, scales is None
+    others = tuple(finding for finding in (schedule, *clients, guarantee, scales) if finding)
     if not len(history["round"]) or history["round"][-1] < 1:
         return others
-    rejected = _rejected(history, per_round, scaled=scales is None)
-    if rejected is not None:
+    if rejected := _rejected(history, per_round, scaled=scaled):
         others = (rejected, *others)
         # Without any accepted upload nothing was learnt, and only the uploads can say why.
         if not np.any(per_round["reported"]) and _is_still(history):
             return others
-    worst = _diverged(history, blank, scaled=scales is None) or _unmoved(history, per_round)
+    worst = _diverged(history, blank, scaled=scaled) or _unmoved(history, per_round)
     worst = worst or _one_class(classes.get("train"), class_names, noun)
-    if worst is None and any(len(cells.counts) for cells in classes.values()):
-        worst = _guessing(classes, class_names, constant, noun)
-    elif worst is None:
-        worst = _constant(constant(), noun)
-    return others if worst is None else (worst, *others)
+    # On test examples or, without any, on the next best split.
+    if splits := [split for split in reversed(SPLITS) if split in classes and len(classes[split].counts)]:
+        worst = worst or _guessing(splits[0], classes[splits[0]], class_names, constant, noun)
+    else:
+        worst = worst or _constant(constant(), noun)
+    return (worst, *others) if worst else others
 
 
 def no_guarantee(needs: Sequence[Need], cohort: int | None, reported: NDArray | None) -> Finding | None:
@@ -131,14 +124,15 @@ def no_guarantee(needs: Sequence[Need], cohort: int | None, reported: NDArray | 
     for need in dict.fromkeys(needs):
         few = [m for m in counts.tolist() if m > 0 and not need.holds(m)]
         if cohort is not None and not need.holds(cohort):
-            texts.append(f"{need.name} needs {_uploads(need, cohort)}, the cohort has {cohort:,}")
+            least, came = need.least(cohort), f"the cohort has {cohort:,}"
         elif few:
-            wanted, least = _uploads(need, max(few)), need.least(max(few))
-            word = "fewer" if least is not None and max(few) < least else "too few"
-            texts.append(
-                f"{need.name} needs {wanted}, in {len(few):,} of {counted(len(counts), 'round')} {word} came (at worst "
-                f"{min(few):,})"
-            )
+            least = need.least(max(few))
+            word, rounds = "too few" if least is None else "fewer", counted(len(counts), "round")
+            came = f"in {len(few):,} of {rounds} {word} came (at worst {min(few):,})"
+        else:
+            continue
+        wanted = "more uploads than any cohort has" if least is None else counted(least, "upload")
+        texts.append(f"{need.name} needs {wanted}, {came}")
     if not texts:
         return None
     text = (
@@ -148,47 +142,35 @@ def no_guarantee(needs: Sequence[Need], cohort: int | None, reported: NDArray | 
     return Finding("no_guarantee", text)
 
 
-def _uploads(need: Need, m: int) -> str:
-    least = need.least(m)
-    return "more uploads than any cohort has" if least is None else counted(least, "upload")
+_SCHEDULE = Finding(
+    "schedule",
+    "The clients' optimiser has a schedule, and it restarts in each round: every round uses only its first steps, as "
+    "many as a client takes in one round, so the step size does not change from round to round. Give a constant step "
+    "size, or a schedule in the server's optimiser, which continues from round to round.",
+)
+"""A schedule in the clients' optimiser, which begins again with each round's first step."""
 
 
-def _schedule() -> Finding:
-    """A schedule in the clients' optimiser, which begins again with each round's first step."""
-    text = (
-        "The clients' optimiser has a schedule, and it restarts in each round: every round uses only its first steps, "
-        "as many as a client takes in one round, so the step size does not change from round to round."
-    )
-    return Finding(
-        "schedule",
-        f"{text} Give a constant step size, or a schedule in the server's optimiser, which continues from round to "
-        "round.",
-    )
-
-
-def _rejected(
-    history: Mapping[str, NDArray], per_round: Mapping[str, NDArray], *, scaled: bool
-) -> Finding | None:
+def _rejected(history: Columns, per_round: Columns, *, scaled: bool) -> Finding | None:
     """The server rejected uploads: numbers in them were not finite, or their weights were impossible."""
     rejected = np.asarray(per_round.get("rejected", ()), np.float64)
     if not np.any(rejected):
         return None
-    rounds, reported = np.flatnonzero(rejected), np.asarray(per_round["reported"], np.float64)
+    rounds, accepted = np.flatnonzero(rejected), np.asarray(per_round["reported"]) != 0
     text = (
         f"The server rejected {counted(int(rejected.sum()), 'upload')} in {len(rounds):,} of "
         f"{counted(len(rejected), 'round')}, first in round {rounds[0] + 1}: a number in them was not finite, or "
         "their weight was below 0 or above that of the largest client"
     )
-    empty = int(np.sum(reported[rounds] == 0))
-    if not np.any(reported) and _is_still(history):
+    if not accepted.any() and _is_still(history):
         text = f"The model never moved. {text}; none was ever accepted"
-    elif empty:
+    elif empty := int(np.sum(~accepted[rounds])):
         text += f". In {counted(empty, 'round')} none was accepted"
     cure = _slower(scaled=scaled, at_once=rounds[0] == 0)
     return Finding("rejected", f"{text}. If no client is malicious, local training diverged. {cure}")
 
 
-def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> Finding | None:
+def _diverged(history: Columns, blank: float, *, scaled: bool) -> Finding | None:
     """The training loss ends far above where it was, or some loss is not finite.
 
     The rule: at the last evaluation, the loss of some split is NaN or infinite; or each of the last three evaluations
@@ -211,7 +193,7 @@ def _diverged(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> 
     )
 
 
-def _not_finite(history: Mapping[str, NDArray], split: str, *, scaled: bool) -> Finding | None:
+def _not_finite(history: Columns, split: str, *, scaled: bool) -> Finding | None:
     """The last loss of a split is NaN or infinite."""
     rounds, column = history["round"], np.asarray(history.get(f"{split}_loss", [0.0]), np.float64)
     if math.isfinite(column[-1]):
@@ -227,7 +209,7 @@ def _not_finite(history: Mapping[str, NDArray], split: str, *, scaled: bool) -> 
     return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}", split)
 
 
-def _risen(history: Mapping[str, NDArray], blank: float, *, scaled: bool) -> Finding | None:
+def _risen(history: Columns, blank: float, *, scaled: bool) -> Finding | None:
     """The training loss, which is finite at the end, is far above its floor (:func:`_diverged`)."""
     rounds, loss = history["round"], np.asarray(history["train_loss"], np.float64)
     finite = np.where(np.isfinite(loss), loss, np.inf)
@@ -251,7 +233,7 @@ def _slower(*, scaled: bool, at_once: bool) -> str:
     return f"Try {cures}." if scaled else f"Bring the features to one scale first; then try {cures}."
 
 
-def _unmoved(history: Mapping[str, NDArray], per_round: Mapping[str, NDArray]) -> Finding | None:
+def _unmoved(history: Columns, per_round: Columns) -> Finding | None:
     """Training has changed nothing.
 
     The rule: at every evaluation, each split's loss differs from its value at round 0 by at most 1e-5 of that value,
@@ -280,7 +262,7 @@ def _unmoved(history: Mapping[str, NDArray], per_round: Mapping[str, NDArray]) -
     return Finding("unmoved", text)
 
 
-def _is_still(history: Mapping[str, NDArray]) -> bool:
+def _is_still(history: Columns) -> bool:
     """Whether no loss of any split has changed since round 0."""
     columns = [np.asarray(history[name]) for name in _LOSSES if name in history]
     return not any(np.any(np.abs(x - x[0]) > _STILL * np.abs(x[0])) for x in columns)
@@ -292,11 +274,12 @@ def _one_class(cells: ClassMetrics | None, names: Sequence[str] | None, noun: st
         return None
     if (examples := int(np.sum(cells.counts))) < _LEAST_OF_ONE:
         return None
-    text = f"All {examples:,} training examples{_whose(cells, noun)} are of one class, {_called(present[0], names)}"
-    text += ": there is nothing to tell apart, and an accuracy of 100 % means nothing."
-    return Finding(
-        "guessing", f"{text} Check which column holds the labels, or add examples of other classes."
+    text = (
+        f"All {examples:,} training examples{_whose(cells, noun)} are of one class, {_called(present[0], names)}: "
+        "there is nothing to tell apart, and an accuracy of 100 % means nothing. Check which column holds the labels, "
+        "or add examples of other classes."
     )
+    return Finding("guessing", text)
 
 
 def _called(number: int, names: Sequence[str] | None) -> str:
@@ -338,31 +321,22 @@ def _unseen_by_accuracy(against: Baseline | None, answer: str, shares: NDArray, 
         return None
     gain = against.rows * (against.constant_per_row - against.loss_per_row)
     rare = len(shares) == 2 and np.min(shares) <= _RARE
-    cure = "use --metrics auc" if len(shares) == 2 else "compare losses"
-    losses = (
-        f"its loss per example is {_text(against.loss_per_row)}, and that of the classes' shares in the training "
-        f"examples {_text(against.constant_per_row)}"
-    )
-    if gain >= math.log(_ODDS):
-        learnt = f"but it has learnt: {losses}"
-    else:
-        learnt = f"and the examples are too few to show that it has learnt: {losses}"
-        cure += ", or train for more rounds"
+    cure, learnt = "use --metrics auc" if len(shares) == 2 else "compare losses", "but"
+    if gain < math.log(_ODDS):
+        cure, learnt = f"{cure}, or train for more rounds", "and the examples are too few to show that"
     text = (
         f"The model's accuracy is no higher than that of always answering {answer}, {100 * np.max(shares):.1f} % of "
-        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples{whose}, {learnt}. "
-        f"Accuracy cannot see {'a label this rare' if rare else 'this'}: {cure}."
+        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples{whose}, {learnt} it has learnt: its loss per "
+        f"example is {_text(against.loss_per_row)}, and that of the classes' shares in the training examples "
+        f"{_text(against.constant_per_row)}. Accuracy cannot see {'a label this rare' if rare else 'this'}: {cure}."
     )
     return Finding("guessing", text)
 
 
 def _guessing(
-    classes: Mapping[str, ClassMetrics],
-    names: Sequence[str] | None,
-    constant: Callable[[], Baseline | None],
-    noun: str,
+    split: str, cells: ClassMetrics, names: Sequence[str] | None, constant: Constant, noun: str
 ) -> Finding | None:
-    """The model does no better than one constant answer, on test examples or, without any, on the next best split.
+    """The model does no better than one constant answer on the examples of a split.
 
     The rule, where the ``n`` examples have two or more classes, of which the most frequent has a share ``p``:
 
@@ -373,13 +347,7 @@ def _guessing(
 
     If the loss is below that of the classes' shares, the sentence says that the accuracy hides it.
     """
-    split = next(
-        (name for name in ("test", "valid", "train") if name in classes and len(classes[name].counts)), None
-    )
-    if split is None:
-        return None
-    cells = classes[split]
-    examples = f"{SPLIT_NAMES[split]} examples{_whose(cells, noun)}"
+    whose = _whose(cells, noun)
     counts = np.bincount(cells.classes, cells.counts)
     right = np.bincount(cells.classes, cells.counts * cells.accuracy)
     present = np.flatnonzero(counts)
@@ -391,23 +359,19 @@ def _guessing(
     cure = "Train for more rounds, change the client step size, or check that features and labels belong together."
     some = np.flatnonzero(right > 0.5)
     one_answer = n >= _LEAST_OF_ONE and len(some) == 1 and right[some[0]] > counts[some[0]] - 0.5
-    allowed = share + math.sqrt(share * (1 - share) / n)
-    if not one_answer and not (
-        n >= _LEAST and accuracy <= allowed and np.mean(right / counts) <= _LEARNT / len(present)
-    ):
+    is_low = n >= _LEAST and accuracy <= share + math.sqrt(share * (1 - share) / n)
+    if not one_answer and not (is_low and np.mean(right / counts) <= _LEARNT / len(present)):
         return None
-    if (
-        hidden := _unseen_by_accuracy(constant(), answers[most], counts / n, _whose(cells, noun))
-    ) is not None:
+    if hidden := _unseen_by_accuracy(constant(), answers[most], counts / n, whose):
         return hidden
+    examples = f"{SPLIT_NAMES[split]} examples{whose}"
     if one_answer:
         answer = answers[some[0]] + (" (the most frequent)" if some[0] == most else "")
         text = f"The model gives one answer, {answer}, for all {n:,.0f} {examples}"
         return Finding("guessing", f"{text}: it has learnt nothing that tells them apart. {cure}")
     text = (
-        f"The model is no better than a guess: its accuracy over all {examples} is "
-        f"{100 * accuracy:.1f} %, and always answering {answers[most]}, their most frequent class, gives "
-        f"{100 * share:.1f} %."
+        f"The model is no better than a guess: its accuracy over all {examples} is {100 * accuracy:.1f} %, and always "
+        f"answering {answers[most]}, their most frequent class, gives {100 * share:.1f} %."
     )
     return Finding("guessing", f"{text} {cure}")
 
@@ -417,6 +381,9 @@ def headline_of(sizes: Mapping[str, NDArray]) -> str:
     return next((split for split in reversed(SPLITS) if np.any(sizes.get(split, 0))), SPLITS[0])
 
 
+_SEEN = "The model has seen these, so they do not show how it serves new examples. "
+# Clients that are set aside are divided in the same way, so setting some aside gives no test examples.
+_MORE = "Test numbers need clients with more examples, or a larger share of them for tests."
 _INCLUDED = {
     "valid": 'Training examples can choose for all clients: --select train:mean (Python: select=("train", "mean")).',
     "test": "To test on new clients, set whole clients aside with --unseen (Python: eh.data.hold_out_clients).",
@@ -464,23 +431,14 @@ def unmeasured(
         place = "none of these numbers" if split == "test" else "none of the numbers that choose settings"
         text = f"{count:,} of {many} {verbs[0]} no {name} examples and {verbs[1]} in {place}."
     else:
-        text = (
-            f"None of {many} has {name} examples"
-            if clients > 1
-            else f"The only {noun} has no {name} examples"
-        )
-        instead = headline_of(sizes)
+        subject = f"None of {many} has" if clients > 1 else f"The only {noun} has no"
+        text, instead = f"{subject} {name} examples", headline_of(sizes)
         if split == "valid":
-            return Finding(
-                "unmeasured", f"{text}, so settings cannot be chosen by them. {_INCLUDED[split]}", split
-            )
+            text += ", so settings cannot be chosen by them."
+            return Finding("unmeasured", f"{text} {_INCLUDED[split]}", split)
         text += f": there are no {name} numbers, and these are about {SPLIT_NAMES[instead]} examples"
-        # Clients that are set aside are divided in the same way, so setting some aside gives no test examples.
-        seen = "The model has seen these, so they do not show how it serves new examples. " * (
-            instead == "train"
-        )
-        usual = f"{seen}Test numbers need clients with more examples, or a larger share of them for tests."
-        cure = usual if cure is None else cure
+        if cure is None:
+            cure = f"{_SEEN if instead == 'train' else ''}{_MORE}"
         if left_out := int(np.sum(np.asarray(sizes[instead]) == 0)):
             text += f", which {left_out:,} of {many} {'lacks' if left_out == 1 else 'lack'}"
         text += "."
@@ -498,11 +456,7 @@ def _shown(x: float, metric: str) -> str:
 
 
 def diverged_clients(
-    losses: Mapping[str, NDArray],
-    initial: NDArray,
-    trained: NDArray,
-    names: Sequence[str],
-    noun: str = "client",
+    losses: Columns, initial: NDArray, trained: NDArray, names: Sequence[str], noun: str = "client"
 ) -> Finding | None:
     """A finding where clients' personal models diverged, whatever became of the global model.
 
@@ -532,12 +486,10 @@ def diverged_clients(
     text = (
         f"The personal models of {len(bad):,} of {counted(int(trained.sum()), noun)} diverged: their training loss "
         f"is not finite, or over {_PERSONAL:g} times the usual one, which is the larger of the global and the initial "
-        f"model's. By client: {listed([*shown, *more])}. Means and worst tenths include them."
+        f"model's. By client: {listed([*shown, *more])}. Means and worst tenths include them. Try a smaller step size "
+        "for the personal models, or one that keeps them closer to the global model."
     )
-    cure = (
-        "Try a smaller step size for the personal models, or one that keeps them closer to the global model."
-    )
-    return Finding("client_diverged", f"{text} {cure}")
+    return Finding("client_diverged", text)
 
 
 def untrained_clients(
@@ -563,12 +515,11 @@ def untrained_clients(
     if not untrained.any() or not last_round.any():
         return None
     alone = np.asarray(history.get(column("train", of_global("loss")), [0.0, 1.0]), np.float64)
+    served = "the current global model"
     if initial:
         served = "the personal model as it was initialised"
     elif np.all(alone == alone[0]):
         served = "the global model, which has not changed since the start"
-    else:
-        served = "the current global model"
     text = (
         f"{int(untrained.sum()):,} of {counted(len(untrained), noun)} never trained in "
         f"{counted(int(history['round'][-1]), 'round')}, and are served {served}"
@@ -585,11 +536,9 @@ def blank_loss(data: FederatedDataset) -> float:
     the mean of their squares, the squared error of answering 0, over a sample of the training examples; 0, for unknown,
     where all of them are 0, as such labels are mere placeholders in some models' data.
     """
-    classes = data.num_classes
-    if classes is not None:
-        return math.log(max(classes, 2))
-    y = np.asarray(_some(data.train.y), np.float64)
-    return float(np.mean(np.square(y)))
+    if data.num_classes is not None:
+        return math.log(max(data.num_classes, 2))
+    return float(np.mean(np.square(np.asarray(_some(data.train.y), np.float64))))
 
 
 def feature_scales(data: FederatedDataset, names: Sequence[str] | None = None) -> Finding | None:
@@ -624,10 +573,9 @@ def feature_scales(data: FederatedDataset, names: Sequence[str] | None = None) -
         f"{'the features' if names is None else names[columns[k]]} (about {_text(scale[k])})"
         for k in (low, high)
     )
+    text = f"Features are far from a scale of 1: {largest if scale[high] >= _APART else smallest}"
     if scale[high] / scale[low] >= _APART:
         text = f"Features are on very different scales, from {smallest} to {largest}"
-    else:
-        text = f"Features are far from a scale of 1: {largest if scale[high] >= _APART else smallest}"
     text += ": one step size can hardly suit them all, and training may diverge or stall."
     cure = "Standardise each feature: subtract its mean over the training data and divide by its standard deviation."
     return Finding("scales", f"{text} {cure}")

@@ -27,9 +27,7 @@ _ERROR_PERCENTILES = (10, 20, 50, 60, 80, 90, 95)
 
 _TAILS = {"error_superquantile90": 0.10, "error_superquantile95": 0.05}
 
-_BEST_ERROR = "error_best10"
-
-_OVER_CLIENTS = (*(f"error_p{p}" for p in _ERROR_PERCENTILES), *_TAILS, _BEST_ERROR)
+_OVER_CLIENTS = (*(f"error_p{p}" for p in _ERROR_PERCENTILES), *_TAILS, "error_best10")
 
 ERROR_NAMES = (*_OVER_CLIENTS, *(f"weighted_{name}" for name in _OVER_CLIENTS))
 
@@ -108,9 +106,8 @@ def summarize(
             "entropy": entropy(a),
             "jain": jain(a),
         }
-        report |= {
-            f"p{p}": float(at) for p, at in zip(_PERCENTILES, np.percentile(a, _PERCENTILES), strict=True)
-        }
+        percentiles = np.percentile(a, _PERCENTILES).tolist()
+        report |= {f"p{p}": at for p, at in zip(_PERCENTILES, percentiles, strict=True)}
         return report | _error_statistics(a, c, higher_is_better=higher_is_better)
 
 

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, perhaps
-from evenhand.evaluation._classes import CLASS_COLUMNS
+from evenhand.evaluation._classes import CLASS_COLUMNS, NDArray
 from evenhand.text import measured
 
 __all__ = [
@@ -90,8 +90,6 @@ def is_share(metric: str) -> bool:
 
 
 # --- metrics of a set of examples ---------------------------------------------------------------------------------
-
-NDArray = npt.NDArray[Any]
 
 Vector = npt.NDArray[np.float64]
 
@@ -251,12 +249,7 @@ def from_function(
 
 
 BUILT_IN: Mapping[str, Callable[[], Metric]] = {
-    "balanced_accuracy": balanced_accuracy,
-    "macro_f1": macro_f1,
-    "auc": auc,
-    "r2": r2,
-    "mae": mae,
-    "calibration_error": calibration_error,
+    factory.__name__: factory for factory in (balanced_accuracy, macro_f1, auc, r2, mae, calibration_error)
 }
 """The metrics that may be given by name."""
 
@@ -270,9 +263,7 @@ def resolved(metrics: Metrics) -> tuple[Metric, ...]:
     Raises:
       EvenhandError: there is no such metric, it is there twice, or its name cannot be used.
     """
-    asked: Iterable[Any] = (
-        [text.strip() for text in metrics.split(",")] if isinstance(metrics, str) else metrics
-    )
+    asked = map(str.strip, metrics.split(",")) if isinstance(metrics, str) else metrics
     chosen = tuple(entry if isinstance(entry, Metric) else _built_in(entry) for entry in asked)
     names = [metric.name for metric in chosen]
     for metric in chosen:
@@ -356,11 +347,8 @@ def measure(metrics: Metrics, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> 
       >>> measure("auc, macro_f1", np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0]]), np.array([0, 1, 0]))
       {'auc': 1.0, 'macro_f1': 1.0}
     """
-    rows = len(np.asarray(labels))
-    return {
-        name: float(values[0])
-        for name, values in measure_clients(metrics, outputs, labels, np.array([0, rows])).items()
-    }
+    values = measure_clients(metrics, outputs, labels, [0, len(np.asarray(labels))])
+    return {name: float(value[0]) for name, value in values.items()}
 
 
 def measure_clients(
@@ -379,8 +367,7 @@ def measure_clients(
     if not len(at) or at[0] != 0 or at[-1] != len(y) or (np.diff(at) < 0).any():
         raise EvenhandError(f"metrics: offsets must rise from 0 to the number of rows, {len(y)}.")
     filled = np.flatnonzero(np.diff(at))
-    sizes = np.diff(at)[filled]
-    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    starts = np.append(at[filled], len(y))
     # A model may rule classes out by a logit of minus infinity.
     ruled_out: NDArray = np.isneginf(x) & (y.dtype.kind in "iub")
     lost = np.asarray(~(np.isfinite(x) | ruled_out).all(axis=1) | ruled_out.all(axis=1))
@@ -411,11 +398,7 @@ def _normal(outputs: NDArray, labels: NDArray) -> tuple[NDArray, NDArray]:
             f"metrics: outputs of shape {outputs.shape} do not go with labels of shape {labels.shape}: give a row of "
             "outputs for each label."
         )
-    x = (
-        np.asarray(outputs, np.float64).reshape(n, -1)
-        if n
-        else np.zeros((0, max(outputs.shape[1:], default=1)))
-    )
+    x = np.asarray(outputs, np.float64).reshape(n, *(outputs.shape[1:] or (1,)))
     if labels.dtype.kind not in "iub":
         if labels.size != x.size:
             raise EvenhandError(
@@ -497,34 +480,26 @@ def _log_odds(logits: NDArray) -> NDArray:
     return (logits - others).astype(np.float32)
 
 
-class _Tally(NamedTuple):
+def _tally(logits: NDArray, y: NDArray, offsets: NDArray) -> tuple[NDArray, NDArray, NDArray]:
     """Per set and class, ``(K, C)``: labels, predictions, and labels that are predicted right."""
-
-    labelled: NDArray
-    predicted: NDArray
-    right: NDArray
-
-
-def _tally(logits: NDArray, y: NDArray, offsets: NDArray) -> _Tally:
     number, classes = len(offsets) - 1, logits.shape[1]
     cells, answers = _sets(offsets) * classes, np.argmax(logits, axis=1)
 
     def table(classes_of_rows: NDArray) -> NDArray:
         return np.bincount(classes_of_rows, minlength=number * classes).reshape(number, classes)
 
-    return _Tally(table(cells + y), table(cells + answers), table((cells + y)[answers == y]))
+    return table(cells + y), table(cells + answers), table((cells + y)[answers == y])
 
 
 def _balanced_accuracy(logits: NDArray, y: NDArray, offsets: NDArray) -> Vector:
-    tally = _tally(logits, y, offsets)
-    recalls = tally.right / np.maximum(tally.labelled, 1)
-    return np.sum(recalls, axis=1) / np.count_nonzero(tally.labelled, axis=1)
+    labelled, _, right = _tally(logits, y, offsets)
+    return np.sum(right / np.maximum(labelled, 1), axis=1) / np.count_nonzero(labelled, axis=1)
 
 
 def _macro_f1(logits: NDArray, y: NDArray, offsets: NDArray) -> Vector:
-    tally = _tally(logits, y, offsets)
-    both = tally.labelled + tally.predicted
-    return np.sum(2 * tally.right / np.maximum(both, 1), axis=1) / np.count_nonzero(both, axis=1)
+    labelled, predicted, right = _tally(logits, y, offsets)
+    both = labelled + predicted
+    return np.sum(2 * right / np.maximum(both, 1), axis=1) / np.count_nonzero(both, axis=1)
 
 
 def _calibration_error(logits: NDArray, y: NDArray, offsets: NDArray) -> Vector:
