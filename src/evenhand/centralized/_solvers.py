@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import optax
 
+from evenhand import tree
 from evenhand.centralized._fit import Solver, check_parts, weighted_gradient
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.risks import tilted
@@ -73,9 +74,7 @@ def batch(
             return losses.shape[0] * now.weights(losses), ()
 
         gradient, _ = weighted_gradient(model, state.params, x, y, weigh, key)
-        updates, memory = optimiser.update(gradient, state.optimiser, state.params)
-        params = jax.tree.map(jnp.add, state.params, updates)
-        return _Descent(params, memory)
+        return descended(optimiser, state, gradient)
 
     return Solver(model, init, step, lambda state: state.params)
 
@@ -140,8 +139,7 @@ def stochastic(
     """
     check_parts(model, optimiser)
     tilt = ramped("t", t, "stochastic")
-    check_rate(rate, "stochastic")
-    whole_number("batch_size", batch_size, 1, 10**6)
+    check_batches("stochastic", rate, batch_size)
 
     def init(params: Params, x: Array, y: Array) -> _Tilted:
         losses = model.losses(model.apply(params, x), y)
@@ -164,8 +162,7 @@ def stochastic(
             return weights, (risk, jnp.mean(weights))
 
         gradient, (risk, weight) = weighted_gradient(model, state.params, x[rows], y[rows], weigh, work_key)
-        updates, memory = optimiser.update(gradient, state.optimiser, state.params)
-        return _Tilted(jax.tree.map(jnp.add, state.params, updates), memory, risk, weight)
+        return descended(optimiser, state, gradient)._replace(risk=risk, weight=weight)
 
     return Solver(model, init, step, lambda state: state.params)
 
@@ -236,14 +233,12 @@ def grouped(
             f"grouped(): groups must be whole numbers from 0, one per row, not {groups!r:.60}."
         )
     outer, inner = ramped("t", t, "grouped"), ramped("tau", tau, "grouped")
-    check_rate(rate, "grouped")
-    whole_number("batch_size", batch_size, 1, 10**6)
+    check_batches("grouped", rate, batch_size)
     sizes = np.bincount(member)
     # Rows sorted by group: the examples of a group lie side by side, so that a batch of them is drawn by positions.
     order, begins = np.argsort(member, kind="stable"), np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    logs = jnp.where(
-        jnp.asarray(sizes > 0), jnp.log(jnp.maximum(jnp.asarray(sizes, jnp.float32), 1.0)), -jnp.inf
-    )
+    many = jnp.asarray(sizes, jnp.float32)
+    logs = jnp.where(many > 0, jnp.log(jnp.maximum(many, 1.0)), -jnp.inf)
 
     def init(params: Params, x: Array, y: Array) -> _Groups:
         if x.shape[0] != member.size:
@@ -267,14 +262,19 @@ def grouped(
             return jnp.exp(now * (losses - risk)), risk
 
         gradient, risk = weighted_gradient(model, state.params, x[rows], y[rows], weigh, work_key)
-        updates, memory = optimiser.update(gradient, state.optimiser, state.params)
-        params = jax.tree.map(jnp.add, state.params, updates)
-        return _Groups(params, memory, state.risks.at[g].set(risk), state.seen.at[g].set(True))
+        state = descended(optimiser, state, gradient)
+        return state._replace(risks=state.risks.at[g].set(risk), seen=state.seen.at[g].set(True))
 
     return Solver(model, init, step, lambda state: state.params)
 
 
-# --- shared by the stochastic solvers -------------------------------------------------------------------------
+# --- shared by the solvers ------------------------------------------------------------------------------------
+
+
+def descended(optimiser: optax.GradientTransformation, state: Any, gradient: Params) -> Any:
+    """The state of a solver after the optimiser's step along a gradient."""
+    updates, memory = optimiser.update(gradient, state.optimiser, state.params)
+    return state._replace(params=tree.add(state.params, updates), optimiser=memory)
 
 
 def ramped(
@@ -288,10 +288,11 @@ def ramped(
     return lambda number: tilt
 
 
-def check_rate(rate: float, name: str) -> None:
-    """Checks that the share of the newest batch is in (0, 1]."""
+def check_batches(solver: str, rate: float, batch_size: int) -> None:
+    """Checks that the share of the newest batch is in (0, 1], and that a batch has examples."""
     if not 0.0 < rate <= 1.0:
-        raise EvenhandError(f"{name}(rate={rate}): the share of the newest batch must lie in (0, 1].")
+        raise EvenhandError(f"{solver}(rate={rate}): the share of the newest batch must lie in (0, 1].")
+    whole_number("batch_size", batch_size, 1, 10**6)
 
 
 def mixed(old: Array, losses: Array, t: Array | float, rate: float) -> Array:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError
-from evenhand.theory.point_estimation import PointEstimation, point_estimation
+from evenhand.theory.point_estimation import NDArray, PointEstimation, point_estimation
 
 __all__ = ["FederatedRegression", "federated_regression", "posterior_means", "ridge"]
-
-NDArray = npt.NDArray[Any]
 
 
 class FederatedRegression(NamedTuple):

@@ -138,12 +138,9 @@ def point_estimation(
     Source: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, section 3.3 and
     appendix A.3.
     """
-    for name, value, least in (
-        ("examples", examples, 1),
-        ("clients", clients, 2),
-        ("malicious", malicious, 0),
-    ):
-        whole_number(name, value, least)
+    whole_number("examples", examples, 1)
+    whole_number("clients", clients, 2)
+    whole_number("malicious", malicious, 0)
     tau_a = tau if malicious_tau is None else malicious_tau
     if not (0.0 < sigma < math.inf and 0.0 <= tau < math.inf and 0.0 <= tau_a < math.inf):
         raise EvenhandError(
