@@ -57,14 +57,9 @@ def _device_per_core() -> None:
     if named or "JAX_NUM_CPU_DEVICES" in os.environ or _config.jax_num_cpu_devices > 0:
         return
     with suppress(RuntimeError):  # JAX is already running and keeps its devices
-        jax.config.update("jax_num_cpu_devices", min(_cores(), _MOST_DEVICES))
-
-
-def _cores() -> int:
-    """Cores this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        # On Linux, the cores that this process may use.
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        jax.config.update("jax_num_cpu_devices", min(cores, _MOST_DEVICES))
 
 
 def _keep_compiled_programs() -> None:

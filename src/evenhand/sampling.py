@@ -28,15 +28,9 @@ from evenhand.errors import EvenhandError, whole_number
 from evenhand.streams import permutation_words, permute
 from evenhand.types import Array, Cohort, Key, Sampling
 
-__all__ = [
-    "cyclic",
-    "fixed",
-    "included",
-    "poisson",
-    "proportional",
-    "slots_for",
-    "uniform",
-]
+__all__ = ["cyclic", "fixed", "included", "poisson", "proportional", "slots_for", "uniform"]
+
+_Draw = Callable[[Key, Array, int], Cohort]
 
 
 def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
@@ -59,18 +53,15 @@ def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
 
 # Cached, so that equal arguments give the same function.
 @cache
-def _uniform(replace: bool) -> Callable[[Key, Array, int], Cohort]:
-    def ids(key: Key, sizes: Array, m: int) -> Array:
+def _uniform(replace: bool) -> _Draw:
+    def draw(key: Key, sizes: Array, m: int) -> Cohort:
         clients = sizes.shape[0]
         if replace:
-            return jax.random.randint(key, (m,), 0, clients, dtype=jnp.int32)
+            return Cohort.of(jax.random.randint(key, (m,), 0, clients, dtype=jnp.int32))
         slots = jnp.arange(m, dtype=jnp.int32)
         if m == clients:
-            return slots
-        return permute(slots, jnp.int32(clients), permutation_words(key), jnp.int32(0))
-
-    def draw(key: Key, sizes: Array, m: int) -> Cohort:
-        return Cohort.of(ids(key, sizes, m))
+            return Cohort.of(slots)
+        return Cohort.of(permute(slots, jnp.int32(clients), permutation_words(key), jnp.int32(0)))
 
     return draw
 
@@ -98,22 +89,17 @@ def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
 
 
 @cache
-def _proportional(
-    replace: bool,
-) -> tuple[Callable[[Key, Array, int], Cohort], Callable[[Key, _Table, int], Cohort]]:
-    def ids(key: Key, table: _Table, m: int) -> Array:
+def _proportional(replace: bool) -> tuple[_Draw, Callable[[Key, _Table, int], Cohort]]:
+    def look_up(key: Key, table: _Table, m: int) -> Cohort:
         if replace:
-            return _owners(key, table.last, m)
+            return Cohort.of(_owners(key, table.last, m))
         clients = table.sizes.shape[0]
         if m == clients:
-            return jnp.arange(m, dtype=jnp.int32)
+            return Cohort.of(jnp.arange(m, dtype=jnp.int32))
         if clients >= _MANY and m <= clients // 4:
-            return _distinct_owners(key, table.last, m)
+            return Cohort.of(_distinct_owners(key, table.last, m))
         race = jnp.log(table.sizes.astype(jnp.float32)) + jax.random.gumbel(key, (clients,), jnp.float32)
-        return jax.lax.top_k(race, m)[1].astype(jnp.int32)
-
-    def look_up(key: Key, table: _Table, m: int) -> Cohort:
-        return Cohort.of(ids(key, table, m))
+        return Cohort.of(jax.lax.top_k(race, m)[1].astype(jnp.int32))
 
     def draw(key: Key, sizes: Array, m: int) -> Cohort:
         return look_up(key, _tabulate(sizes), m)

@@ -22,7 +22,7 @@ Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, algorithm 2;
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def fedadagrad(learning_rate: float, *, b1: float = 0.0, tau: float = 1e-3) -> o
       b1: :math:`\beta_1` in [0, 1).
       tau: :math:`\tau > 0`, the degree of adaptivity.
     """
-    return _adaptive(learning_rate, b1, 0.0, tau, lambda v, square: v + square)
+    return _adaptive(learning_rate, b1, 0.0, tau, lambda v, d2: v + d2)
 
 
 def fedadam(
@@ -62,7 +62,7 @@ def fedadam(
       b2: :math:`\beta_2` in [0, 1).
       tau: :math:`\tau > 0`, the degree of adaptivity.
     """
-    return _adaptive(learning_rate, b1, b2, tau, lambda v, square: b2 * v + (1.0 - b2) * square)
+    return _adaptive(learning_rate, b1, b2, tau, lambda v, d2: b2 * v + (1.0 - b2) * d2)
 
 
 def fedyogi(
@@ -76,9 +76,7 @@ def fedyogi(
       b2: :math:`\beta_2` in [0, 1).
       tau: :math:`\tau > 0`, the degree of adaptivity.
     """
-    return _adaptive(
-        learning_rate, b1, b2, tau, lambda v, square: v - (1.0 - b2) * square * jnp.sign(v - square)
-    )
+    return _adaptive(learning_rate, b1, b2, tau, lambda v, d2: v - (1.0 - b2) * d2 * jnp.sign(v - d2))
 
 
 def fedavgm(learning_rate: float = 1.0, *, momentum: float = 0.9) -> optax.GradientTransformation:
@@ -105,15 +103,13 @@ def sgd(learning_rate: float = 1.0) -> optax.GradientTransformation:
 def _adaptive(
     learning_rate: float, b1: float, b2: float, tau: float, second: Callable[[Array, Array], Array]
 ) -> optax.GradientTransformation:
+    """``second`` gives :math:`v_t` from :math:`v_{t-1}` and :math:`\\Delta_t^2`."""
     _check(learning_rate, b1, b2, tau)
 
-    def init(params: Params) -> optax.OptState:
+    def init(params: Params) -> _Moments:
         return _Moments(tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, tau**2), params))
 
-    def update(
-        updates: Params, state: optax.OptState, params: Params | None = None
-    ) -> tuple[Params, optax.OptState]:
-        assert isinstance(state, _Moments)
+    def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, _Moments]:
         m = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.first, updates)
         v = jax.tree.map(lambda v, g: second(v, jnp.square(g)), state.second, updates)
         step = jax.tree.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + tau), m, v)

@@ -187,11 +187,7 @@ def short(self: Any) -> str:
     kind, parts, defaults = type(self).__name__, self._asdict(), self._field_defaults
     if parts.get("name"):
         return f"<{kind} {parts['name']}>"
-    shown = [
-        f"{name}={_text(part)}"
-        for name, part in parts.items()
-        if not (name in defaults and defaults[name] is part)
-    ]
+    shown = [f"{name}={_text(part)}" for name, part in parts.items() if defaults.get(name, self) is not part]
     return f"{kind}({', '.join(shown)})"
 
 

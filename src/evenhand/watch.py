@@ -32,16 +32,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from evenhand.errors import EvenhandError, EvenhandWarning, expect
 
-__all__ = [
-    "Watch",
-    "Watched",
-    "Watcher",
-    "Watching",
-    "mlflow",
-    "tensorboard",
-    "wandb",
-    "watchers",
-]
+__all__ = ["Watch", "Watched", "Watcher", "Watching", "mlflow", "tensorboard", "wandb", "watchers"]
 
 
 # --- what a tracker is --------------------------------------------------------------------------------------------
@@ -100,10 +91,10 @@ class Watching:
     """
 
     def __init__(self, trackers: Sequence[Watcher], name: str, config: Mapping[str, Any]) -> None:
-        given = {key: setting for key, setting in config.items() if setting is not None}
         plain = {
             key: setting if isinstance(setting, bool | int | float | str) else str(setting)
-            for key, setting in given.items()
+            for key, setting in config.items()
+            if setting is not None
         }
         self._watched: list[Watched] = []
         self._shown = 0
@@ -115,19 +106,15 @@ class Watching:
     def show(self, history: Mapping[str, Any]) -> None:
         """Logs the rows of a history that have not been logged; of a resumed run, first those from before."""
         rounds = [int(round) for round in history["round"]]
-        rows = [
-            (round, {name: float(column[i]) for name, column in history.items() if name != "round"})
-            for i, round in enumerate(rounds)
-        ]
 
         def log(tracker: Watched) -> None:
-            for round, numbers in rows[self._shown :]:
+            for i, round in enumerate(rounds[self._shown :], self._shown):
+                numbers = {name: float(column[i]) for name, column in history.items() if name != "round"}
                 # Before the first round, what a method reports does not exist.
-                measured = {name: x for name, x in numbers.items() if round or not math.isnan(x)}
-                tracker.log(round, measured)
+                tracker.log(round, {name: x for name, x in numbers.items() if round or not math.isnan(x)})
 
         self._call(log)
-        self._shown = len(rows)
+        self._shown = len(rounds)
 
     def end(self, status: str) -> None:
         """Says how the run ended."""
