@@ -148,9 +148,8 @@ def _escaped(c: str) -> str:
 def _code(c: str) -> str:
     """As :func:`_escaped`, but in hexadecimal throughout: no other backslash in a name is read as a code."""
     number = ord(c)
-    return (
-        f"\\x{number:02x}" if number < 2**8 else f"\\u{number:04x}" if number < 2**16 else f"\\U{number:08x}"
-    )
+    letter, width = ("x", 2) if number < 2**8 else ("u", 4) if number < 2**16 else ("U", 8)
+    return f"\\{letter}{number:0{width}x}"
 
 
 def _character(code: str) -> str:

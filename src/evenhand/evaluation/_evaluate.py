@@ -153,8 +153,7 @@ def _by_client(
     by_model = [_means(total, plan, prepared) for total in totals]
     if index is None:
         return [(metrics, None) for metrics in by_model]
-    accuracy = values[:, plan.names.index("accuracy")] if values.shape[-1] else None
-    right = [np.zeros(len(index.clients))] * len(values) if accuracy is None else index.sums(*accuracy)
+    right = index.sums(*values[:, plan.names.index("accuracy")])
     return [(metrics, index.metrics(sums)) for metrics, sums in zip(by_model, right, strict=True)]
 
 

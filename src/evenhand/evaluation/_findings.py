@@ -185,12 +185,9 @@ def _diverged(history: Columns, blank: float, *, scaled: bool) -> Finding | None
     The training loss comes first, and the finding names its split: a loss that is not finite on test examples alone
     must neither hide training that diverged nor count as that.
     """
-    return (
-        _not_finite(history, "train", scaled=scaled)
-        or _risen(history, blank, scaled=scaled)
-        or _not_finite(history, "valid", scaled=scaled)
-        or _not_finite(history, "test", scaled=scaled)
-    )
+    in_training = _not_finite(history, "train", scaled=scaled) or _risen(history, blank, scaled=scaled)
+    others = (_not_finite(history, split, scaled=scaled) for split in ("valid", "test"))
+    return in_training or next(filter(None, others), None)
 
 
 def _not_finite(history: Columns, split: str, *, scaled: bool) -> Finding | None:
