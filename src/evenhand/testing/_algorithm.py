@@ -14,11 +14,8 @@ from evenhand import rounds as protocol
 from evenhand import tree
 from evenhand.data import FederatedDataset, Split
 from evenhand.devices import everywhere, here, over
-from evenhand.rounds import RoundState
-from evenhand.simulation import engine, twin
+from evenhand.simulation import engine, setup, store, twin
 from evenhand.simulation.program import EXECUTED, Program, Rows
-from evenhand.simulation.setup import device_rows
-from evenhand.simulation.store import stored
 from evenhand.streams import keys_of
 from evenhand.systems import Systems
 from evenhand.testing._check import Check, are_equal, check_all, checks_of, form
@@ -155,7 +152,7 @@ class _Subject:
     @cached_property
     def arguments(self) -> tuple[Params, Rows, PyTree]:
         """Parameters, rows and copies of both, from before anything saw them."""
-        rows = device_rows(self.data, self.program.attack, 0)
+        rows = setup.device_rows(self.data, self.program.attack, 0)
         params = self.algorithm.model.init(jax.random.key(7))
         return params, rows, jax.tree.map(np.array, (params, rows))
 
@@ -176,16 +173,16 @@ class _Subject:
         rows, capacity = (self.rows.x, self.rows.y), self.program.capacity
         return protocol.wires(self.algorithm, self.params, rows, capacity, self.data.num_clients)
 
-    def begin(self, params: Params) -> RoundState:
+    def begin(self, params: Params) -> protocol.RoundState:
         state = protocol.begin(self.algorithm, params, self.data.num_clients, self.wires)
-        return state._replace(clients=stored(state.clients, self.data.num_clients))
+        return state._replace(clients=store.stored(state.clients, self.data.num_clients))
 
     @cached_property
-    def state(self) -> RoundState:
+    def state(self) -> protocol.RoundState:
         return self.begin(self.params)
 
     @cached_property
-    def first(self) -> tuple[RoundState, Any]:
+    def first(self) -> tuple[protocol.RoundState, Any]:
         """The run with which others are compared."""
         return self.run(self.ways[0])
 
@@ -194,7 +191,7 @@ class _Subject:
         """What every client reports and uploads in each phase of the first round."""
         return [self.uploads(self.state, index) for index in range(len(self.parts))]
 
-    def uploads(self, state: RoundState, index: int) -> tuple[Report, PyTree]:
+    def uploads(self, state: protocol.RoundState, index: int) -> tuple[Report, PyTree]:
         phase, part, uploads = self.algorithm.phases[index], self.parts[index], list[tuple[Report, PyTree]]()
         for k in map(jnp.int32, range(self.data.num_clients)):
             message, memory = phase.broadcast(state.server, k), tree.take(state.clients, k)
@@ -204,7 +201,7 @@ class _Subject:
 
     def run(
         self, way: tuple[int, int] | None, *, seed: int = 0, rounds: int | None = None
-    ) -> tuple[RoundState, Any]:
+    ) -> tuple[protocol.RoundState, Any]:
         """All rounds, or so many, on so many lanes and devices, or of the readable twin where ``way`` is None."""
         keys, count = protocol.roots(self.algorithm, keys_of(seed)), rounds or self.program.buffer
         if way is None:
