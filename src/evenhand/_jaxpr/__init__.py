@@ -34,37 +34,29 @@ __all__ = [
     "scan_p",
 ]
 
-CALLS = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
+_CALLS = {
+    "jit": (
+        "jaxpr",
+        "in_shardings out_shardings in_layouts out_layouts donated_invars ctx_mesh name keep_unused inline"
+        " compiler_options_kvs",
+    ),
+    "closed_call": ("call_jaxpr", ""),
+    "core_call": ("call_jaxpr", "name"),
+    "custom_jvp_call": ("call_jaxpr", "jvp_jaxpr_fun num_consts symbolic_zeros"),
+    "custom_vjp_call": ("call_jaxpr", "fwd_jaxpr_thunk num_consts bwd out_trees symbolic_zeros"),
+    "custom_vmap_call": ("call", "rule in_tree out_tree"),
 }
+_FORMS = _CALLS | {
+    "cond": ("branches", "branches_platforms"),
+    "remat2": ("jaxpr", "prevent_cse differentiated policy"),
+    "scan": ("jaxpr", "reverse length unroll num_consts num_carry ft_in ft_out"),
+    "shard_map": ("jaxpr", "mesh in_specs out_specs check_vma newly_manual_axes"),
+    "while": ("cond_jaxpr body_jaxpr", "cond_nconsts body_nconsts"),
+}
+CALLS = {name: program for name, (program, _) in _CALLS.items()}
 """Primitives that only call a program, once nothing more is to be differentiated -> the parameter that holds it."""
-
-PROGRAMS = {
-    "cond": ("branches",),
-    "remat2": ("jaxpr",),
-    "scan": ("jaxpr",),
-    "shard_map": ("jaxpr",),
-    "while": ("cond_jaxpr", "body_jaxpr"),
-} | {name: (program,) for name, program in CALLS.items()}
-BESIDE = {
-    "cond": "branches_platforms",
-    "remat2": "prevent_cse differentiated policy",
-    "scan": "reverse length unroll num_consts num_carry ft_in ft_out",
-    "shard_map": "mesh in_specs out_specs check_vma newly_manual_axes",
-    "while": "cond_nconsts body_nconsts",
-    "jit": "in_shardings out_shardings in_layouts out_layouts donated_invars ctx_mesh name keep_unused inline"
-    " compiler_options_kvs",
-    "closed_call": "",
-    "core_call": "name",
-    "custom_jvp_call": "jvp_jaxpr_fun num_consts symbolic_zeros",
-    "custom_vjp_call": "fwd_jaxpr_thunk num_consts bwd out_trees symbolic_zeros",
-    "custom_vmap_call": "rule in_tree out_tree",
-}
+PROGRAMS = {name: tuple(programs.split()) for name, (programs, _) in _FORMS.items()}
+BESIDE = {name: beside for name, (_, beside) in _FORMS.items()}
 """The parameters in which each kind of equation holds its programs, and the others that it may have."""
 
 KEPT_WHOLE = {"remat2", "custom_linear_solve", "reduce", "reduce_window", "scatter", "select_and_scatter"}

@@ -64,8 +64,6 @@ from evenhand._jaxpr import JaxprEqn
 from evenhand.types import Array
 
 _Form = Callable[[Array, Array], Array]
-_Sizes = tuple[int, ...]
-_Padding = tuple[tuple[int, int], ...]
 
 
 # --- patches times kernel ---------------------------------------------------------------------------------------------
@@ -116,80 +114,68 @@ def _products(params: dict[str, Any], x: Array, kernel: Array) -> Array:
     inputs, weights, outputs = params["dimension_numbers"]
     x = lax.transpose(x, (inputs[0], *inputs[2:], inputs[1]))
     kernel = lax.transpose(kernel, (*weights[2:], weights[1], weights[0]))
-    if set(params["lhs_dilation"]) != {1}:
-        x = _pad(x, [(0, 0, step - 1) for step in params["lhs_dilation"]])
+    x = _dilated(params, x)
     groups, channels = params["feature_group_count"], x.shape[-1]
-    arguments = params["window_strides"], params["padding"], params["rhs_dilation"]
-    if groups == 1:
-        z = _convolve(x, kernel, *arguments, params["precision"])
-    elif groups == channels:
-        z = _depthwise(x, kernel, *arguments)
-    else:
-        z = _grouped(x, kernel, *arguments, groups, params["precision"])
+    form = _convolve if groups == 1 else _depthwise if groups == channels else _grouped
+    z = form(params, x, kernel)
     places = (outputs[0], *outputs[2:], outputs[1])
     return lax.transpose(z, [places.index(axis) for axis in range(z.ndim)])
 
 
-def patches(params: dict[str, Any], window: _Sizes, x: Array) -> Array:
+def patches(params: dict[str, Any], window: Sequence[int], x: Array) -> Array:
     """The windows of all rows of a convolution's input, in reading order: ``(positions, window * channels)``."""
     inputs = params["dimension_numbers"].lhs_spec
-    x = lax.transpose(x, (inputs[0], *inputs[2:], inputs[1]))
-    if set(params["lhs_dilation"]) != {1}:
-        x = _pad(x, [(0, 0, step - 1) for step in params["lhs_dilation"]])
-    shifted = _shifted(x, window, params["window_strides"], params["padding"], params["rhs_dilation"])
-    windows = jnp.concatenate(shifted, axis=-1)
+    x = _dilated(params, lax.transpose(x, (inputs[0], *inputs[2:], inputs[1])))
+    windows = jnp.concatenate(_shifted(params, window, x), axis=-1)
     return windows.reshape(math.prod(windows.shape[:-1]), windows.shape[-1])
 
 
-def _convolve(
-    x: Array, kernel: Array, strides: _Sizes, padding: _Padding, dilation: _Sizes, precision: Any
-) -> Array:
+def _convolve(params: dict[str, Any], x: Array, kernel: Array) -> Array:
     """``x (n, space..., channels)`` by ``kernel (window..., channels, features)`` as matrix products."""
     *window, channels, features = kernel.shape
-    if {*strides, *dilation} == {1} and precision is None:
-        padded = _pad(x, [(*sides, 0) for sides in padding])
+    if {*params["window_strides"], *params["rhs_dilation"]} == {1} and params["precision"] is None:
+        padded = _pad(x, [(*sides, 0) for sides in params["padding"]])
         if suits_winograd(padded, kernel):
             return winograd(padded, kernel)
-    patches = jnp.concatenate(_shifted(x, tuple(window), strides, padding, dilation), axis=-1)
+    patches = jnp.concatenate(_shifted(params, window, x), axis=-1)
     rows, width = math.prod(patches.shape[:-1]), math.prod(window) * channels
-    z = jnp.dot(patches.reshape(rows, width), kernel.reshape(width, features), precision=precision)
+    z = jnp.dot(patches.reshape(rows, width), kernel.reshape(width, features), precision=params["precision"])
     return z.reshape(*patches.shape[:-1], features)
 
 
-def _grouped(
-    x: Array,
-    kernel: Array,
-    strides: _Sizes,
-    padding: _Padding,
-    dilation: _Sizes,
-    groups: int,
-    precision: Any,
-) -> Array:
+def _grouped(params: dict[str, Any], x: Array, kernel: Array) -> Array:
     *window, channels, features = kernel.shape
-    patches = jnp.concatenate(_shifted(x, tuple(window), strides, padding, dilation), axis=-1)
+    patches, groups = jnp.concatenate(_shifted(params, window, x), axis=-1), params["feature_group_count"]
     rows, places = math.prod(patches.shape[:-1]), math.prod(window)
     z = jnp.einsum(
         "rpgc,pcgf->rgf",
         patches.reshape(rows, places, groups, channels),
         kernel.reshape(places, channels, groups, features // groups),
-        precision=precision,
+        precision=params["precision"],
     )
     return z.reshape(*patches.shape[:-1], features)
 
 
-def _depthwise(x: Array, kernel: Array, strides: _Sizes, padding: _Padding, dilation: _Sizes) -> Array:
+def _depthwise(params: dict[str, Any], x: Array, kernel: Array) -> Array:
     *window, _, features = kernel.shape
-    shifted = _shifted(x, tuple(window), strides, padding, dilation)
+    shifted = _shifted(params, window, x)
     per_group = x.shape[-1], features // x.shape[-1]
     weights = kernel.reshape(len(shifted), *(1 for _ in x.shape[:-1]), *per_group)
     z = reduce(jnp.add, (part[..., None] * weight for part, weight in zip(shifted, weights, strict=True)))
     return z.reshape(*z.shape[:-2], features)
 
 
-def _shifted(x: Array, window: _Sizes, strides: _Sizes, padding: _Padding, dilation: _Sizes) -> list[Array]:
+def _dilated(params: dict[str, Any], x: Array) -> Array:
+    """``x`` with zeros between its numbers, where the convolution has them."""
+    steps = params["lhs_dilation"]
+    return x if set(steps) == {1} else _pad(x, [(0, 0, step - 1) for step in steps])
+
+
+def _shifted(params: dict[str, Any], window: Sequence[int], x: Array) -> list[Array]:
     """For each place in a window, in reading order, what all windows have there."""
-    if any(tuple(sides) != (0, 0) for sides in padding):
-        x = _pad(x, [(*sides, 0) for sides in padding])
+    if any(tuple(sides) != (0, 0) for sides in params["padding"]):
+        x = _pad(x, [(*sides, 0) for sides in params["padding"]])
+    dilation, strides = params["rhs_dilation"], params["window_strides"]
     reach = [(size - 1) * step for size, step in zip(window, dilation, strict=True)]
     ends = [max(length - far, 0) for length, far in zip(x.shape[1:-1], reach, strict=True)]
     slices: list[Array] = []
@@ -263,7 +249,7 @@ def _tiles(x: Array, window: tuple[int, int], counts: tuple[int, int]) -> Array:
     """
     rows, *lengths, channels = x.shape
     ends = [(0, (count + 1) * _OUTPUTS - length, 0) for count, length in zip(counts, lengths, strict=True)]
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *ends, (0, 0, 0)])
+    x = _pad(x, ends)
     x = x.reshape(rows, counts[0] + 1, _OUTPUTS, counts[1] + 1, _OUTPUTS, channels)
     x = x.transpose(2, 4, 0, 1, 3, 5)
     down, across = (size - 1 for size in window)
@@ -313,7 +299,7 @@ def convolution_apart(equation: JaxprEqn) -> Convolution | None:
         return lax.transpose(kernel, last).reshape(-1, shape[-1])
 
     apply = _of_inputs(function, inputs[0], outputs[0])
-    return Convolution(apply, partial(patches, params, tuple(shape[:-2])), columns, kernel, matrix)
+    return Convolution(apply, partial(patches, params, shape[:-2]), columns, kernel, matrix)
 
 
 def _of_inputs(function: Callable[[Array, Array], Array], rows: int, results: int) -> Any:

@@ -57,9 +57,8 @@ def warn_of(error: Exception) -> None:
 def unchanged(program: Any) -> Hoisted:
     """``program`` as it is, which shares nothing with any other."""
     function = jaxpr_as_fun(program)
-    return Hoisted(
-        object(), np.zeros(0, np.float32), (), lambda literals, constants, arguments: function(*arguments)
-    )
+    nothing = np.zeros(0, np.float32)
+    return Hoisted(object(), nothing, (), lambda literals, constants, arguments: function(*arguments))
 
 
 def hoist(program: Any) -> Hoisted:
@@ -79,13 +78,27 @@ def hoist(program: Any) -> Hoisted:
     if strangers:
         warn_of(programs.UnknownForm(f"numbers inside {', '.join(strangers)}"))
 
-    def run(literals: Array, constants: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
-        return _evaluate(jaxpr, constants, arguments, _Literals(literals, places))
+    def run(values: Array, constants: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
+        literals = _Literals(values, places)
+        return programs.evaluate(jaxpr, constants, arguments, partial(_apply, literals), literals.read)
 
     return Hoisted(_described(program, places), np.array(values, np.float32), constants, run)
 
 
-class ByProgram:
+class Keyed:
+    """What equals another value of its class that has the same key."""
+
+    def __init__(self, key: Hashable) -> None:
+        self._key = key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self._key == other._key
+
+
+class ByProgram(Keyed):
     """A function as a key: it equals another one that is the same program on such arguments, with the same numbers.
 
     Caches of compiled programs that are keyed with a method's own functions would grow with each method that is built,
@@ -98,20 +111,14 @@ class ByProgram:
         try:
             hoisted = hoist(program)
         except programs.UnknownForm:
-            self._key: Hashable = id(function)  # it is held here, so that no other one gets its address
+            super().__init__(id(function))  # it is held here, so that no other one gets its address
         else:
-            constants = tuple(hashlib.sha256(_bytes(constant)).digest() for constant in hoisted.constants)
             structure = jax.tree.structure((arguments, results))
-            self._key = (hoisted.key, hoisted.values.tobytes(), constants, structure)
+            constants = _digests(hoisted.constants)
+            super().__init__((hoisted.key, hoisted.values.tobytes(), constants, structure))
 
     def __call__(self, *arguments: Any) -> Any:
         return self._function(*arguments)
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByProgram) and self._key == other._key
 
 
 def by_program(function: Callable[..., Any], *arguments: Any) -> ByProgram:
@@ -135,6 +142,10 @@ def inner_constants(value: Any) -> Iterator[bytes]:
             yield from inner_constants(equation.params)
 
 
+def _digests(constants: Sequence[Any]) -> tuple[bytes, ...]:
+    return tuple(hashlib.sha256(_bytes(constant)).digest() for constant in constants)
+
+
 def _bytes(constant: Any) -> bytes:
     if isinstance(constant, jax.Array) and jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
         constant = jax.random.key_data(constant)
@@ -156,11 +167,9 @@ class _Literals(NamedTuple):
 
 def _is_hoisted(variable: Any) -> TypeGuard[Literal]:
     """Whether this is a literal that a method may have been given."""
-    if (
-        not isinstance(variable, Literal)
-        or np.shape(variable.val)
-        or np.result_type(variable.val) != np.float32
-    ):
+    if not isinstance(variable, Literal) or np.shape(variable.val):
+        return False
+    if np.result_type(variable.val) != np.float32:
         return False
     value = float(variable.val)
     return bool(np.isfinite(value)) and value not in (0.0, 1.0, -1.0)
@@ -222,10 +231,7 @@ def _described(program: Any, places: Mapping[int, int]) -> Hashable:
 
 
 def _closed(program: Any, places: Mapping[int, int]) -> Hashable:
-    return (
-        _described(program, places),
-        tuple(hashlib.sha256(_bytes(constant)).digest() for constant in programs.opened(program)[1]),
-    )
+    return _described(program, places), _digests(programs.opened(program)[1])
 
 
 def _counted(value: Any) -> Hashable:
@@ -242,14 +248,9 @@ def _counted(value: Any) -> Hashable:
 # --- evaluation --------------------------------------------------------------------------------------------------
 
 
-def _evaluate(
-    jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], literals: _Literals
-) -> list[Any]:
-    return programs.evaluate(jaxpr, constants, arguments, partial(_apply, literals), literals.read)
-
-
 def _call(literals: _Literals, program: Any, *arguments: Any) -> list[Any]:
-    return _evaluate(*programs.opened(program), arguments, literals)
+    opened = programs.opened(program)
+    return programs.evaluate(*opened, arguments, partial(_apply, literals), literals.read)
 
 
 def _apply(literals: _Literals, equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
@@ -270,29 +271,26 @@ def _while(equation: Any, operands: list[Any], literals: _Literals) -> Sequence[
     changed = {
         "cond_nconsts": of_cond + 1,
         "body_nconsts": of_body + 1,
-        "cond_jaxpr": _with_literals(parameters["cond_jaxpr"], literals),
-        "body_jaxpr": _with_literals(parameters["body_jaxpr"], literals),
+        "cond_jaxpr": _traced(parameters["cond_jaxpr"], literals),
+        "body_jaxpr": _traced(parameters["body_jaxpr"], literals),
     }
     fixed = [literals.values, *operands[:of_cond], literals.values, *operands[of_cond : of_cond + of_body]]
     return equation.primitive.bind(*fixed, *operands[of_cond + of_body :], **{**parameters, **changed})
 
 
-def _with_literals(program: Any, literals: _Literals) -> Any:
-    """The program with the numbers as its first argument."""
+def _with_literals(program: Any, literals: _Literals) -> Callable[..., list[Any]]:
+    """The program as a function of the numbers and its own arguments."""
+    return lambda values, *arguments: _call(literals._replace(values=values), program, *arguments)
 
-    def run(values: Array, *arguments: Any) -> list[Any]:
-        return _call(literals._replace(values=values), program, *arguments)
 
-    like = jax.ShapeDtypeStruct(literals.values.shape, literals.values.dtype)
-    return jax.make_jaxpr(run)(like, *(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in program.in_avals))
+def _traced(program: Any, literals: _Literals) -> Any:
+    like = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (literals.values, *program.in_avals)]
+    return jax.make_jaxpr(_with_literals(program, literals))(*like)
 
 
 def _shard_map(parameters: Any, operands: list[Any], literals: _Literals) -> Sequence[Any]:
-    def inside(values: Array, *arguments: Any) -> list[Any]:
-        return _call(literals._replace(values=values), parameters["jaxpr"], *arguments)
-
     everywhere = jax.shard_map(
-        inside,
+        _with_literals(parameters["jaxpr"], literals),
         mesh=parameters["mesh"],
         in_specs=(PartitionSpec(), *parameters["in_specs"]),
         out_specs=list(parameters["out_specs"]),

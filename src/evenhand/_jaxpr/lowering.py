@@ -169,9 +169,8 @@ def _lowered(program: Any, arguments: Sequence[Any]) -> list[Any] | None:
     """The results; None where there is nothing to replace, or no knowing how."""
     try:
         return _run(program, *arguments) if _has_work(program) else None
-    except (
-        Exception
-    ) as error:  # the function itself has been traced: what fails is the walk through its program
+    # The function itself has been traced: what fails is the walk through its program.
+    except Exception as error:
         warnings.warn(
             f"JAX {jax.__version__} keeps programs in a way that Evenhand does not know ({error!r}): convolutions and"
             f" pooling are left to XLA, which makes local training on a CPU several times slower.",

@@ -91,7 +91,8 @@ def traced(model: Model, params: Params, rows: ExampleRows) -> Traced:
             outputs = model.apply_train(params, row.x[None], row.keys)
         return model.losses(outputs, row.y[None])[0]
 
-    leaves, row = jax.tree.map(_shape, jax.tree.leaves(params)), jax.tree.map(_one, rows)
+    leaves = jax.tree.map(_shape, jax.tree.leaves(params))
+    row = jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype), rows)
     program = jax.make_jaxpr(loss)(jax.tree.map(_shape, params), row)
     try:
         plan = plan_of(program, leaves)
@@ -105,10 +106,6 @@ def traced(model: Model, params: Params, rows: ExampleRows) -> Traced:
 
 def _shape(leaf: Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-
-
-def _one(rows: Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
 
 
 # --- which leaves of the parameters are used in a layer of a known kind -----------------------------------------------
@@ -236,11 +233,13 @@ class _Views(NamedTuple):
             return used
         return jax.linear_transpose(self.used, jax.ShapeDtypeStruct(self.shape, used.dtype))(used)[0]
 
-    def account(self, account: LeafGradients) -> LeafGradients:
-        """The same account, of the leaf as it is stored."""
-        return account._replace(
-            summed=lambda weights: self.stored(account.summed(weights)),
-            along=lambda direction: account.along(self.used(direction)),
+    def account(
+        self, gradients: LeafGradients, leaf_of: Callable[[Array], Array], form: Callable[[Array], Array]
+    ) -> LeafGradients:
+        """The account, of the leaf as it is stored, of a layer that takes the leaf in another ``form``."""
+        return gradients._replace(
+            summed=lambda weights: self.stored(leaf_of(gradients.summed(weights))),
+            along=lambda direction: gradients.along(form(self.used(direction))),
         )
 
 
@@ -273,13 +272,11 @@ def _product(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
         shapes = (examples, positions, inputs), (examples, positions, outputs)
         gradients = multiplied(a.reshape(shapes[0]), b.reshape(shapes[1]), divisor)
 
-        def stored(weights: Array) -> Array:
-            total = gradients.summed(weights).reshape([leaf.shape[axis] for axis in order])
-            return total.transpose([order.index(axis) for axis in range(leaf.ndim)])
+        def leaf_of(total: Array) -> Array:
+            parts = total.reshape([leaf.shape[axis] for axis in order])
+            return parts.transpose([order.index(axis) for axis in range(leaf.ndim)])
 
-        return views.account(
-            gradients._replace(summed=stored, along=lambda leaf: gradients.along(matrix(leaf)))
-        )
+        return views.account(gradients, leaf_of, matrix)
 
     held = inputs * outputs if positions != 1 else 0
     return Layer(apply, _output(equation), held, account)
@@ -293,12 +290,7 @@ def _convolution(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
     def account(others: Array, slopes: Array, divided_by: Array | None) -> LeafGradients:
         matrix = None if divided_by is None else layer.matrix(views.used(divided_by))
         gradients = multiplied(jax.vmap(layer.patches)(others), jax.vmap(layer.outputs)(slopes), matrix)
-        return views.account(
-            gradients._replace(
-                summed=lambda weights: layer.kernel(gradients.summed(weights)),
-                along=lambda leaf: gradients.along(layer.matrix(leaf)),
-            )
-        )
+        return views.account(gradients, layer.kernel, layer.matrix)
 
     patches = jax.eval_shape(layer.patches, _aval(equation.invars[0]))
     return Layer(layer.apply, _output(equation), math.prod(views.shape) + patches.size, account)
@@ -323,10 +315,7 @@ def _look_up(equation: JaxprEqn, place: int, views: _Views) -> Layer | None:
         divisor = None if divided_by is None else views.used(divided_by).reshape(rows, width)
         gradients = looked_up(ids, slopes.reshape(len(others), positions, width), divisor, rows)
         return views.account(
-            gradients._replace(
-                summed=lambda weights: gradients.summed(weights).reshape(table.shape),
-                along=lambda leaf: gradients.along(leaf.reshape(rows, width)),
-            )
+            gradients, lambda total: total.reshape(table.shape), lambda leaf: leaf.reshape(rows, width)
         )
 
     def apply(ids: Array, table: Array) -> Array:
