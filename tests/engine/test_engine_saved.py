@@ -426,7 +426,7 @@ def test_a_full_disk_leaves_the_old_folder(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("evenhand.simulation.folder.write_arrays", full)
+        patch.setattr("evenhand.records.write_arrays", full)
         with pytest.raises(StorageError, match=r"could not be written: No space left"):
             trained("attacked").save(folder, overwrite=True)
         with pytest.raises(StorageError, match="No space left"):

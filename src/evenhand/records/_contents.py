@@ -64,13 +64,18 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
     if path.stat().st_size > _LONGEST_JSON:
-        raise EvenhandError(f"{path} is not what `evenhand run` writes (it is too long): restore it.")
+        raise foreign(path, "it is too long")
     value = json_object(path.read_bytes(), str(path), parse_int=_short, parse_float=_finite)
     if _is_deeper(value, _DEEPEST_JSON):
-        raise EvenhandError(
-            f"{path} is not what `evenhand run` writes (it is nested too deeply): restore it."
-        )
+        raise foreign(path, "it is nested too deeply")
     return value
+
+
+def foreign(path: Path, reason: str) -> EvenhandError:
+    """The error about a file that no run has written as it is."""
+    return EvenhandError(
+        f"{path} is not what `evenhand run` writes ({reason}): restore it or repeat the run."
+    )
 
 
 def json_object(
@@ -84,10 +89,8 @@ def json_object(
         value = json.loads(
             text.decode(), parse_constant=_finite, parse_int=parse_int, parse_float=parse_float
         )
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: not JSON, not UTF-8, or numbers of 5,000 digits
+    # ValueError: not JSON, not UTF-8, or numbers of 5,000 digits
+    except (ValueError, RecursionError) as error:
         raise EvenhandError(f"{where} is not JSON ({error}): restore it or repeat the run.") from None
     if not isinstance(value, dict):
         raise EvenhandError(f"{where} holds no JSON object: restore it or repeat the run.")
@@ -184,8 +187,9 @@ def sum_of(data: bytes) -> Checksum:
     return Checksum(len(data), hashlib.sha256(data).hexdigest())
 
 
-def sum_of_file(path: Path, length: int) -> Checksum:
-    """The checksum of the first ``length`` bytes of a file, which is read in blocks."""
+def sum_of_file(path: Path, length: int | None = None) -> Checksum:
+    """The checksum of the first ``length`` bytes of a file, or of all, which is read in blocks."""
+    length = path.stat().st_size if length is None else length
     digest, left = hashlib.sha256(), length
     with path.open("rb") as file:
         while left > 0 and (chunk := file.read(min(left, 2**20))):
@@ -201,7 +205,7 @@ CHECKSUMS = "checksums.json"
 
 def sums_of(folder: Path, names: Iterable[str]) -> dict[str, Checksum]:
     """The checksums of files in a folder."""
-    return {name: sum_of_file(folder / name, (folder / name).stat().st_size) for name in names}
+    return {name: sum_of_file(folder / name) for name in names}
 
 
 def write_sums(folder: Path, sums: Mapping[str, Checksum]) -> None:

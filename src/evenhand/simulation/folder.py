@@ -40,7 +40,6 @@ parameters of the global and of personal models.
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
 import sys
@@ -53,23 +52,9 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from evenhand import records
 from evenhand.errors import EvenhandError
-from evenhand.records import (
-    CHECKSUMS,
-    Checksum,
-    as_json,
-    changed_files,
-    json_object,
-    read_arrays,
-    read_sums,
-    replacing,
-    replacing_folder,
-    sum_of,
-    sums_of,
-    write_arrays,
-    write_sums,
-    writing,
-)
+from evenhand.records import CHECKSUMS, LOCK, Checksum
 from evenhand.text import spreadsheet_cell, spreadsheet_name
 from evenhand.types import Params
 
@@ -79,7 +64,7 @@ __all__ = [
     "CLIENTS",
     "CONFIG",
     "FEATURES",
-    "INDEX",
+    "FILES",
     "METRICS",
     "PARAMS",
     "PERSONAL",
@@ -87,7 +72,6 @@ __all__ = [
     "RESULTS",
     "SUMMARY",
     "Condition",
-    "Personal",
     "append_metrics",
     "begin_checksums",
     "condition_of",
@@ -97,15 +81,9 @@ __all__ = [
     "last_round",
     "metrics_text",
     "personal_models",
-    "read_index",
-    "read_metrics",
-    "read_params",
     "reopen_checksums",
     "seal",
     "seal_part",
-    "sound_condition",
-    "write_params",
-    "write_personal",
 ]
 
 NDArray = npt.NDArray[Any]
@@ -122,6 +100,9 @@ REPORT = "report.html"
 CHECKPOINT = "checkpoint"
 PERSONAL, INDEX = "personal", "index.csv"
 BEST = "best"
+FILES = (CONFIG, CHECKSUMS, FEATURES, METRICS, CLIENTS, PARAMS, RESULTS, SUMMARY, REPORT)
+OWN = {*FILES, CHECKPOINT, PERSONAL, BEST, LOCK}
+"""What a run puts into its folder."""
 
 
 # --- metrics.jsonl --------------------------------------------------------------------------------------------
@@ -136,7 +117,7 @@ def append_metrics(folder: Path, history: Arrays) -> None:
     """Appends the last evaluation as one line, which is in the file when this returns."""
     path = folder / METRICS
     # The one file that is not replaced in one step: each evaluation would write all earlier lines again.
-    with writing(path), path.open("a", encoding="utf-8", newline="\n") as file:
+    with records.writing(path), path.open("a", encoding="utf-8", newline="\n") as file:
         file.write(_line(history, -1))
 
 
@@ -144,7 +125,7 @@ def _line(history: Arrays, index: int) -> str:
     row = {name: values[index] for name, values in history.items()}
     if row["round"] == 0:
         row = {name: value for name, value in row.items() if not np.isnan(value)}
-    return json.dumps(as_json(row), allow_nan=False) + "\n"
+    return json.dumps(records.as_json(row), allow_nan=False) + "\n"
 
 
 def read_metrics(folder: Path, length: int | None = None) -> dict[str, npt.NDArray[np.float64]]:
@@ -159,9 +140,8 @@ def read_metrics(folder: Path, length: int | None = None) -> dict[str, npt.NDArr
         raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
     with path.open("rb") as file:
         lines = file.read(-1 if length is None else length).splitlines()
-    rows = [
-        json_object(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()
-    ]
+    numbered = [(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    rows = [records.json_object(line, where) for where, line in numbered]
     if not rows:
         raise EvenhandError(f"{path} holds no evaluations: repeat the run.")
     names = dict.fromkeys(name for row in rows for name in row)
@@ -179,11 +159,9 @@ def last_round(folder: Path) -> int:
     lines = path.read_bytes().splitlines() if path.is_file() else []
     for line in reversed(lines):
         with suppress(EvenhandError):
-            match json_object(line, str(path)):
-                case {"round": int(number)}:
-                    return number
-                case _:
-                    pass
+            round = records.json_object(line, str(path)).get("round")
+            if isinstance(round, int):
+                return round
     return 0
 
 
@@ -226,20 +204,18 @@ class Condition(NamedTuple):
     length: int | None = None
     is_longer: bool = False
 
-    def remarks(self, folder: Path) -> list[str]:
+    def remarks(self, folder: Path) -> Iterator[str]:
         """What a reader of the results should know, in sentences."""
-        remarks: list[str] = []
         if self.results == "unchecked":
-            remarks.append(
+            yield (
                 f"{folder} has no {CHECKSUMS} (an earlier version of Evenhand wrote it), so damage would go unnoticed."
             )
         if self.is_edited:
-            remarks.append(f"{folder / CONFIG} was changed after `evenhand` wrote it.")
+            yield f"{folder / CONFIG} was changed after `evenhand` wrote it."
         if self.is_longer:
-            remarks.append(
+            yield (
                 f"{folder} is being trained further, or was stopped while it was: these are its last complete results."
             )
-        return remarks
 
 
 def begin_checksums(folder: Path, *, config: str, metrics: str) -> None:
@@ -247,32 +223,32 @@ def begin_checksums(folder: Path, *, config: str, metrics: str) -> None:
     # While a run trains on, its old results are the first lines of the longer file, and stay readable.
     sums = _known_sums(folder) or {}
     old, text = sums.get(METRICS), metrics.encode()
-    if old is None or old != sum_of(text[: old.length]):
+    if old is None or old != records.sum_of(text[: old.length]):
         sums = {}
-    write_sums(folder, {**sums, CONFIG: sum_of(config.encode())})
+    records.write_sums(folder, {**sums, CONFIG: records.sum_of(config.encode())})
 
 
 def reopen_checksums(folder: Path) -> None:
     """Prepares for new results: there are none until they are sealed."""
-    write_sums(folder, {CONFIG: _config_sum(folder)})
+    records.write_sums(folder, {CONFIG: _config_sum(folder)})
 
 
 def seal(folder: Path) -> None:
     """Records the checksums of complete results."""
     names = [*_ALWAYS, *(name for name in _PERHAPS if (folder / name).exists())]
-    write_sums(folder, {CONFIG: _config_sum(folder), **sums_of(folder, names)})
+    records.write_sums(folder, {CONFIG: _config_sum(folder), **records.sums_of(folder, names)})
 
 
 def seal_part(folder: Path) -> None:
     """Records the checksums of results that are not yet those of a run, such as of its best round so far."""
     names = [name for name in (*_ALWAYS, *_PERHAPS) if (folder / name).exists()]
-    write_sums(folder, sums_of(folder, names))
+    records.write_sums(folder, records.sums_of(folder, names))
 
 
 def is_whole(folder: Path) -> bool:
     """Whether the files that :func:`seal_part` has sealed are as they were."""
-    sums = read_sums(folder)
-    return sums is not None and not changed_files(folder, sums)
+    sums = records.read_sums(folder)
+    return sums is not None and not records.changed_files(folder, sums)
 
 
 def sound_condition(folder: Path) -> Condition:
@@ -310,7 +286,7 @@ def condition_of(folder: Path) -> Condition:
     if sums is None:
         return Condition("sealed", damaged=(CHECKSUMS,))
     # A run that is trained further appends evaluations, and the results are of the first lines only.
-    wrong = changed_files(folder, sums, growing=METRICS)
+    wrong = records.changed_files(folder, sums, growing=METRICS)
     edited, damaged = CONFIG in wrong, tuple(name for name in sums if name in wrong - {CONFIG})
     if METRICS not in sums:
         return Condition("none", is_edited=edited)
@@ -332,7 +308,7 @@ def _config_sum(folder: Path) -> Checksum:
 
 def _known_sums(folder: Path) -> dict[str, Checksum] | None:
     """The recorded checksums of a run folder; None if the file is missing or damaged."""
-    sums = read_sums(folder)
+    sums = records.read_sums(folder)
     # No other list is ever written: one that has lost an entry would leave that file unchecked.
     is_known = sums is not None and set(sums) - set(_PERHAPS) in ({CONFIG}, {CONFIG, *_ALWAYS})
     return sums if is_known else None
@@ -365,8 +341,8 @@ class Personal(NamedTuple):
 
 def write_params(path: Path, params: Params) -> None:
     """Writes the arrays of a model under slash-joined names; a single array is called ``params``."""
-    with writing(path), replacing(path) as temporary:
-        write_arrays(temporary, _named(params))
+    with records.writing(path), records.replacing(path) as temporary:
+        records.write_arrays(temporary, _named(params))
 
 
 def read_params(path: Path, like: Params) -> Params:
@@ -375,7 +351,7 @@ def read_params(path: Path, like: Params) -> Params:
     Raises:
       EvenhandError: the file does not fit.
     """
-    return _fitted(path, read_arrays(path), like)
+    return _fitted(path, records.read_arrays(path), like)
 
 
 def write_personal(
@@ -390,8 +366,8 @@ def write_personal(
       own: which clients have a model of their own, ``(num_clients,)``; the others are left out.
     """
     with (
-        writing(folder / PERSONAL),
-        replacing_folder(folder / PERSONAL) as part,
+        records.writing(folder / PERSONAL),
+        records.replacing_folder(folder / PERSONAL) as part,
         # A lone surrogate, which no text should hold but which JSON can spell, is kept.
         (part / INDEX).open("w", newline="", encoding="utf-8", errors="surrogatepass") as file,
     ):
@@ -449,7 +425,7 @@ def personal_models(
                 raise EvenhandError(
                     f"{path} is damaged (it does not match {PERSONAL}/{INDEX}): {_repair(folder)}."
                 )
-            name, arrays = entry.file, read_arrays(path)
+            name, arrays = entry.file, records.read_arrays(path)
         row = entry.row
         own = arrays if row is None else {key: array[row] for key, array in arrays.items()}
         yield entry, _fitted(path, own, like)
@@ -476,8 +452,8 @@ def _write_models(part: Path, ids: Sequence[str], positions: NDArray, arrays: Ar
         # The position keeps names apart: two ids may be the same text once they are safe in the name of a file.
         name = f"{first:0{digits}}-{_safe(ids[first]) if alone else f'{last:0{digits}}'}.npz"
         chosen = start if alone else slice(start, start + step)
-        write_arrays(part / name, {key: array[chosen] for key, array in arrays.items()})
-        digest = _digest(part / name)
+        records.write_arrays(part / name, {key: array[chosen] for key, array in arrays.items()})
+        digest = records.sum_of_file(part / name).sha256
         for row, k in enumerate(together):
             yield [spreadsheet_cell(ids[k]), name, "" if alone else str(row), digest]
 
@@ -504,12 +480,7 @@ def _fitted(path: Path, arrays: Arrays, like: Params) -> Params:
 
 
 def _matches(path: Path, entry: Personal) -> bool:
-    return path.is_file() and _digest(path) == entry.sha256
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return path.is_file() and records.sum_of_file(path).sha256 == entry.sha256
 
 
 def _safe(name: str) -> str:
