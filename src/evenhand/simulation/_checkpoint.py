@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -23,25 +23,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 from evenhand._jaxpr.hoist import inner_constants
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
 from evenhand.evaluation.metrics import resolved
-from evenhand.records import held, resealed, uninterrupted
+from evenhand.records import held, is_sealed, resealed, uninterrupted
 from evenhand.rounds import RoundState, malicious_clients, poisoned
 from evenhand.simulation._job import Checkpoint, Execution, Job, check_job
 from evenhand.simulation.engine import one_round
 from evenhand.simulation.program import ById, Rows
 from evenhand.simulation.setup import Setup, set_up
-from evenhand.simulation.store import HostStore, chunks
+from evenhand.simulation.store import HostStore, NDArray, chunks
 from evenhand.types import Attack, ClientData, Key, Params, PyTree
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
-
-NDArray = npt.NDArray[Any]
 
 
 # --- the latest states of one run -------------------------------------------------------------------------------------
@@ -54,8 +51,8 @@ _LAST_ROUND = "last_round"
 """When each client last trained; missing in checkpoints of earlier versions."""
 _NO_START = {"start": "the model's own"}
 """Part of the identity of a run that has no other start; it is not saved."""
-_STATE, _ALL = "sha256 of the state", "sha256"
-"""Checksums: of the arrays, and of that and everything else."""
+_STATE = "sha256 of the state"
+"""The checksum of the arrays; one of that and of everything else is beside it."""
 
 
 class Snapshot(NamedTuple):
@@ -154,7 +151,7 @@ class Checkpoints:
 
         about = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
         is_old = set(about) == _ABOUT
-        if not is_old and about[_ALL] != resealed(about)[_ALL]:
+        if not (is_old or is_sealed(about)):
             raise ValueError("what is beside the arrays does not match its checksum")
         saved = _NO_START | about["identity"]
         for name, value in (_NO_START | dict(identity)).items():
@@ -164,23 +161,21 @@ class Checkpoints:
                     f"give another folder, or delete that one."
                 )
         listed = about.get(_CLIENTS)
-        leaves, structure = jax.tree.flatten(
-            self._like if listed is None else self._like._replace(clients=())
-        )
-        like = {str(i): np.empty(leaf.shape, leaf.dtype) for i, leaf in enumerate(leaves)}
+        saved_like = self._like if listed is None else self._like._replace(clients=())
+        like = _numbered(saved_like, lambda leaf: np.empty(leaf.shape, leaf.dtype))
         wanted = ocp.args.Composite(state=ocp.args.StandardRestore(like))
         arrays = self._manager.restore(step, args=wanted)["state"]
         if not is_old and about[_STATE] != _checksum(arrays):
             raise ValueError("its arrays do not match their checksum")
-        for i, leaf in enumerate(leaves):
-            self._check_form(leaf, arrays[str(i)])
+        leaves, structure = jax.tree.flatten(saved_like)
+        restored = [arrays[str(i)] for i in range(len(leaves))]
+        for leaf, array in zip(leaves, restored, strict=True):
+            self._check_form(leaf, array)
         if about["done"] != step:
             raise ValueError(f"it says that {about['done']} rounds are done")
-        per_round = {
-            name: np.array(values, np.dtype(about["dtypes"][name]))
-            for name, values in about["per_round"].items()
-        }
-        state = jax.tree.unflatten(structure, [arrays[str(i)] for i in range(len(leaves))])
+        dtypes = about["dtypes"]
+        per_round = {name: np.array(x, np.dtype(dtypes[name])) for name, x in about["per_round"].items()}
+        state = jax.tree.unflatten(structure, restored)
         clients = state.clients if listed is None else self._like.clients
         state = state._replace(clients=self._segments.restored(listed, clients, newcomer))
         last = None if _LAST_ROUND not in about else np.array(about[_LAST_ROUND], np.int32)
@@ -214,7 +209,7 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         begin = monotonic()
-        arrays = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(snapshot.state))}
+        arrays = _numbered(snapshot.state, np.asarray)
         about = {
             "identity": self._identity,
             "done": snapshot.done,
@@ -259,12 +254,22 @@ class Checkpoints:
         self._stale = []
 
 
+def _numbered(tree: PyTree, array_of: Callable[[Any], NDArray]) -> dict[str, NDArray]:
+    """Arrays of the leaves of a tree, by their numbers."""
+    return {str(i): array_of(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+
+
 def _checksum(arrays: Mapping[str, NDArray]) -> str:
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)  # no copy
+        digest.update(_bytes(array))
     return digest.hexdigest()
+
+
+def _bytes(array: NDArray) -> memoryview:
+    """The bytes of an array, without a copy."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _first_line(error: Exception) -> str:
@@ -364,9 +369,8 @@ class Segments:
         with part.open("wb") as file:
 
             def put(values: NDArray) -> None:
-                piece = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-                digest.update(piece)
-                file.write(piece)
+                digest.update(_bytes(values))
+                file.write(_bytes(values))
 
             put(ids.astype("<i8"))
             for some in chunks(store, ids):
@@ -386,10 +390,9 @@ class Segments:
 
             def get(shape: tuple[int, ...], dtype: Any) -> NDArray:
                 values = np.empty(shape, dtype)
-                piece = values.reshape(-1).view(np.uint8).data
-                if file.readinto(piece) != len(piece):
+                if file.readinto(_bytes(values)) != values.nbytes:
                     raise ValueError(f"{path.name} of the clients' states is cut off")
-                digest.update(piece)
+                digest.update(_bytes(values))
                 return values
 
             ids = get((segment["clients"],), "<i8")
@@ -429,7 +432,7 @@ def identity(setup: Setup, job: Job) -> dict[str, Any]:
     for split in (data.train, data.valid, data.test):
         rows = np.linspace(0, split.rows - 1, min(split.rows, _SAMPLED_ROWS)).astype(np.int64)
         for part in (split.offsets, split.y, split.x[rows]):
-            digest.update(np.ascontiguousarray(part).tobytes())
+            digest.update(_bytes(part))
     same: dict[str, Any] = {
         "seed": job.seed,
         "cohort": setup.program.cohort,
@@ -441,8 +444,7 @@ def identity(setup: Setup, job: Job) -> dict[str, Any]:
         "method (with its settings, systems and attack)": _fingerprint(setup),
     }
     if job.start is not None:
-        params = jax.tree.leaves(job.start)
-        same["start"] = _checksum({str(i): np.asarray(leaf) for i, leaf in enumerate(params)})[:16]
+        same["start"] = _checksum(_numbered(job.start, np.asarray))[:16]
     return same
 
 
@@ -487,10 +489,9 @@ def _attack(attack: Attack | None, data: FederatedDataset, seed: int) -> str:
         return "none"
     malicious = malicious_clients(attack, data.client_ids, seed)
     digest = hashlib.sha256(malicious.tobytes())
-    if attack.rows is None:
-        return digest.hexdigest()[:16]
-    for client in np.flatnonzero(malicious)[:_SAMPLED_CLIENTS]:
-        rows = slice(*data.train.offsets[client : client + 2])
-        for part in poisoned(attack.rows, data.train.x[rows], data.train.y[rows], seed, int(client)):
-            digest.update(np.ascontiguousarray(part).tobytes())
+    if attack.rows is not None:
+        for client in np.flatnonzero(malicious)[:_SAMPLED_CLIENTS]:
+            rows = slice(*data.train.offsets[client : client + 2])
+            for part in poisoned(attack.rows, data.train.x[rows], data.train.y[rows], seed, int(client)):
+                digest.update(_bytes(part))
     return digest.hexdigest()[:16]

@@ -97,10 +97,8 @@ class Job(NamedTuple):
     @staticmethod
     def from_arguments(arguments: Mapping[str, Any]) -> Job:
         """From the arguments of :func:`evenhand.simulate`, by name."""
-        execution, task = (
-            {name: value for name, value in arguments.items() if (name in Execution._fields) == chosen}
-            for chosen in (True, False)
-        )
+        execution = {name: arguments[name] for name in Execution._fields if name in arguments}
+        task = {name: value for name, value in arguments.items() if name not in execution}
         return Job(**task, execution=Execution(**execution))
 
     @property
@@ -138,20 +136,20 @@ def check_job(job: Job) -> None:
       EvenhandError: they do not.
     """
     algorithm = job.algorithm
-    check_parts(algorithm, job.data, job.systems, job.attack)
+    # The likeliest slips get their cure.
+    expect("algorithm", algorithm, Algorithm, "eh.algorithms.fedavg(work)")
+    example = "eh.data.load(...), or eh.data.from_arrays(x, y, client) of arrays"
+    expect("data", job.data, FederatedDataset, example)
+    expect("systems", job.systems, Systems | None, "eh.systems.stragglers(0.5)")
+    expect("attack", job.attack, Attack | None, "eh.types.Attack(fraction=0.2, ...)")
     if job.untrained not in get_args(Untrained):
         raise EvenhandError(Argument("untrained", repr(job.untrained)), ": give 'global' or 'initial'.")
     whole_number("rounds", job.rounds, 0, MAX_ROUNDS - 1)
     whole_number("seed", job.seed, 0, 2**32 - 1)
-    for name, value in (
-        ("cohort", job.cohort),
-        ("eval_every", job.eval_every),
-        ("lanes", job.execution.lanes),
-        ("devices", job.execution.devices),
-        ("eval_clients", job.eval_clients),
-    ):
-        if value is not None:
-            whole_number(name, value, 1)
+    values = {**job._asdict(), **job.execution._asdict()}
+    for name in ("cohort", "eval_every", "lanes", "devices", "eval_clients"):
+        if values[name] is not None:
+            whole_number(name, values[name], 1)
     # Shapes only: a model that is too large for the machine gets a sentence of its own from check_model.
     params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
     stateful = bool(jax.tree.leaves(jax.eval_shape(algorithm.init_client, params)))
@@ -167,16 +165,6 @@ def check_job(job: Job) -> None:
                 f"{need.name} needs {need.least(slots)} uploads, the cohort has {slots}: as many malicious clients as "
                 "it is to expect would leave no honest upload. Draw a larger cohort, or let it expect fewer of them."
             )
-
-
-def check_parts(algorithm: object, data: object, systems: object, attack: object) -> None:
-    """Each part is what its argument's name says; the likeliest slips get their cure."""
-    expect("algorithm", algorithm, Algorithm, "eh.algorithms.fedavg(work)")
-    expect(
-        "data", data, FederatedDataset, "eh.data.load(...), or eh.data.from_arrays(x, y, client) of arrays"
-    )
-    expect("systems", systems, Systems | None, "eh.systems.stragglers(0.5)")
-    expect("attack", attack, Attack | None, "eh.types.Attack(fraction=0.2, ...)")
 
 
 def check_model(model: Model, data: FederatedDataset) -> None:
