@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -19,16 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from evenhand import tree
+from evenhand import evaluation, tree
 from evenhand._platform import check_process
-from evenhand.devices import everywhere, here, over
-from evenhand.evaluation import check_metrics
-from evenhand.evaluation.metrics import resolved
-from evenhand.simulation._checkpoint import Checkpoints
+from evenhand.devices import Devices, everywhere, here, over
 from evenhand.simulation._evaluation import Evaluation
 from evenhand.simulation._job import Execution, Job, check_job, check_model
 from evenhand.simulation._run import Run
-from evenhand.simulation._simulate import Measure, Progress, Request, Session, Steps, Stretch, Train, runs_of
+from evenhand.simulation._simulate import Measure, Request, Session, Steps, Stretch, Train, runs_of
 from evenhand.simulation.engine import ByKey, Hoistable, hoist_rounds
 from evenhand.simulation.program import Resident, Rows, must_stream, resident
 from evenhand.simulation.setup import SMALL_MODEL, set_up
@@ -206,7 +204,7 @@ class _Crew:
         self, jobs: Sequence[Job], chosen: set[int], columns: list[list[int]], traced: dict[Any, _Traced]
     ) -> None:
         self._jobs, self._chosen, self._columns, self._traced = jobs, chosen, columns, traced
-        self._places = [position for column in columns for position in column]
+        self._places = list(chain.from_iterable(columns))
         first = jobs[columns[0][0]]
         self._mesh = over(len(columns))
         self._rows = resident(first.data, first.attack, first.seed, self._mesh, first.algorithm.sampling)
@@ -234,7 +232,7 @@ class _Crew:
     def _begin(self, position: int, stack: ExitStack) -> Steps:
         job = self._jobs[position]
         check_model(job.algorithm.model, job.data)
-        check_metrics(resolved(job.metrics), job.algorithm.model, job.data)
+        evaluation.check_metrics(evaluation.metrics.resolved(job.metrics), job.algorithm.model, job.data)
         execution = Execution(devices=1, lanes=self._traced[_which(job)].lanes, offload=False)
         setup = set_up(job._replace(execution=execution), rows=self._resident)
         same = self._sample(position)
@@ -242,15 +240,9 @@ class _Crew:
             # Each run trains on one device, but the crew evaluates on all of its devices.
             program = setup.program._replace(mesh=self._mesh)
             self._evaluations[same] = Evaluation(job, program, setup.keys, self._rows, setup.store)
-        evaluation = self._evaluations[same].shared_by(setup.program, setup.keys, setup.store)
-        session = Session(setup, job, evaluation)
-        checkpoints = None
-        if job.checkpoint is not None:
-            checkpoints = Checkpoints(setup, job, job.checkpoint)
-            stack.enter_context(checkpoints.held())
-        self._sessions[position] = session
-        bar = stack.enter_context(Progress(job.rounds, show=False))
-        return session.steps(checkpoints, bar)
+        measuring = self._evaluations[same].shared_by(setup.program, setup.keys, setup.store)
+        session = self._sessions[position] = Session(setup, job, measuring)
+        return session.begin(stack)
 
     def _sample(self, position: int) -> int:
         """Equal for runs in which the same clients are evaluated."""
@@ -275,12 +267,9 @@ class _Crew:
 
     def _answers(self) -> dict[int, Any]:
         """Answers to those that are furthest behind: a run that was resumed at another round first catches up."""
-        measured = {
-            position: request for position, request in self._pending.items() if isinstance(request, Measure)
-        }
-        trained = {
-            position: request for position, request in self._pending.items() if isinstance(request, Train)
-        }
+        asked = list(self._pending.items())
+        measured = {position: request for position, request in asked if isinstance(request, Measure)}
+        trained = {position: request for position, request in asked if isinstance(request, Train)}
         least = min((request[1:] for request in trained.values()), default=None)
         behind = {position: request for position, request in trained.items() if request[1:] == least}
         try:
@@ -292,32 +281,23 @@ class _Crew:
 
     def _measured(self, asked: dict[int, Measure]) -> dict[int, Any]:
         """All evaluations at once, where the crew's can be."""
-        together = len({self._sample(position) for position in self._places}) == 1 and Evaluation.are_alike(
-            [self._jobs[position].algorithm for position in self._places]
-        )
-        if not together:
+        methods = [self._jobs[position].algorithm for position in self._places]
+        has_one_sample = len({self._sample(position) for position in self._places}) == 1
+        if not (has_one_sample and Evaluation.are_alike(methods)):
             return {position: self._alone(position) for position in asked}
         filler = next(iter(asked))
         places = [position if position in asked else filler for position in self._places]
         states = [asked[position].state for position in places]
         served = Evaluation.of_each([self._sessions[position].evaluation for position in places], states)
-        return {
-            position: result
-            for position, result in zip(self._places, served, strict=True)
-            if position in asked
-        }
+        pairs = zip(self._places, served, strict=True)
+        return {position: result for position, result in pairs if position in asked}
 
     def _trained(self, asked: dict[int, Train]) -> dict[int, Any]:
         """The rounds of all of them as one program."""
-        answers = self._together.answer(
-            [[asked.get(position) for position in column] for column in self._columns]
-        )
-        return {
-            position: answer
-            for column, some in zip(self._columns, answers, strict=True)
-            for position, answer in zip(column, some, strict=True)
-            if answer is not None
-        }
+        requests = [[asked.get(position) for position in column] for column in self._columns]
+        answers = chain.from_iterable(self._together.answer(requests))
+        pairs = zip(self._places, answers, strict=True)
+        return {position: answer for position, answer in pairs if answer is not None}
 
     def _alone(self, position: int) -> Any:
         """The answer to one run, or the exception that is its result."""
@@ -358,14 +338,7 @@ def _compiled(program: ByKey) -> Any:
         return [leaf[None] for leaf in results]
 
     def run(literals: Array, constants: Any, state: Any, keys: Any, rest: list[Array]) -> list[Array]:
-        mine = (literals, constants, state, keys)
-        if program.mesh is None:
-            return column(mine, rest)
-        dealt = PartitionSpec(*program.mesh.axis_names)
-        specs = (dealt, PartitionSpec())
-        return jax.shard_map(column, mesh=program.mesh, in_specs=specs, out_specs=dealt, check_vma=False)(
-            mine, rest
-        )
+        return Devices(program.mesh).spread(column)((literals, constants, state, keys), rest)
 
     # The states alone are donated: literals, constants and keys serve the next call, too.
     return jax.jit(run, donate_argnums=2)
@@ -417,10 +390,8 @@ class Together:
         A place without a request is computed from another run's state, and has no answer: its width is part of the
         program, which decides how the numbers of all others are rounded.
         """
-        begin, asked = (
-            time.perf_counter(),
-            [request for column in requests for request in column if request is not None],
-        )
+        begin = time.perf_counter()
+        asked = [request for column in requests for request in column if request is not None]
         filler, first, rounds = asked[0]
         states = [
             [jax.tree.leaves(filler if request is None else request.state) for request in column]
@@ -471,11 +442,11 @@ class Together:
     def _columns(self, state: Sequence[Array]) -> list[list[list[Array]]]:
         """The leaves of each run's state, on the first device."""
         place = jax.local_devices()[0]
-        pieces = [
-            [shard.data for shard in sorted(leaf.addressable_shards, key=_first_index)] for leaf in state
+        shards = [sorted(leaf.addressable_shards, key=_first_index) for leaf in state]
+        return [
+            _apart(jax.device_put([shard.data for shard in column], place))
+            for column in zip(*shards, strict=True)
         ]
-        columns = zip(*pieces, strict=True)
-        return [_apart(jax.device_put(list(leaves), place)) for leaves in columns]
 
 
 def _first_index(shard: Any) -> int:

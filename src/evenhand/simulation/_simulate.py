@@ -9,14 +9,12 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from evenhand._platform import check_process
@@ -35,12 +33,10 @@ from evenhand.simulation._job import Checkpoint, Job, Untrained, check_first_los
 from evenhand.simulation._run import Run
 from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK
 from evenhand.simulation.setup import Setup, drawn_last, set_up
-from evenhand.simulation.store import Kept
+from evenhand.simulation.store import Kept, NDArray
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Attack, Params, Sampling
+from evenhand.types import Algorithm, Attack, Params
 from evenhand.watch import Watch, Watcher, Watching, watchers
-
-NDArray = npt.NDArray[Any]
 
 
 def simulate(
@@ -199,14 +195,9 @@ def runs_of(job: Job) -> Iterator[Run]:
     setup = set_up(job)
     evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
     session = Session(setup, job, evaluation)
-    checkpoints = None if job.checkpoint is None else Checkpoints(setup, job, job.checkpoint)
-    # Held before steps() loads the checkpoint, so that no other process writes between reading and training.
-    with (
-        nullcontext() if checkpoints is None else checkpoints.held(),
-        Progress(job.rounds, job.execution.progress) as bar,
-        _followed(job, trackers) as show,
-    ):
-        steps, answer = session.steps(checkpoints, bar), None
+    with ExitStack() as stack:
+        steps, answer = session.begin(stack), None
+        show = stack.enter_context(_followed(job, trackers))
         while True:
             try:
                 request = steps.send(answer)
@@ -231,13 +222,15 @@ def _followed(job: Job, trackers: Sequence[Watcher]) -> Generator[Callable[[Run]
             return
         if watching is None:
             method, data = run.algorithm.name, run.data
-            config = {
+            about = {
+                "method": method or None,
+                "data": data.name,
+                "clients": data.num_clients,
                 "rounds": job.rounds,
                 "seed": job.seed,
                 "cohort": job.slots,
                 "eval_every": job.eval_every,
             }
-            about = {"method": method or None, "data": data.name, "clients": data.num_clients, **config}
             watching = Watching(trackers, f"{method or 'a method'} on {data.name}, seed {run.seed}", about)
         watching.show(run.history)
         if run.info["rounds"] == job.rounds:
@@ -332,6 +325,16 @@ class Session:
         seconds = {"data": received - begin, "train": time.perf_counter() - received}
         return Stretch(state, reported, count, seconds)
 
+    def begin(self, stack: ExitStack) -> Steps:
+        """As :meth:`steps`; the folder of the checkpoint is held, and the bar is live, until the stack is closed."""
+        checkpoints = None
+        if self.job.checkpoint is not None:
+            checkpoints = Checkpoints(self.setup, self.job, self.job.checkpoint)
+            # Held before steps() loads the checkpoint, so that no other process writes between reading and training.
+            stack.enter_context(checkpoints.held())
+        bar = stack.enter_context(Progress(self.job.rounds, self.job.execution.progress))
+        return self.steps(checkpoints, bar)
+
     def steps(self, checkpoints: Checkpoints | None, progress: Progress) -> Steps:
         """Yields requests, to be answered by ``send``, and the run so far at each evaluation, after saving it."""
         rounds, eval_every = self.job.rounds, self.job.eval_every
@@ -413,24 +416,19 @@ class Session:
             self.initial_loss = served.clients["train"].get(of_global("loss"), self.initial_loss)
         # The history of a run that continues has this evaluation already.
         if record:
-            reported = {
-                name: float(info[-1])
-                for name, info in self.per_round.items()
-                if len(info) and name not in WORK
-            }
+            reported = {name: float(info[-1]) for name, info in self._reported.items()}
             self.history.append({"round": done, **self.evaluation.columns(served), **reported})
         if last and self.metrics:  # after the history, whose columns have a value for each evaluation
             served = served.with_metrics(self.evaluation.measured(state, self.metrics))
         self.seconds["evaluate"] += time.perf_counter() - begin
         return served
 
-    def _snapshot(
-        self,
-        state: RoundState,
-        done: int,
-        served: Served,
-        checkpoints: Checkpoints | None,
-    ) -> Run:
+    @property
+    def _reported(self) -> dict[str, NDArray]:
+        """What the method has reported about each round so far, without the engine's own counts."""
+        return {name: values for name, values in self.per_round.items() if len(values) and name not in WORK}
+
+    def _snapshot(self, state: RoundState, done: int, served: Served, checkpoints: Checkpoints | None) -> Run:
         if checkpoints is not None:
             begin = time.perf_counter()
             whole = here(state)
@@ -438,11 +436,13 @@ class Session:
             others = self.history, self.per_round, self.seconds, last
             checkpoints.save(Snapshot(whole._replace(last_round=()), done, *others))
             self.seconds["checkpoint"] = self.seconds.get("checkpoint", 0.0) + time.perf_counter() - begin
+        sampling, drawn = self.program.algorithm.sampling, self.program.cohort
+        if sampling.independent:
+            # How many clients are drawn on average: the cohort has more slots than that.
+            drawn = round((sampling.rate or 0.0) * self.job.data.num_clients)
         info = {
             "rounds": done,
-            "cohort": _cohort(
-                self.program.algorithm.sampling, self.job.data.num_clients, self.program.cohort
-            ),
+            "cohort": drawn,
             "lanes": self.program.lanes,
             "devices": self.program.devices.size,
             "floats": dict(self.setup.traffic),
@@ -451,16 +451,13 @@ class Session:
             "seconds": dict(self.seconds),
             **self._work(),
         }
-        per_round = {
-            name: values for name, values in self.per_round.items() if len(values) and name not in WORK
-        }
         self._lent = Kept(state, self.setup.store)
         return Run(
             algorithm=self.program.algorithm,
             data=self.job.data,
             seed=self.job.seed,
             history=self._columns(),
-            per_round=per_round,
+            per_round=self._reported,
             info=info,
             kept=self._lent,
             clients=served.clients,
@@ -494,11 +491,6 @@ class Session:
         return columns | {"round": columns["round"].astype(np.int64)}
 
 
-def _cohort(sampling: Sampling, clients: int, slots: int) -> int:
-    """How many clients are drawn, where their number is random on average: it has more slots than that."""
-    return round((sampling.rate or 0.0) * clients) if sampling.independent else slots
-
-
 # --- the live bar, and how many rounds to run before it moves again ---------------------------------------------------
 
 _BAR_SECONDS = 0.5
@@ -528,12 +520,7 @@ class Progress:
         self._begin = time.perf_counter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._bar.stop()
 
     def next_count(self) -> int:
