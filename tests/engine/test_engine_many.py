@@ -247,7 +247,7 @@ def test_where_no_program_serves_all_each_runs_alone(fails: str, monkeypatch: py
     if fails != "evaluating together":
         monkeypatch.setattr(Together, "answer", full)
     if fails != "training together":
-        monkeypatch.setattr("evenhand.simulation._evaluation.per_class_of_each", full)
+        monkeypatch.setattr("evenhand.evaluation.per_class_of_each", full)
     together = finished(jobs)
     assert [apart(run, alone(job)) < 2e-5 for run, job in zip(together, jobs, strict=True)] == [True] * 3
     monkeypatch.setattr(Together, "answer", full)

@@ -14,44 +14,21 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
-from evenhand import tree
+from evenhand import evaluation, tree
 from evenhand._jaxpr.hoist import ByProgram, by_program
 from evenhand.data import Split
-from evenhand.devices import everywhere, here, local, over
-from evenhand.evaluation import (
-    ClassIndex,
-    ClassMetrics,
-    Metric,
-    Prepared,
-    class_spread,
-    column,
-    evenness,
-    filled,
-    index_classes,
-    is_higher_better,
-    measured_clients,
-    of_global,
-    per_class,
-    per_class_of_each,
-    per_client,
-    personal_per_class,
-    primary_metric,
-    summarize_classes,
-)
+from evenhand.devices import Devices, everywhere, here, local
+from evenhand.evaluation import ClassIndex, ClassMetrics, Metric, Prepared, column, filled, of_global
 from evenhand.memory import aligned
 from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._job import Job, Untrained
-from evenhand.simulation.program import Program, Source, gathered, must_stream, rows_of, sent
-from evenhand.simulation.store import HostStore, Kept
+from evenhand.simulation.program import Program, Resident, Source, gathered, must_stream, rows_of, sent
+from evenhand.simulation.store import HostStore, NDArray
 from evenhand.streams import Keys, Purpose, client_stream, stream
 from evenhand.types import Algorithm, Array, ClientData, Key, Model, Params, PyTree
-
-NDArray = npt.NDArray[Any]
-
 
 # --- which model a client is served, and what an evaluation finds -----------------------------------------------------
 
@@ -96,10 +73,8 @@ class Served(NamedTuple):
     @staticmethod
     def from_splits(measured: Mapping[str, tuple[dict[str, NDArray], ClassMetrics | None]]) -> Served:
         """From what is found of each split."""
-        clients = {name: metrics for name, (metrics, _) in measured.items()}
-        return Served(
-            clients, {name: classes for name, (_, classes) in measured.items() if classes is not None}
-        )
+        classes = {name: cells for name, (_, cells) in measured.items() if cells is not None}
+        return Served({name: metrics for name, (metrics, _) in measured.items()}, classes)
 
     @staticmethod
     def joined(parts: Mapping[int, Served]) -> Served:
@@ -135,6 +110,7 @@ class Served(NamedTuple):
 
 # --- an evaluation ----------------------------------------------------------------------------------------------------
 
+ParamsOf: TypeAlias = Callable[[PyTree, Array], Params]
 Parts: TypeAlias = Mapping[str, tuple[Prepared, ClassIndex | None]]
 _MOST_ROWS = 2**25
 """Examples, times models, that are evaluated at once: the values of all of them are in memory."""
@@ -145,7 +121,7 @@ class _Window(NamedTuple):
 
     states: PyTree
     parts: Parts
-    params_of: Callable[[PyTree, Array], Params]
+    params_of: ParamsOf
 
 
 class Evaluation:
@@ -169,7 +145,7 @@ class Evaluation:
     def __init__(
         self, job: Job, program: Program, keys: Keys, source: Source, store: HostStore | None
     ) -> None:
-        data, rows = job.data, source.on_device
+        data = job.data
         self.untrained: Untrained = job.untrained
         self.algorithm, self.lanes = program.algorithm, program.lanes
         self.root, self.capacity = keys.shared, program.capacity
@@ -180,23 +156,18 @@ class Evaluation:
         self.store = store
         self.splits: dict[str, Prepared] = {}
         self.indices: dict[str, ClassIndex | None] = {}
-        classes = data.num_classes
         for name, whole in (("train", data.train), ("valid", data.valid), ("test", data.test)):
-            on_device = rows if name == "train" else None
+            is_on_device = name == "train" and self.drawn is None and isinstance(source, Resident)
             split = whole if self.drawn is None else _some(whole, self.drawn)
-            if (
-                on_device is not None and self.drawn is None and not poisoned
-            ):  # malicious clients are measured on clean rows
-                x, y = (
-                    here((on_device.x, on_device.y))
-                    if mesh is None
-                    else everywhere(mesh, (on_device.x, on_device.y))
-                )
-                self.splits[name] = Prepared(x, y, split.offsets, None, mesh)
+            if is_on_device and not poisoned:  # malicious clients are measured on clean rows
+                rows = (source.rows.x, source.rows.y)
+                x, y = here(rows) if mesh is None else everywhere(mesh, rows)
+            elif not is_on_device and must_stream(split):
+                x, y = np.asarray(split.x), np.asarray(split.y)
             else:
-                host = must_stream(split) if on_device is None or self.drawn is not None else False
-                self.splits[name] = _prepared(split, self.drawn, mesh, host=host)
-            self.indices[name] = _index(self.algorithm.model, split, classes)
+                x, y = sent(mesh, (aligned(split.x), aligned(split.y)))
+            self.splits[name] = Prepared(x, y, split.offsets, self.drawn, mesh)
+            self.indices[name] = _index(self.algorithm.model, split, data.num_classes)
 
     def shared_by(self, program: Program, keys: Keys, store: HostStore | None) -> Evaluation:
         """The same clients' examples, evaluated with the models of another run."""
@@ -210,21 +181,17 @@ class Evaluation:
         """What each evaluation finds of its state, all at once: of the same clients, of methods that are alike."""
         first = evaluations[0]
         model, rows = first.algorithm.model, sum(split.x.shape[0] for split in first.splits.values())
+        pairs = list(zip(evaluations, states, strict=True))
         if rows * len(states) > _MOST_ROWS:
-            return [evaluation.served(state) for evaluation, state in zip(evaluations, states, strict=True)]
+            return [alone.served(state) for alone, state in pairs]
         # One program for all models: its products are batched, where one model after the other would leave cores idle.
-        params = _stacked(
-            [
-                evaluation.algorithm.global_params(state.server)
-                for evaluation, state in zip(evaluations, states, strict=True)
-            ]
-        )
+        params = _stacked([alone.algorithm.global_params(state.server) for alone, state in pairs])
         measured = {
-            name: per_class_of_each(model, params, split, first.indices[name])
+            name: evaluation.per_class_of_each(model, params, split, first.indices[name])
             for name, split in first.splits.items()
         }
         return [
-            Served.from_splits({name: evaluation[i] for name, evaluation in measured.items()})
+            Served.from_splits({name: models[i] for name, models in measured.items()})
             for i in range(len(states))
         ]
 
@@ -242,34 +209,46 @@ class Evaluation:
         """Every client that is evaluated, with the model that it gets."""
         if self._mesh is None:
             state = here(state)
-        algorithm, params = self.algorithm, self.algorithm.global_params(state.server)
-        model = algorithm.model
-        if algorithm.adapt is not None or algorithm.personal_params is not None:
-            alone = {name: per_client(model, params, split) for name, split in self.splits.items()}
-            windows = self._windows(state)
-            return Served.joined({first: self._personal(*window) for first, window in windows}).beside(alone)
-        return Served.from_splits(
-            {name: per_class(model, params, split, self.indices[name]) for name, split in self.splits.items()}
-        )
+        model, params = self.algorithm.model, self.algorithm.global_params(state.server)
+        if not self._is_personal:
+            return Served.from_splits(
+                {
+                    name: evaluation.per_class(model, params, split, self.indices[name])
+                    for name, split in self.splits.items()
+                }
+            )
+        alone = {name: evaluation.per_client(model, params, split) for name, split in self.splits.items()}
+        measure = partial(evaluation.personal_per_class, model, lanes=self.lanes)
+        windows: dict[int, Served] = {}
+        for first, (states, parts, params_of) in self._windows(state):
+            windows[first] = Served.from_splits(
+                {
+                    name: measure(states, part, index, params_of=params_of, widest=self.splits[name].sizes)
+                    for name, (part, index) in parts.items()
+                }
+            )
+        return Served.joined(windows).beside(alone)
+
+    @property
+    def _is_personal(self) -> bool:
+        """Whether clients are served models of their own."""
+        return self.algorithm.adapt is not None or self.algorithm.personal_params is not None
 
     def measured(self, state: RoundState, metrics: Sequence[Metric]) -> dict[str, dict[str, NDArray]]:
         """Split -> metric of a set of examples -> ``(K,)``, with the models of :meth:`served`, and as there the global
         model's besides."""
         if self._mesh is None:
             state = here(state)
-        algorithm = self.algorithm
-        measure = partial(measured_clients, algorithm.model, metrics=metrics)
-        params = algorithm.global_params(state.server)
+        measure = partial(evaluation.measured_clients, self.algorithm.model, metrics=metrics)
+        params = self.algorithm.global_params(state.server)
         alone = {name: measure(params, split) for name, split in self.splits.items()}
-        if algorithm.adapt is None and algorithm.personal_params is None:
+        if not self._is_personal:
             return alone
-        own: dict[str, dict[str, NDArray]] = {
-            split: {
-                **{name: np.full(len(self.splits[split].sizes), np.nan) for name in values},
-                **{of_global(name): of_clients for name, of_clients in values.items()},
-            }
+        blank = {
+            split: {name: np.full(len(self.splits[split].sizes), np.nan) for name in values}
             for split, values in alone.items()
         }
+        own = Served(blank, {}).beside(alone).clients
         for first, (states, parts, params_of) in self._windows(state):
             for split, (part, _) in parts.items():
                 widest = self.splits[split].sizes
@@ -280,37 +259,23 @@ class Evaluation:
 
     def initial_loss(self, state: RoundState) -> NDArray:
         """Each client's training loss with the global model; nothing, where all are served that."""
-        if self.algorithm.adapt is None and self.algorithm.personal_params is None:
+        if not self._is_personal:
             return np.zeros(0)
         server = here(state.server) if self._mesh is None else state.server
         params = self.algorithm.global_params(server)
-        return per_client(self.algorithm.model, params, self.splits["train"])["loss"]
-
-    def _serving(self, like: PyTree) -> ByProgram:
-        """``(states, k) -> params`` that client ``k`` is served, equal for methods that serve by the same program.
-
-        ``like`` has the form of the states.
-        """
-        serve = Serve(self.algorithm.global_params, self.algorithm.personal_params)
-        return by_program(serve, like, np.int32(0))
-
-    def _personal(self, states: PyTree, parts: Parts, params_of: Callable[[PyTree, Array], Params]) -> Served:
-        measure = partial(
-            personal_per_class, self.algorithm.model, states, params_of=params_of, lanes=self.lanes
-        )
-        return Served.from_splits(
-            {
-                name: measure(part, index, widest=self.splits[name].sizes)
-                for name, (part, index) in parts.items()
-            }
-        )
+        return evaluation.per_client(self.algorithm.model, params, self.splits["train"])["loss"]
 
     def _windows(self, state: RoundState) -> Iterator[tuple[int, _Window]]:
         """As many clients at a time as memory allows, by the position of the first: all at once, unless their models
         are adapted or their states come from a store."""
         train, adapt, store = self.splits["train"], self.algorithm.adapt, self.store
         own = has_own(np.asarray(here(state.last_round)), self.untrained)
-        serve = self._serving((state.server, state.clients if store is None else store.like, own))
+        # Equal for methods that serve by the same program.
+        serve = by_program(
+            Serve(self.algorithm.global_params, self.algorithm.personal_params),
+            (state.server, state.clients if store is None else store.like, own),
+            np.int32(0),
+        )
         if adapt is None and store is None:
             whole: Parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
             yield 0, _Window((state.server, state.clients, own), whole, serve)
@@ -345,18 +310,17 @@ class Evaluation:
             sizes = np.where(chosen, self.splits[split].sizes, 0)
             if not sizes.any():
                 continue
+            has = sizes > 0
             for name, values in metrics.items():
-                has = sizes > 0
                 columns[column(split, name)] = float(np.average(values[has], weights=sizes[has]))
-            name = primary_metric(metrics)
-            over = evenness(metrics[name], sizes, higher_is_better=is_higher_better(name))
+            name = evaluation.primary_metric(metrics)
+            higher_is_better = evaluation.is_higher_better(name)
+            over = evaluation.evenness(metrics[name], sizes, higher_is_better=higher_is_better)
             columns |= {column(split, name, measure): value for measure, value in over.items()}
             if split in served.classes:
-                spreads = class_spread(served.classes[split], len(sizes))
-                over = summarize_classes({name: values[chosen] for name, values in spreads.items()})
-                columns |= {
-                    column(split, measure): over[measure] for measure in ("class_spread", "worst_class")
-                }
+                spreads = evaluation.class_spread(served.classes[split], len(sizes))
+                over = evaluation.summarize_classes({name: x[chosen] for name, x in spreads.items()})
+                columns |= {column(split, name): over[name] for name in ("class_spread", "worst_class")}
         return columns
 
 
@@ -381,18 +345,11 @@ def _drawn(clients: int, seed: int, asked: int | None) -> NDArray | None:
     return np.sort(rng.choice(clients, asked, replace=False))
 
 
-def _prepared(split: Split, clients: NDArray | None, mesh: Mesh | None, *, host: bool) -> Prepared:
-    if host:
-        return Prepared(np.asarray(split.x), np.asarray(split.y), split.offsets, clients, mesh)
-    x, y = sent(mesh, (aligned(split.x), aligned(split.y)))
-    return Prepared(x, y, split.offsets, clients, mesh)
-
-
 def _index(model: Model, split: Split, classes: int | None) -> ClassIndex | None:
     """Which clients have rows of which classes, where rows have classes and the model measures accuracy."""
     if classes is None or "accuracy" not in model.metrics or split.y.size != split.rows:
         return None
-    return index_classes(split.y, split.offsets, classes)
+    return evaluation.index_classes(split.y, split.offsets, classes)
 
 
 def _some(split: Split, clients: NDArray) -> Split:
@@ -406,60 +363,6 @@ def _some(split: Split, clients: NDArray) -> Split:
 Adapt: TypeAlias = Callable[[Params, ClientData, Key], Params]
 _ROOM = 2**25
 """Numbers in the models of the clients that adapt together, and in their rows where these are not on the device."""
-
-
-def served_models(
-    algorithm: Algorithm,
-    kept: Kept,
-    train: Split,
-    clients: slice,
-    *,
-    root: Key,
-    last_round: NDArray,
-    untrained: Untrained,
-    lanes: int = 1,
-    devices: int = 1,
-) -> Iterator[tuple[slice, Params]]:
-    """The models that the clients at these positions are served, some of them at a time.
-
-    Args:
-      algorithm: the method.
-      kept: the states that its run has reached.
-      train: the clients' training rows, to which a method may adapt the models.
-      clients: positions, ``slice(first, last + 1)``.
-      root: the run's key.
-      last_round: the last round in which each client trained, ``(num_clients,)``; 0: it never did.
-      untrained: what clients that never trained are served.
-      lanes: how many clients adapt side by side.
-      devices: over how many devices they are spread.
-
-    Yields:
-      Positions, and the parameters of these clients as NumPy arrays with a leading axis.
-    """
-    shared, adapt = algorithm.global_params(kept.server), algorithm.adapt
-    mesh = local(over(devices))
-    rows = Prepared(np.asarray(train.x), np.asarray(train.y), train.offsets, None, mesh)
-    together = min(fitting(rows, shared), clients.stop - clients.start)
-    adapting = Adapting(adapt, root, int(train.sizes.max()), lanes, together)
-    for window in tiles(clients.start, clients.stop, together):
-        ids = np.arange(window.start, window.stop)
-        params = _unadapted(algorithm, kept, shared, window, has_own(last_round[window], untrained))
-        if adapt is not None:
-            params = adapting.all(tree.take, params, rows.some(window), ids, ids - window.start)
-        yield window, jax.tree.map(np.asarray, params)
-
-
-def _unadapted(algorithm: Algorithm, kept: Kept, shared: Params, window: slice, own: NDArray) -> Params:
-    """The models of some clients before they adapt, with a leading axis: their ``own`` ones, or the global one."""
-    states = kept.some(window) if algorithm.personal_params is not None and own.any() else None
-    count = window.stop - window.start
-    everyone = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (count, *np.shape(leaf))), shared)
-    if algorithm.personal_params is None or states is None:
-        return everyone
-    # The size is given since states may be empty: nothing is personal.
-    personal = jax.vmap(algorithm.personal_params, in_axes=(None, 0), axis_size=count)
-    made = personal(kept.server, jax.tree.map(jnp.asarray, states))
-    return jax.vmap(tree.select)(jnp.asarray(own), made, everyone)
 
 
 class Adapting(NamedTuple):
@@ -480,12 +383,7 @@ class Adapting(NamedTuple):
     together: int
 
     def all(
-        self,
-        params_of: Callable[[PyTree, Array], Params],
-        states: PyTree,
-        train: Prepared,
-        ids: NDArray,
-        places: NDArray,
+        self, params_of: ParamsOf, states: PyTree, train: Prepared, ids: NDArray, places: NDArray
     ) -> Params:
         """The models of the clients whose training rows these are, with a leading axis.
 
@@ -509,7 +407,7 @@ class Adapting(NamedTuple):
         sent = everywhere(mesh, (states, self.root, x, y))
         adapted = _AdaptedClient(self.adapt, params_of, self.capacity)
         client = by_program(adapted, *sent, (np.int32(0),) * 4)
-        models = _adapt(client, self.lanes, mesh)(*sent, windows)
+        models = _adapt(client, self.lanes, mesh)(windows, sent)
         return jax.tree.map(lambda leaf: leaf[: len(ids)], models)
 
 
@@ -522,35 +420,25 @@ class _AdaptedClient(NamedTuple):
     """``(states, root, x, y, window) -> params`` of one client, adapted."""
 
     adapt: Adapt
-    params_of: Callable[[PyTree, Array], Params]
+    params_of: ParamsOf
     capacity: int
 
     def __call__(self, states: PyTree, root: Key, x: Array, y: Array, window: tuple[Array, ...]) -> Params:
         k, place, start, size = window
         data = ClientData(x, y, start, size, jnp.float32(1.0), self.capacity)
-        return self.adapt(self.params_of(states, place), data, _adapting_key(root, k))
+        params = self.params_of(states, place)
+        # The same key at every evaluation, so that evaluations differ by the model alone.
+        return self.adapt(params, data, client_stream(stream(root, Purpose.PERSONAL, 0, 1), k))
 
 
 @lru_cache(maxsize=64)  # a cache of JAX's would keep every method that ever adapted
 def _adapt(client: ByProgram, lanes: int, mesh: Mesh | None) -> Callable[..., Params]:
-    """``(states, root, x, y, windows)`` -> the adapted models, with a leading axis."""
+    """``(windows, (states, root, x, y))`` -> the adapted models, with a leading axis."""
 
-    def on_device(
-        states: PyTree, root: Key, x: Array, y: Array, windows: tuple[Array, Array, Array, Array]
-    ) -> Params:
-        mine = partial(client, states, root, x, y)
-        return lax.map(mine, windows, batch_size=lanes if lanes > 1 else None)
+    def on_device(windows: tuple[Array, ...], shared: tuple[Any, ...]) -> Params:
+        return lax.map(partial(client, *shared), windows, batch_size=lanes if lanes > 1 else None)
 
-    if mesh is not None:
-        everything, dealt = PartitionSpec(), PartitionSpec(*mesh.axis_names)
-        specs = (everything, everything, everything, everything, dealt)
-        on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=dealt, check_vma=False)
-    return jax.jit(on_device)
-
-
-def _adapting_key(root: Key, client: Array | int) -> Key:
-    """The same at every evaluation, so that evaluations differ by the model alone."""
-    return client_stream(stream(root, Purpose.PERSONAL, 0, 1), client)
+    return jax.jit(Devices(mesh).spread(on_device))
 
 
 def fitting(train: Prepared, model: Params) -> int:

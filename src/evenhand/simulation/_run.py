@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,46 +13,23 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from evenhand import evaluation, tree
 from evenhand._platform import check_process
 from evenhand.data import FederatedDataset, Form
-from evenhand.errors import EvenhandError, perhaps
-from evenhand.evaluation import (
-    Baseline,
-    ClassMetrics,
-    Finding,
-    Metric,
-    baseline,
-    blank_loss,
-    by_class,
-    class_spread,
-    diverged_clients,
-    feature_scales,
-    findings,
-    no_guarantee,
-    of_global,
-    outputs,
-    primary_metric,
-    unlabelled,
-    unmeasured,
-    untrained_clients,
-)
+from evenhand.devices import local, over
+from evenhand.errors import EvenhandError
+from evenhand.evaluation import Baseline, ClassMetrics, Finding, Metric, Prepared, of_global, unmeasured
 from evenhand.privacy import Account, account
 from evenhand.report import RunView, write_report
 from evenhand.rounds import RoundState, roots
-from evenhand.simulation._evaluation import Evaluation, Served, has_own, honest_among, served_models
+from evenhand.simulation._evaluation import Adapting, Evaluation, fitting, has_own, honest_among, tiles
 from evenhand.simulation._job import Execution, Job, Untrained, check_model
 from evenhand.simulation.results import Facts, Results
 from evenhand.simulation.saving import save
 from evenhand.simulation.setup import set_up
-from evenhand.simulation.store import Kept, stored
+from evenhand.simulation.store import Kept, NDArray, stored
 from evenhand.streams import keys_of
 from evenhand.types import Algorithm, Params, PyTree
-
-NDArray = npt.NDArray[Any]
-_ONE_BY_ONE = Execution(lanes=1, devices=1, offload=False)
-"""How new clients are served: no cohort of them trains."""
-_COMPARED = 20_000
-"""Most ids that an unknown one is compared with."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,95 +128,84 @@ class Run(Results):
     @cached_property
     def _findings(self) -> tuple[Finding, ...]:
         """It reads all features for their scales."""
-        chosen = honest_among(self.malicious, self.evaluated)
         needs = [need for phase in self.algorithm.phases for need in phase.aggregator.needs]
-        seen = findings(
+        # How many clients a round draws, where that is a fixed number.
+        drawn = None if self.algorithm.sampling.independent else self.info.get("cohort")
+        seen = evaluation.findings(
             self.history,
             per_round=self.per_round,
-            classes={split: cells.among(chosen) for split, cells in self.classes.items()},
-            blank=blank_loss(self.data),
+            classes={split: cells.among(self._honest) for split, cells in self.classes.items()},
+            blank=evaluation.blank_loss(self.data),
             class_names=self.data.classes,
-            scales=feature_scales(self.data),
+            scales=evaluation.feature_scales(self.data),
             constant=lambda: self.baseline,
             restarts=self.info.get("restarts", False),
-            guarantee=no_guarantee(needs, self._drawn, self.per_round.get("reported")),
+            guarantee=evaluation.no_guarantee(needs, drawn, self.per_round.get("reported")),
             clients=self._of_clients(),
             noun=self._noun,
         )
-        return seen if (missing := self._unmeasured(chosen)) is None else (*seen, missing)
+        return seen if (missing := self._unmeasured()) is None else (*seen, missing)
 
-    def _unmeasured(self, chosen: NDArray, cure: str | None = None) -> Finding | None:
+    def _unmeasured(self, cure: str | None = None) -> Finding | None:
         """The evaluated clients that headlines are about, but leave out."""
-        sizes = {split: rows[chosen] for split, rows in split_sizes(self.data, self.evaluated).items()}
-        metric = primary_metric(self.clients["train"])
-        train = self.clients["train"][metric][chosen]
+        sizes = {split: rows[self._honest] for split, rows in self._sizes.items()}
+        metric = evaluation.primary_metric(self.clients["train"])
+        train = self.clients["train"][metric][self._honest]
         return unmeasured(sizes, noun=self._noun, metric=metric, train=train, cure=cure)
+
+    @property
+    def _honest(self) -> NDArray:
+        """Which of the evaluated clients headlines are about."""
+        return honest_among(self.malicious, self.evaluated)
 
     @property
     def _noun(self) -> str:
         """What a client that headlines are about is called."""
-        is_attacked = self.malicious.any() and not honest_among(self.malicious, self.evaluated).all()
+        is_attacked = not self._honest.all()
         return f"{'evaluated ' if self.evaluated is not None else ''}{'honest ' if is_attacked else ''}client"
-
-    @property
-    def _constant(self) -> Baseline | None:
-        """The best constant, where a run is judged by its loss on real targets."""
-        if "accuracy" in self.clients["train"] or self.data.num_classes is not None:
-            return None
-        return self.baseline
-
-    @property
-    def _drawn(self) -> int | None:
-        """How many clients a round draws, where that is a fixed number."""
-        return None if self.algorithm.sampling.independent else self.info.get("cohort")
 
     @cached_property
     def baseline(self) -> Baseline | None:
         """The run's loss beside that of the best constant answer, at the evaluated honest clients (at all where none
         is honest); None where no constant is known.  See :func:`evenhand.evaluation.baseline`."""
-        evaluated = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
-        honest = ~self.malicious[evaluated] if len(self.malicious) else np.ones(len(evaluated), bool)
-        chosen = honest if honest.any() else ~honest
         clients = {
-            split: {metric: values[chosen] for metric, values in metrics.items()}
+            split: {metric: values[self._honest] for metric, values in metrics.items()}
             for split, metrics in self.clients.items()
         }
-        return baseline(self.algorithm.model, self.data, clients, evaluated[chosen])
+        positions = self._positions[self._honest]
+        return evaluation.baseline(self.algorithm.model, self.data, clients, positions)
 
     def _of_clients(self) -> tuple[Finding | None, ...]:
         """The findings about personal models."""
         adapts, keeps = self.algorithm.adapt is not None, self.algorithm.personal_params is not None
-        evaluated = np.arange(self.data.num_clients) if self.evaluated is None else self.evaluated
         # A model that never trained cannot have diverged, and a malicious client may break its own on purpose.
-        meant = ~self.malicious[evaluated] & ((self.last_round[evaluated] > 0) | adapts)
-        names = [self.data.client_ids[k] for k in evaluated]
-        diverged = diverged_clients(self.clients["train"], self.initial_loss, meant, names, self._noun)
+        has_trained = self._evaluated_of(self.last_round) > 0
+        meant = ~self._evaluated_of(self.malicious) & (has_trained | adapts)
+        diverged = evaluation.diverged_clients(
+            self.clients["train"], self.initial_loss, meant, self._evaluated_ids(), self._noun
+        )
         if not keeps:
             return (diverged,)
-        untrained = untrained_clients(
+        untrained = evaluation.untrained_clients(
             self.last_round,
             self.history,
             initial=self.untrained == "initial",
             adapts=adapts,
-            chosen=evaluated[honest_among(self.malicious, self.evaluated)],
+            chosen=self._positions[self._honest],
             noun=self._noun,
         )
         return diverged, untrained
 
-    @property
+    @cached_property
     def privacy(self) -> Account | None:
         """What the method has spent of its clients' privacy so far, and what it promises; None: it promises nothing.
 
         For another probability of a breach, or another accountant, see :func:`evenhand.privacy.account`.
         """
-        return self._account
-
-    @cached_property
-    def _account(self) -> Account | None:
-        """It takes a second to compute."""
         promise = self.algorithm.privacy
         if promise is None:
             return None
+        # Kept: it takes a second to compute.
         units = self.data.num_clients if promise.unit == "client" else self.data.train.rows
         return account(promise, rounds=self.info["rounds"], units=units)
 
@@ -252,10 +218,7 @@ class Run(Results):
         For a client by its id, use its position, ``run.data.client_ids.index("north / A")``; to apply its model to new
         examples, see :meth:`predict`.
         """
-        if not 0 <= k < self.data.num_clients:
-            raise EvenhandError(
-                f"There is no client {k}: positions run from 0 to {self.data.num_clients - 1}."
-            )
+        self._check_position(k)
         if not self.has_personal_models:
             return self.params
         (_, params), *_ = self._served(slice(k, k + 1))
@@ -284,25 +247,40 @@ class Run(Results):
         Raises:
           EvenhandError: the run has released its clients' states, or has trained on since.
         """
-        return self._served(
-            slice(0, self.data.num_clients), lanes=self.info["lanes"], devices=self.info["devices"]
-        )
+        everyone = slice(0, self.data.num_clients)
+        return self._served(everyone, lanes=self.info["lanes"], devices=self.info["devices"])
 
     def _served(self, clients: slice, *, lanes: int = 1, devices: int = 1) -> Iterator[tuple[slice, Params]]:
-        """The models that the clients at these positions are served."""
+        """The models that the clients at these positions are served, some of them at a time.
+
+        ``lanes`` clients adapt side by side on each of so many ``devices``.
+        """
         check_process()
-        return served_models(
-            self.algorithm,
-            self.kept,
-            self.data.train,
-            clients,
-            # The evaluation's root: a private method's is not the seed's own key.
-            root=roots(self.algorithm, keys_of(self.seed)).shared,
-            last_round=self.last_round,
-            untrained=self.untrained,
-            lanes=lanes,
-            devices=devices,
-        )
+        adapt, train, shared = self.algorithm.adapt, self.data.train, self.params
+        mesh = local(over(devices))
+        rows = Prepared(np.asarray(train.x), np.asarray(train.y), train.offsets, None, mesh)
+        together = min(fitting(rows, shared), clients.stop - clients.start)
+        # The evaluation's root: a private method's is not the seed's own key.
+        root = roots(self.algorithm, keys_of(self.seed)).shared
+        adapting = Adapting(adapt, root, int(train.sizes.max()), lanes, together)
+        for window in tiles(clients.start, clients.stop, together):
+            ids = np.arange(window.start, window.stop)
+            params = self._unadapted(shared, window)
+            if adapt is not None:
+                params = adapting.all(tree.take, params, rows.some(window), ids, ids - window.start)
+            yield window, jax.tree.map(np.asarray, params)
+
+    def _unadapted(self, shared: Params, window: slice) -> Params:
+        """The models of some clients before they adapt, with a leading axis: their own ones, or the global one."""
+        personal_params = self.algorithm.personal_params
+        own = has_own(self.last_round[window], self.untrained)
+        everyone = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(own), *np.shape(leaf))), shared)
+        if personal_params is None or not own.any():
+            return everyone
+        # The size is given since states may be empty: nothing is personal.
+        personal = jax.vmap(personal_params, in_axes=(None, 0), axis_size=len(own))
+        made = personal(self.kept.server, jax.tree.map(jnp.asarray, self.kept.some(window)))
+        return jax.vmap(tree.select)(jnp.asarray(own), made, everyone)
 
     def predict(self, x: npt.ArrayLike, client: str | int | None = None) -> Any:
         """The model's raw outputs for new examples: logits of a classifier, values of a regression.
@@ -332,20 +310,10 @@ class Run(Results):
           True
         """
         check_process()
-        shape, kind = self.data.feature_shape, self.data.train.x.dtype
-        examples = unlabelled(x, shape, kind)
-        params = self.params if client is None else self.personal_params(self._position(str(client)))
-        return outputs(self.algorithm.model, params, examples)
-
-    def _position(self, client: str) -> int:
-        """The position of the client with this id."""
-        ids = self.data.client_ids
-        if client not in ids:
-            raise EvenhandError(
-                f"{self.data.name}: there is no client {client!r:.60}{perhaps(client, ids[:_COMPARED])}: give an id of "
-                "run.data.client_ids, or None for the global model."
-            )
-        return ids.index(client)
+        examples = evaluation.unlabelled(x, self.data.feature_shape, self.data.train.x.dtype)
+        k = None if client is None else self._position(str(client), "run.data.client_ids")
+        params = self.params if k is None else self.personal_params(k)
+        return evaluation.outputs(self.algorithm.model, params, examples)
 
     def serve(self, data: FederatedDataset) -> Run:
         """The same run, with other clients in place of its own: those that took no part in the training.
@@ -362,20 +330,10 @@ class Run(Results):
           EvenhandError: the model does not fit the examples.
         """
         check_process()
-        context = (data, self.data.form, self.seed, self.untrained, self.metrics)
-        kept, served = serve_newcomers(self.algorithm, self.kept.server, *context)
+        job = Job(self.algorithm, data, 0, seed=self.seed, metrics=self.metrics, untrained=self.untrained)
+        served = serve_newcomers(job, self.kept.server, self.data.form)
         # A new object, so that no cached finding, baseline or account of the old clients goes with it.
-        return replace(
-            self,
-            data=data,
-            kept=kept,
-            clients=served.clients,
-            classes=served.classes,
-            evaluated=None,
-            malicious=np.zeros(data.num_clients, bool),
-            last_round=np.zeros(data.num_clients, np.int64),
-            initial_loss=np.zeros(0),
-        )
+        return replace(self, **served, evaluated=None, initial_loss=np.zeros(0))
 
     def view(
         self,
@@ -388,45 +346,46 @@ class Run(Results):
 
         Malicious clients are in it; what is shown is about the honest ones (:func:`evenhand.report.honest`).
         """
-        ids, evaluated = self._evaluated_ids(), self.evaluated
-        chosen = honest_among(self.malicious, evaluated)
-        sizes = {name: rows for name, rows in split_sizes(self.data, evaluated).items() if rows.any()}
-        clients = {name: self.clients[name] for name in sizes}
-        named = {
-            split: by_class(cells.among(chosen), self.data.classes, self.data.num_classes or 0)
-            for split, cells in self.classes.items()
-            if split in sizes
+        ids, data = self._evaluated_ids(), self.data
+        sizes = {name: rows for name, rows in self._sizes.items() if rows.any()}
+        classes = {name: self.classes[name] for name in sizes if name in self.classes}
+        info = {
+            **self.info,
+            "seed": self.seed,
+            "clients": data.num_clients,
+            "by_class": {
+                name: evaluation.by_class(cells.among(self._honest), data.classes, data.num_classes or 0)
+                for name, cells in classes.items()
+            },
+            "metrics": self._may_be_undefined,
+            "client_column": data.client_column,
+            "adapts": self.algorithm.adapt is not None,
         }
-        info = {**self.info, "seed": self.seed, "clients": self.data.num_clients, "by_class": named}
-        info |= {"metrics": self._may_be_undefined, "client_column": self.data.client_column}
-        info["adapts"] = self.algorithm.adapt is not None
         if self.privacy is not None:
             info["privacy"] = self.privacy.in_words()
-        if (constant := self._constant) is not None:
+        is_judged_by_loss = "accuracy" not in self.clients["train"] and data.num_classes is None
+        if is_judged_by_loss and (constant := self.baseline) is not None:
             info["constant"] = {"metric": "loss", "split": constant.split, "mean": constant.constant}
-        classes = {name: class_spread(self.classes[name], len(ids)) for name in sizes if name in self.classes}
-        malicious = self.malicious if evaluated is None else self.malicious[evaluated]
         view = RunView(
             title=title,
             history=self.history,
             sizes=sizes,
             client_ids=ids,
-            clients=clients,
+            clients={name: self.clients[name] for name in sizes},
             info=info,
             config=config or {},
-            classes=classes,
+            classes={name: evaluation.class_spread(cells, len(ids)) for name, cells in classes.items()},
             findings=self.findings,
-            malicious=malicious if self.malicious.any() else None,
-            last_round=self.last_round if evaluated is None else self.last_round[evaluated],
+            malicious=self._evaluated_of(self.malicious) if self.malicious.any() else None,
+            last_round=self._evaluated_of(self.last_round),
         )
         if unseen is None:
             return view
-        sizes, noun = split_sizes(unseen), "unseen client"
-        missing = unmeasured(sizes, noun=noun, cure="")
+        missing = unmeasured(split_sizes(unseen), noun="unseen client", cure="")
         more = () if missing is None else (missing._replace(split="unseen"),)
         # The usual advice is to set clients aside, as was done here.
         own = [
-            self._unmeasured(chosen, cure="") if x.kind == "unmeasured" and self.data.test.rows else x
+            self._unmeasured(cure="") if x.kind == "unmeasured" and data.test.rows else x
             for x in self.findings
         ]
         findings = (*filter(None, own), *more)
@@ -485,35 +444,24 @@ class Run(Results):
         }
 
 
-def split_sizes(data: FederatedDataset, chosen: NDArray | None = None) -> dict[str, NDArray]:
-    """Rows per client of each split, of all clients or of some."""
-    sizes = {"train": data.train.sizes, "valid": data.valid.sizes, "test": data.test.sizes}
-    return sizes if chosen is None else {name: rows[chosen] for name, rows in sizes.items()}
+def split_sizes(data: FederatedDataset) -> dict[str, NDArray]:
+    """Rows per client of each split."""
+    return {"train": data.train.sizes, "valid": data.valid.sizes, "test": data.test.sizes}
 
 
 # --- clients that took no part in the training ------------------------------------------------------------------------
 
 
-def serve_newcomers(
-    algorithm: Algorithm,
-    server: PyTree,
-    data: FederatedDataset,
-    form: Form,
-    seed: int,
-    untrained: Untrained,
-    metrics: Sequence[Metric] = (),
-) -> tuple[Kept, Served]:
-    """The states of new clients, each what a client begins with from the present global model, and their metrics.
+def serve_newcomers(job: Job, server: PyTree, form: Form) -> dict[str, Any]:
+    """What a run of new clients has in place of its own: what each begins with from the present global model, metrics.
 
     Args:
-      algorithm: the method.
-      server: its state.
-      data: the new clients.
+      job: of the run, with the new clients as its data and without rounds; the initial personal state, which
+        ``untrained`` may ask for, is the one of the present global model.
+      server: the method's state.
       form: of the examples that it was trained on.
-      seed: of the run.
-      untrained: as in :func:`evenhand.simulate`; the initial personal state is the one of the present global model.
-      metrics: what is measured besides the model's own metrics.
     """
+    algorithm, data = job.algorithm, job.data
     for property, old, new in (
         ("examples of shape", form.shape, data.feature_shape),
         ("features of type", form.dtype, data.train.x.dtype),
@@ -523,13 +471,23 @@ def serve_newcomers(
                 f"serve({data.name!r}): it has {property} {new}, but the model was trained on {old}."
             )
     check_model(algorithm.model, data)
-    job = Job(algorithm, data, rounds=0, seed=seed, untrained=untrained, execution=_ONE_BY_ONE)
+    # One by one: no cohort of them trains.
+    job = job._replace(execution=Execution(lanes=1, devices=1, offload=False))
     setup = set_up(job)
     newcomer = algorithm.init_client(algorithm.global_params(server))
     # No last round, so that ``untrained`` decides what a newcomer is served.
     never = jnp.zeros(data.num_clients, jnp.int32)
     # An evaluation reads no aggregator: those of round 0 only complete the structure.
     state = RoundState(server, setup.state.aggregators, stored(newcomer, data.num_clients), never)
-    evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
-    served = evaluation.served(state)
-    return Kept(state), served.with_metrics(evaluation.measured(state, metrics)) if metrics else served
+    measuring = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
+    served = measuring.served(state)
+    if metrics := evaluation.metrics.resolved(job.metrics):
+        served = served.with_metrics(measuring.measured(state, metrics))
+    return {
+        "data": data,
+        "kept": Kept(state),
+        "clients": served.clients,
+        "classes": served.classes,
+        "malicious": np.zeros(data.num_clients, bool),
+        "last_round": np.zeros(data.num_clients, np.int64),
+    }

@@ -22,38 +22,31 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evenhand import rounds, tree
-from evenhand._jaxpr.hoist import Hoisted, hoist, is_switched_on, unchanged, warn_of
+from evenhand._jaxpr.hoist import Hoisted, Keyed, hoist, is_switched_on, unchanged, warn_of
 from evenhand.aggregators import in_loop, in_passes, reduce_uploads
 from evenhand.devices import as_entry, entry, everywhere
 from evenhand.rounds import RoundState
-from evenhand.simulation.program import (
-    WORK,
-    ById,
-    Groups,
-    Members,
-    Program,
-    Rows,
-    client_data,
-    efforts,
-    observe,
-    side_by_side,
-    sum_of,
-)
+from evenhand.simulation import program as pieces
+from evenhand.simulation.program import WORK, ById, Groups, Members, Program, Rows, side_by_side
 from evenhand.simulation.store import States
 from evenhand.streams import Keys, Purpose, stream
-from evenhand.types import Aggregator, Array, ClientData, Cohort, Key, PyTree, Report, Sum, Upload
+from evenhand.types import Aggregator, Array, ClientData, Cohort, Info, Key, PyTree, Report, Sum, Upload
 
 __all__ = ["ByKey", "Hoistable", "hoist_rounds", "one_round", "run_rounds"]
 
 _Infos = dict[str, Array]
+_After = tuple[RoundState, _Infos]
+"""The state after some rounds or one, and what these report."""
+_Reported = tuple[Report, Array]
+"""What clients report, and which of it an honest client could have sent."""
+_Sent = tuple[Members, Upload, Array]
+"""A group's clients, what they send, and what of it is accepted."""
 
 
 # --- rounds as one compiled program -----------------------------------------------------------------------------------
 
 
-def run_rounds(
-    program: Program, state: RoundState, rows: Rows, keys: Keys, first: int, count: int
-) -> tuple[RoundState, _Infos]:
+def run_rounds(program: Program, state: RoundState, rows: Rows, keys: Keys, first: int, count: int) -> _After:
     """Rounds ``first .. first + count - 1``; ``count`` is at most ``program.buffer``.
 
     The memory of ``state`` goes to the result: its arrays are gone afterwards.
@@ -106,8 +99,21 @@ class _Traced:
         like = jax.tree.unflatten(structure, self._form)
         # Traced here for the shapes of the infos, and found again by the loop, which needs them for its buffers.
         one_more = jax.jit(partial(one_round, program))
-        infos = jax.eval_shape(one_more, *like[:-1])[1]
-        loop = partial(_run_rounds, program, one_more, infos)
+        info_shapes = jax.eval_shape(one_more, *like[:-1])[1]
+
+        def loop(state: RoundState, rows: Rows, keys: Keys, first: Array, count: Array) -> _After:
+            # A buffer of a fixed size, so that no number of rounds compiles anything.
+            infos = {name: jnp.zeros((program.buffer, *x.shape), x.dtype) for name, x in info_shapes.items()}
+
+            def body(i: Array, carry: _After) -> _After:
+                state, infos = carry
+                state, info = one_more(state, rows, keys, first + i)
+                infos = {name: infos[name].at[i].set(info[name]) for name in infos}
+                # Else XLA may leave the carry divided over the devices, and the next round exchanges it again.
+                return program.devices.whole((state, infos))
+
+            return lax.fori_loop(0, count, body, (state, infos))
+
         self.jaxpr, shapes = jax.make_jaxpr(loop, return_shape=True)(*like)
         self.results = jax.tree.structure(shapes)
         self._ready: dict[bool, _Compiled] = {}
@@ -146,7 +152,7 @@ class _Traced:
 _traced = lru_cache(maxsize=16)(_Traced)
 
 
-class ByKey(NamedTuple):
+class ByKey(Keyed):
     """A program apart from its literals, as a key: programs with one key are one program.
 
     Attributes:
@@ -155,19 +161,9 @@ class ByKey(NamedTuple):
       shared: which of its constants several runs of it share, where it runs for several at once.
     """
 
-    hoisted: Hoisted
-    mesh: Mesh | None
-    shared: tuple[bool, ...] = ()
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        return self.hoisted.key, self.mesh, self.shared
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByKey) and self._key == other._key
+    def __init__(self, hoisted: Hoisted, mesh: Mesh | None, shared: tuple[bool, ...] = ()) -> None:
+        super().__init__((hoisted.key, mesh, shared))
+        self.hoisted, self.mesh, self.shared = hoisted, mesh, shared
 
 
 @lru_cache(maxsize=64)
@@ -181,50 +177,24 @@ def _compiled(program: ByKey) -> Any:
     return jax.jit(run, donate_argnums=2, out_shardings=whole)
 
 
-def _run_rounds(
-    program: Program,
-    one_more: Callable[..., tuple[RoundState, _Infos]],
-    shapes: _Infos,
-    state: RoundState,
-    rows: Rows,
-    keys: Keys,
-    first: Array,
-    count: Array,
-) -> tuple[RoundState, _Infos]:
-    # A buffer of a fixed size, so that no number of rounds compiles anything.
-    infos = {name: jnp.zeros((program.buffer, *info.shape), info.dtype) for name, info in shapes.items()}
-
-    def body(i: Array, carry: tuple[RoundState, _Infos]) -> tuple[RoundState, _Infos]:
-        state, infos = carry
-        state, info = one_more(state, rows, keys, first + i)
-        infos = {name: infos[name].at[i].set(info[name]) for name in infos}
-        # Else XLA may leave the carry divided over the devices, and the next round exchanges it again.
-        return program.devices.whole((state, infos))
-
-    return lax.fori_loop(0, count, body, (state, infos))
-
-
 # --- one round --------------------------------------------------------------------------------------------------------
 
 
-def one_round(
-    program: Program, state: RoundState, rows: Rows, keys: Keys, round: Array
-) -> tuple[RoundState, _Infos]:
+def one_round(program: Program, state: RoundState, rows: Rows, keys: Keys, round: Array) -> _After:
     """The state after a round, and what its phases show."""
     algorithm = program.algorithm
     if algorithm.observe is not None:
-        state = state._replace(server=observe(algorithm, state.server, rows))
+        state = state._replace(server=pieces.observe(algorithm, state.server, rows))
     infos: _Infos = dict.fromkeys((*WORK, "rejected"), jnp.float32(0.0))
     reported = jnp.float32(0.0)
     for index, phase in enumerate(algorithm.phases):
         cohort = rounds.cohort(
             algorithm, program.systems, rows.sizes, program.cohort, keys, round, index, rows.table
         )
-        effort = efforts(phase.effort, program.capacity, rows, cohort)
+        effort = pieces.efforts(phase.effort, program.capacity, rows, cohort)
         groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices)
-        exchange, info = _exchange(
-            program, index, state, Shared(state.server, rows, keys, round), cohort, groups
-        )
+        shared = Shared(state.server, rows, keys, round)
+        exchange, info = _exchange(program, index, state, shared, cohort, groups)
         done = reduced(exchange)
         before, uploads = state.aggregators[index], jnp.sum(done.accepted.astype(jnp.int32))
         memories = before, done.memory
@@ -280,11 +250,8 @@ def _exchange(
     """Phase ``index`` of a round, once its clients have been weighed where the aggregator weighs them first."""
     aggregator, memory = program.algorithm.phases[index].aggregator, state.aggregators[index]
     _, rows, keys, round = shared
-    client, states, info = (
-        Client.in_phase(program, index),
-        States(state.clients, rows.slots),
-        dict[str, Array](),
-    )
+    client, states = Client.in_phase(program, index), States(state.clients, rows.slots)
+    info: Info = {}
     if isinstance(aggregator, Sum) and aggregator.weigh is not None:
         # Weights depend on all reports, and a sum keeps no upload: clients report before they work.
         reports, sane = groups.ungroup(groups.map_groups(partial(_reports, client), (shared, states)))
@@ -293,9 +260,8 @@ def _exchange(
         groups = groups.with_reports(Report(weights, reports.loss), cohort.present)
     streams = rounds.phase_stream(program.algorithm, index)
     # From the secret root: a client that could derive these keys could undo the noise.
-    key, server_key = (
-        stream(keys.secret, purpose, round, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
-    )
+    key = stream(keys.secret, Purpose.AGGREGATOR, round, streams)
+    server_key = stream(keys.secret, Purpose.SERVER, round, streams)
     attack = program.attack
 
     def agreed(uploads: Upload, accepted: Array) -> Upload:
@@ -319,11 +285,11 @@ def _exchange(
     return exchange, dict(info)
 
 
-def _reports(client: Client, group: Members, fixed: tuple[Shared, States]) -> tuple[Report, Array]:
-    """What a group's clients report before they work, and which of them an honest client could have sent."""
+def _reports(client: Client, group: Members, fixed: tuple[Shared, States]) -> _Reported:
+    """What a group's clients report before they work."""
     shared, states = fixed
 
-    def report(member: Members) -> tuple[Report, Array]:
+    def report(member: Members) -> _Reported:
         return client.report(shared, member, states.at(member.ids))
 
     return side_by_side(report, group.ids.shape[0])(group)
@@ -370,7 +336,7 @@ def reduced(exchange: Exchange) -> Reduced:
             return groups.lanes.enter((group, states.at(group.ids)))
 
         def lifted(group: Members, done: Trained) -> PyTree:
-            return _lifted(public, 0, client, shared, group, done.upload, done.accepted)
+            return _lifted(public, 0, client, shared, (group, done.upload, done.accepted))
 
         def step(total: PyTree, group: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
             done = groups.lanes.leave(train(*mine(group)))
@@ -395,13 +361,11 @@ def _in_passes(aggregator: Sum, exchange: Exchange) -> Reduced:
     done = groups.map_groups(partial(_train, client), (shared, exchange.states))
 
     def total_of(public: PyTree, turn: Array) -> PyTree:
-        def on_device(dealt: tuple[Members, Upload, Array], fixed: tuple[PyTree, Array, Shared]) -> PyTree:
+        def on_device(dealt: _Sent, fixed: tuple[PyTree, Array, Shared]) -> PyTree:
             kept, (public, turn, shared) = entry(dealt), fixed
+            lifted = partial(_lifted, public, turn, client, shared)
 
-            def lifted(group: tuple[Members, Upload, Array]) -> PyTree:
-                return _lifted(public, turn, client, shared, *group)
-
-            def step(total: PyTree, group: tuple[Members, Upload, Array]) -> tuple[PyTree, None]:
+            def step(total: PyTree, group: _Sent) -> tuple[PyTree, None]:
                 return tree.add(total, lifted(group)), None
 
             like = jax.eval_shape(lambda: lifted(tree.take(kept, jnp.int32(0))))
@@ -443,22 +407,15 @@ def _train(client: Client, members: Members, fixed: tuple[Shared, States]) -> Tr
     return train(members, states.at(members.ids))
 
 
-def _lifted(
-    public: PyTree,
-    turn: Array | int,
-    client: Client,
-    shared: Shared,
-    members: Members,
-    uploads: Upload,
-    accepted: Array,
-) -> PyTree:
+def _lifted(public: PyTree, turn: Array | int, client: Client, shared: Shared, group: _Sent) -> PyTree:
     """What one group adds to the sum of pass ``turn``."""
+    members, uploads, accepted = group
 
     def lift(member: Members, upload: Upload) -> PyTree:
         key = jax.random.fold_in(client.noise(shared, member), turn)
         return client.lift(shared, member.ids, upload, public, key)
 
-    return sum_of(accepted, side_by_side(lift, members.ids.shape[0])(members, uploads))
+    return pieces.sum_of(accepted, side_by_side(lift, members.ids.shape[0])(members, uploads))
 
 
 # --- one client in one phase ------------------------------------------------------------------------------------------
@@ -505,7 +462,7 @@ class Client(NamedTuple):
         pass.
     """
 
-    report: Callable[[Shared, Members, PyTree], tuple[Report, Array]]
+    report: Callable[[Shared, Members, PyTree], _Reported]
     train: Callable[[Shared, Members, PyTree], Trained]
     noise: Callable[[Shared, Members], Key]
     lift: Callable[[Shared, Array, Upload, PyTree, Key], PyTree]
@@ -517,32 +474,30 @@ class Client(NamedTuple):
         phase, streams = algorithm.phases[index], rounds.phase_stream(algorithm, index)
         largest = rounds.largest_weight(algorithm, program.capacity)
 
-        def data(rows: Rows, member: Members, round: Array, key: Key) -> ClientData:
-            clean = client_data(program.capacity, rows, member)
-            return rounds.fresh_data(attack, clean, rows.malicious, member.ids, round, key)
+        def data(shared: Shared, member: Members, key: Key) -> ClientData:
+            rows, clean = shared.rows, pieces.client_data(program.capacity, shared.rows, member)
+            return rounds.fresh_data(attack, clean, rows.malicious, member.ids, shared.round, key)
 
-        def reported(
-            member: Members, message: PyTree, state: PyTree, rows: Rows, round: Array, key: Key
-        ) -> tuple[Report, Array]:
-            report = phase.report(message, state, data(rows, member, round, key))
-            report = rounds.false_report(attack, report, rows.malicious[member.ids], round, key)
+        def reported(shared: Shared, member: Members, message: PyTree, state: PyTree, key: Key) -> _Reported:
+            report = phase.report(message, state, data(shared, member, key))
+            malicious = shared.rows.malicious[member.ids]
+            report = rounds.false_report(attack, report, malicious, shared.round, key)
             return report, member.present & rounds.accepts_report(phase.aggregator, report, largest)
 
-        def report(shared: Shared, member: Members, state: PyTree) -> tuple[Report, Array]:
-            server, rows, keys, round = shared
-            key = rounds.work_key(keys, round, streams, member.ids)
-            return reported(member, phase.broadcast(server, member.ids), state, rows, round, key)
+        def report(shared: Shared, member: Members, state: PyTree) -> _Reported:
+            key = rounds.work_key(shared.keys, shared.round, streams, member.ids)
+            return reported(shared, member, phase.broadcast(shared.server, member.ids), state, key)
 
         @jax.jit  # traced once, for the shapes and for the loop
         def train(shared: Shared, member: Members, state: PyTree) -> Trained:
-            server, rows, keys, round = shared
-            message = phase.broadcast(server, member.ids)
-            key = rounds.work_key(keys, round, streams, member.ids)
+            message = phase.broadcast(shared.server, member.ids)
+            key = rounds.work_key(shared.keys, shared.round, streams, member.ids)
             report, accepted = member.report, member.present
             if report is None:
-                report, accepted = reported(member, message, state, rows, round, key)
-            delta, state = phase.work(message, state, data(rows, member, round, key), key)
-            delta = rounds.false_delta(attack, delta, rows.malicious[member.ids], round, key)
+                report, accepted = reported(shared, member, message, state, key)
+            delta, state = phase.work(message, state, data(shared, member, key), key)
+            malicious = shared.rows.malicious[member.ids]
+            delta = rounds.false_delta(attack, delta, malicious, shared.round, key)
             return Trained(Upload(delta, *report), accepted & rounds.accepts_delta(delta), state)
 
         def noise(shared: Shared, member: Members) -> Key:

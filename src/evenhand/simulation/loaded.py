@@ -16,24 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import FederatedDataset, Form
-from evenhand.errors import EvenhandError, perhaps
+from evenhand.errors import EvenhandError
 from evenhand.evaluation import ClassMetrics, Finding, class_spread, outputs, unlabelled
 from evenhand.privacy import Account
-from evenhand.records import check_format, read_arrays, read_json, recovered, sums_of
+from evenhand.records import check_format, foreign, read_arrays, read_json, recovered, sum_of_file
 from evenhand.report import RunView, read_clients_csv, write_report
 from evenhand.simulation import folder as files
-from evenhand.simulation._job import Untrained
+from evenhand.simulation._job import Job, Untrained
 from evenhand.simulation._run import Run, serve_newcomers
+from evenhand.simulation.folder import Arrays, NDArray
 from evenhand.simulation.results import Facts, Results
 from evenhand.simulation.saving import BESIDE_INFO, SAVED_BY, client_ids, described, packed, unpacked
 from evenhand.types import Algorithm, Model, Params, Release
 
 __all__ = ["SavedRun", "load_run"]
-
-NDArray = npt.NDArray[Any]
-Arrays = Mapping[str, NDArray]
-_COMPARED = 20_000
-"""Most ids that an unknown one is compared with."""
 
 
 def load_run(
@@ -237,7 +233,7 @@ class SavedRun(Results):
     @property
     def params_sum(self) -> str:
         """The SHA-256 of the file with the global parameters."""
-        return sums_of(self.folder, [files.PARAMS])[files.PARAMS].sha256
+        return sum_of_file(self.folder / files.PARAMS).sha256
 
     def personal_params(self, k: int) -> Params:
         """The parameters that the client at position ``k`` is served; see :meth:`Run.personal_params`.
@@ -245,9 +241,7 @@ class SavedRun(Results):
         Raises:
           EvenhandError: there is no such client, or the folder does not hold the clients' models.
         """
-        ids = self.recorded.client_ids
-        if not 0 <= k < len(ids):
-            raise EvenhandError(f"There is no client {k}: positions run from 0 to {len(ids) - 1}.")
+        self._check_position(k)
         if not self.has_personal_models:
             return self.params
         if not (self.folder / files.PERSONAL).is_dir():
@@ -255,7 +249,7 @@ class SavedRun(Results):
                 f"{self.folder} does not hold the clients' personal models: save the run again, or train it again with "
                 "--keep-personal."
             )
-        if (entry := self.personal.get(ids[k])) is None:
+        if (entry := self.personal.get(self.recorded.client_ids[k])) is None:
             return self.params
         like = self.params if self.model is None else self._like
         ((_, params),) = files.personal_models(self.folder, [entry], like)
@@ -283,17 +277,9 @@ class SavedRun(Results):
                 "Evenhand: give it for predict(), as in eh.load_run(folder, model=model)."
             )
         examples = unlabelled(x, self.form.shape, self.form.dtype)
-        params = self.params if client is None else self.personal_params(self._position(str(client)))
+        k = None if client is None else self._position(str(client), "the run's clients")
+        params = self.params if k is None else self.personal_params(k)
         return outputs(self.model, params, examples)
-
-    def _position(self, client: str) -> int:
-        ids = self.recorded.client_ids
-        if client not in ids:
-            raise EvenhandError(
-                f"{self.recorded.data}: there is no client {client!r:.60}{perhaps(client, ids[:_COMPARED])}: give an "
-                "id of the run's clients, or None for the global model."
-            )
-        return ids.index(client)
 
     def serve(self, data: FederatedDataset) -> Run:
         """How the run serves clients that took no part in the training, as :meth:`evenhand.simulation.Run.serve`.
@@ -308,20 +294,16 @@ class SavedRun(Results):
             )
         # The folder holds no server state: that of a new run, around the trained parameters, stands in for it.
         server = algorithm.init(self.params, data.num_clients)
-        kept, served = serve_newcomers(algorithm, server, data, self.form, self.seed, self.untrained)
+        job = Job(algorithm, data, rounds=0, seed=self.seed, untrained=self.untrained)
+        served = serve_newcomers(job, server, self.form)
         return Run(
             algorithm=algorithm,
-            data=data,
             seed=self.seed,
             history=self.history,
             per_round=self.per_round,
             info=self.info,
-            kept=kept,
-            clients=served.clients,
-            classes=served.classes,
-            malicious=np.zeros(data.num_clients, bool),
-            last_round=np.zeros(data.num_clients, np.int64),
             untrained=self.untrained,
+            **served,
         )
 
     def view(self, title: str | None = None) -> RunView:
@@ -404,11 +386,7 @@ def _by_split(arrays: Arrays, name: str) -> dict[str, dict[str, NDArray]]:
 
 
 def _classes(arrays: Arrays) -> dict[str, ClassMetrics]:
-    cells = _by_split(arrays, "classes")
-    return {
-        split: ClassMetrics(part["clients"], part["classes"], part["counts"], part["accuracy"])
-        for split, part in cells.items()
-    }
+    return {split: ClassMetrics(**cells) for split, cells in _by_split(arrays, "classes").items()}
 
 
 def _nested(arrays: Arrays) -> Params:
@@ -444,33 +422,25 @@ def _account(path: Path, value: Any) -> Account | None:
         parts["releases"] = tuple(Release(**release) for release in value["releases"])
         return Account(**parts)
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise EvenhandError(
-            f"{path} is not what `evenhand run` writes (account): restore it or repeat the run."
-        ) from None
+        raise foreign(path, "account") from None
+
+
+_SHOWN = ("rounds", "clients", "by_class", "privacy", "constant", "adapts", *BESIDE_INFO)
+"""What reports show of ``summary.json`` as it is; earlier versions left some of it out."""
 
 
 def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+    command = f"evenhand run --config {shlex.quote(str(folder / files.CONFIG))}"
     return {
+        **{name: summary.get(name) for name in _SHOWN},
         "method": config["method"].partition("(")[0],
         "data": config["data"]["name"],
         "client_column": config["data"].get("client_column", ""),
-        "rounds": summary["rounds"],
-        "cohort": summary["cohort"],
-        "clients": summary.get("clients"),
         "seed": config["options"]["seed"],
         "fingerprint": config["data"]["fingerprint"],
-        "seconds": summary["seconds"],
-        "examples_per_second": summary.get("examples_per_second"),
-        "padded": summary.get("padded"),
-        "by_class": summary.get("by_class"),
-        "privacy": summary.get("privacy"),
-        "constant": summary.get("constant"),
         "metrics": {name: str(reason) for name, reason in files.dict_in(summary, "metrics").items()},
-        "adapts": summary.get("adapts"),
         "kept": files.dict_in(summary, "kept").get("words"),
-        "command": None
-        if SAVED_BY in config
-        else f"evenhand run --config {shlex.quote(str(folder / files.CONFIG))}",
+        "command": None if SAVED_BY in config else command,
         "versions": config["versions"],
     }
 
@@ -482,46 +452,31 @@ def _findings(path: Path, listed: Any) -> tuple[Finding, ...]:
             Finding(entry["kind"], str(entry["sentence"]), str(entry.get("split", ""))) for entry in listed
         )
     except (AttributeError, KeyError, TypeError):
-        raise EvenhandError(
-            f"{path} is not what `evenhand run` writes (findings): restore it or repeat the run."
-        ) from None
+        raise foreign(path, "findings") from None
 
 
 _CONFIG = {
-    "method": (str,),
-    "options": (dict,),
+    **dict.fromkeys(("options", "data", "versions"), (dict,)),
+    **dict.fromkeys(("method", "data.name", "data.fingerprint", "versions.*"), (str,)),
     "options.seed": (int,),
-    "data": (dict,),
-    "data.name": (str,),
     "data.client_column": (str, NoneType),  # earlier versions did not say
-    "data.fingerprint": (str,),
-    "versions": (dict,),
-    "versions.*": (str,),
     "without_effect": (list, NoneType),  # earlier versions did not say
 }
 _SUMMARY = {
-    "rounds": (int,),
-    "cohort": (int,),
+    **dict.fromkeys(("rounds", "cohort"), (int,)),
     "clients": (int, NoneType),
     "interrupted": (bool,),
     "seconds": (dict,),
     "seconds.*": (int, float),
-    "examples_per_second": (int, float, NoneType),
-    "padded": (int, float, NoneType),
-    "by_class": (dict, NoneType),
-    "privacy": (dict, NoneType),
-    "info": (dict, NoneType),
-    "account": (dict, NoneType),
-    "model": (str, NoneType),
-    "personal": (bool, NoneType),
-    "untrained": (str, NoneType),
-    "adapts": (bool, NoneType),
-    "kept": (dict, NoneType),
+    **dict.fromkeys(("examples_per_second", "padded"), (int, float, NoneType)),
+    **dict.fromkeys(("by_class", "privacy", "info", "account", "kept"), (dict, NoneType)),
+    **dict.fromkeys(("model", "untrained"), (str, NoneType)),
+    **dict.fromkeys(("personal", "adapts"), (bool, NoneType)),
 }
 """What these files must hold, and of which type; ``*`` stands for every name."""
 
 
-def _checked(path: Path, content: dict[str, Any], expected: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+def _checked(path: Path, content: dict[str, Any], expected: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
     """``content``, once its values are checked to have the expected types."""
     for name, kinds in expected.items():
         outer, _, inner = name.rpartition(".")
@@ -529,7 +484,5 @@ def _checked(path: Path, content: dict[str, Any], expected: dict[str, tuple[type
         for value in within.values() if inner == "*" else [within.get(inner)]:
             # Not isinstance(), for which a bool is an int.
             if type(value) not in kinds:
-                raise EvenhandError(
-                    f"{path} is not what `evenhand run` writes ({name} is {value!r:.40}): restore it or repeat the run."
-                )
+                raise foreign(path, f"{name} is {value!r:.40}")
     return content

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from jax import lax
 from jax.sharding import Mesh
 
+from evenhand._jaxpr.hoist import Keyed
 from evenhand.data import FederatedDataset, Split
 from evenhand.devices import Devices, as_entry, entry, everywhere
 from evenhand.evaluation import Prepared, mean_loss
@@ -26,33 +27,7 @@ from evenhand.rounds import malicious_clients, poisoned
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, ClientData, Cohort, Effort, PyTree, Report, Sampling
 
-__all__ = [
-    "EXECUTED",
-    "ROWS",
-    "USEFUL",
-    "WORK",
-    "ById",
-    "Groups",
-    "Lanes",
-    "Members",
-    "Program",
-    "Resident",
-    "Rows",
-    "Source",
-    "client_data",
-    "deal",
-    "efforts",
-    "gathered",
-    "must_stream",
-    "observe",
-    "poison",
-    "resident",
-    "rows_of",
-    "sent",
-    "side_by_side",
-    "sum_of",
-    "tabulated",
-]
+__all__ = ["EXECUTED", "Program", "Rows"]
 
 NDArray = npt.NDArray[Any]
 
@@ -89,22 +64,13 @@ class Program(NamedTuple):
         return Devices(self.mesh)
 
 
-class ById:
-    """A program as a key: its parts are values, but hold functions that do not compare.
+class ById(Keyed):
+    """A program as a key: its parts are values, but hold functions that do not compare."""
 
-    It may also have the shardings of its first arguments, which are not part of the key.
-    """
-
-    def __init__(self, program: Program, places: Sequence[Any] = ()) -> None:
-        self.program, self.places = program, places
+    def __init__(self, program: Program) -> None:
         # The program is kept beside its key, so that no id in it can come to be that of another object.
-        self._key = tuple(field if isinstance(field, int | Mesh) else id(field) for field in program)
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ById) and self._key == other._key
+        super().__init__(tuple(field if isinstance(field, int | Mesh) else id(field) for field in program))
+        self.program = program
 
 
 class Rows(NamedTuple):
@@ -140,15 +106,11 @@ class Source(Protocol):
     """The training rows, wherever they are.
 
     Attributes:
-      like: all rows; where they are streamed, the shapes of ``x`` and ``y``.
-      on_device: all rows, where they are on the devices.
+      rows: all rows; where they are streamed, the shapes of ``x`` and ``y``.
     """
 
     @property
-    def like(self) -> Rows: ...
-
-    @property
-    def on_device(self) -> Rows | None: ...
+    def rows(self) -> Rows: ...
 
     def block(self, first: int, count: int) -> tuple[Rows, int]:
         """Rows for rounds from ``first`` on, and for how many of the ``count`` rounds asked for they serve."""
@@ -168,27 +130,13 @@ class Resident(NamedTuple):
 
     rows: Rows
 
-    @property
-    def like(self) -> Rows:
-        """All of them."""
-        return self.rows
-
-    @property
-    def on_device(self) -> Rows:
-        """All of them."""
-        return self.rows
-
     def block(self, first: int, count: int) -> tuple[Rows, int]:
         """Rows for rounds from ``first`` on, and for how many of the ``count`` rounds asked for they serve."""
         return self.rows, count
 
 
 def resident(
-    data: FederatedDataset,
-    attack: Attack | None,
-    seed: int,
-    mesh: Mesh | None = None,
-    sampling: Sampling | None = None,
+    data: FederatedDataset, attack: Attack | None, seed: int, mesh: Mesh | None, sampling: Sampling | None
 ) -> Resident:
     """All training rows on the devices, those of malicious clients poisoned."""
     x, y = data.train.x, data.train.y
@@ -205,9 +153,7 @@ def resident(
     return Resident(Rows(*sent(mesh, (x, y)), *everywhere(mesh, (starts, sizes, malicious, table))))
 
 
-def poison(
-    attack: Attack, seed: int, x: NDArray, y: NDArray, windows: Iterable[tuple[Any, Any, Any]]
-) -> None:
+def poison(attack: Attack, seed: int, x: NDArray, y: NDArray, windows: Iterable[tuple[Any, ...]]) -> None:
     """Overwrites the rows of some clients; ``windows`` are ``(client, first row, row after the last)``."""
     assert attack.rows is not None
     for client, first, end in windows:
@@ -269,12 +215,7 @@ class Members(NamedTuple):
     ids: Array
     progress: Array
     present: Array
-    report: Report | None
-
-    @staticmethod
-    def drawn(cohort: Cohort) -> Members:
-        """Those of a cohort, before any report."""
-        return Members(cohort.ids, cohort.progress, cohort.present, None)
+    report: Report | None = None
 
 
 class Groups(NamedTuple):
@@ -312,7 +253,7 @@ class Groups(NamedTuple):
         live = ranks < m
         # Else XLA divides what follows, too, and adding up a few numbers takes another exchange between the devices.
         place = devices.whole(order[np.minimum(ranks, m - 1)])
-        members = jax.tree.map(lambda leaf: leaf[place], Members.drawn(cohort))
+        members = jax.tree.map(lambda leaf: leaf[place], Members(**cohort._asdict()))
         members = members._replace(present=members.present & live)
         slots = jnp.where(live, steps[place], 0).astype(jnp.float32)
         executed = jnp.sum(jnp.max(slots, axis=-1)) * ranks.shape[2]
@@ -323,9 +264,8 @@ class Groups(NamedTuple):
         """The same groups with what their members reported, and who is left: fields ``(m,)`` in the cohort's order."""
         place = self.order[np.minimum(self.ranks, self.order.shape[0] - 1)]
         report, present = jax.tree.map(lambda leaf: leaf[place], (report, present))
-        return self._replace(
-            members=self.members._replace(report=report, present=self.members.present & present)
-        )
+        members = self.members._replace(report=report, present=self.members.present & present)
+        return self._replace(members=members)
 
     def map_groups(self, function: Callable[[Members, PyTree], PyTree], shared: PyTree) -> PyTree:
         """``function(group, shared)`` of every group, ``(devices, groups, lanes, ...)``: a part stays on its device."""
@@ -425,7 +365,8 @@ def efforts(
 ) -> Effort:
     """What a phase with this ``effort`` costs each client of a cohort, fields ``(m,)``; nothing in an empty slot."""
     effort = step_per_row if effort is None else effort
-    return jax.vmap(lambda member: effort(client_data(capacity, rows, member)))(Members.drawn(cohort))
+    members = Members(**cohort._asdict())
+    return jax.vmap(lambda member: effort(client_data(capacity, rows, member)))(members)
 
 
 def client_data(capacity: int, rows: Rows, member: Members) -> ClientData:

@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError
+from evenhand import evaluation
+from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import (
     ClassMetrics,
     Finding,
@@ -17,10 +18,7 @@ from evenhand.evaluation import (
     is_higher_better,
     primary_metric,
     summarize,
-    summarize_classes,
-    undefined,
 )
-from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.report import RunView, Summary, covered, honest, run_html
 from evenhand.text import counted
 
@@ -30,6 +28,8 @@ NDArray = npt.NDArray[Any]
 Who: TypeAlias = Literal["all", "honest", "malicious"]
 _SHOWN = 24
 """Numbers of the latest evaluation that fit on a screen."""
+_COMPARED = 20_000
+"""Most ids that an unknown one is compared with."""
 
 
 class Facts(NamedTuple):
@@ -85,7 +85,6 @@ class Results(ABC):
         """
         self._check_split(split)
         metrics = self.clients[split]
-        # Copies: what a caller writes into them must not change the run.
         if self.evaluated is None:
             # Copies, for the caller may change them, and reports read the originals.
             return {name: values.copy() for name, values in metrics.items()}
@@ -140,15 +139,15 @@ class Results(ABC):
         values = self.clients[split]
         name = primary_metric(values) if metric is None else metric
         if name not in values:
-            cure = f', or run it with metrics=("{name}",)' if name in BUILT_IN else ""
+            cure = f', or run it with metrics=("{name}",)' if name in evaluation.metrics.BUILT_IN else ""
             raise EvenhandError(f"The run has no metric {name!r}: choose one of {sorted(values)}{cure}.")
         sizes, chosen = self._sizes[split], self._among(who)
         if name in self.facts.undefined:
             # Clients of size 0 are left out of statistics, like those without rows in the split.
-            sizes = np.where(undefined(values, name), 0, sizes)
+            sizes = np.where(evaluation.undefined(values, name), 0, sizes)
         statistics = summarize(values[name][chosen], sizes[chosen], higher_is_better=is_higher_better(name))
         if name == "accuracy" and (columns := self._by_class(split)) is not None:
-            statistics |= summarize_classes({key: column[chosen] for key, column in columns.items()})
+            statistics |= evaluation.summarize_classes({key: x[chosen] for key, x in columns.items()})
         return Summary(statistics, name, split, self._covered(split, who, name))
 
     def _covered(self, split: str, group: Who, metric: str) -> str:
@@ -169,13 +168,19 @@ class Results(ABC):
         """How evenly the classes within each evaluated client are served; None where there are no classes."""
         return class_spread(self.classes[split], len(self._sizes[split])) if split in self.classes else None
 
+    def _evaluated_of(self, values: NDArray) -> NDArray:
+        """Of values of all clients, those of the evaluated ones."""
+        return values if self.evaluated is None else values[self.evaluated]
+
     @property
     def _sizes(self) -> dict[str, NDArray]:
         """Rows of each evaluated client, of each split."""
-        sizes = self.facts.sizes
-        return {
-            split: rows if self.evaluated is None else rows[self.evaluated] for split, rows in sizes.items()
-        }
+        return {split: self._evaluated_of(rows) for split, rows in self.facts.sizes.items()}
+
+    @property
+    def _positions(self) -> NDArray:
+        """Where each evaluated client is among all clients."""
+        return self._evaluated_of(np.arange(len(self.facts.client_ids)))
 
     def _evaluated_ids(self) -> tuple[str, ...]:
         ids = self.facts.client_ids
@@ -183,13 +188,28 @@ class Results(ABC):
 
     def _among(self, group: Who) -> NDArray:
         """Which of the evaluated clients these are."""
-        malicious = self.malicious if self.evaluated is None else self.malicious[self.evaluated]
+        malicious = self._evaluated_of(self.malicious)
         if group not in get_args(Who):
             raise EvenhandError(f"summary(who={group!r}): give 'all', 'honest' or 'malicious'.")
         chosen = {"all": np.ones(len(malicious), bool), "honest": ~malicious, "malicious": malicious}[group]
         if not chosen.any():
             raise EvenhandError(f"summary(who={group!r}): none of the evaluated clients is {group}.")
         return chosen
+
+    def _check_position(self, k: int) -> None:
+        count = len(self.facts.client_ids)
+        if not 0 <= k < count:
+            raise EvenhandError(f"There is no client {k}: positions run from 0 to {count - 1}.")
+
+    def _position(self, client: str, ids_in_words: str) -> int:
+        """The position of the client with this id."""
+        ids = self.facts.client_ids
+        if client not in ids:
+            raise EvenhandError(
+                f"{self.facts.data}: there is no client {client!r:.60}{perhaps(client, ids[:_COMPARED])}: "
+                f"give an id of {ids_in_words}, or None for the global model."
+            )
+        return ids.index(client)
 
     def _check_split(self, split: str) -> None:
         if split not in self.clients:

@@ -6,91 +6,34 @@ import ast
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from evenhand import models, records
 from evenhand._version import __version__
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import ClassMetrics
-from evenhand.privacy import Account
-from evenhand.report import RunView, among, covered, honest, statistics, write_clients_csv
+from evenhand.report import among, covered, honest, statistics, write_clients_csv
 from evenhand.simulation import folder as files
-from evenhand.simulation.results import Facts
-from evenhand.types import Algorithm, Model, Params
+from evenhand.simulation.folder import Arrays, NDArray
+from evenhand.simulation.results import Results, Who
+from evenhand.types import Model
 
-__all__ = [
-    "BESIDE_INFO",
-    "SAVED_BY",
-    "client_ids",
-    "configuration",
-    "described",
-    "measurements",
-    "packed",
-    "save",
-    "unpacked",
-    "with_history",
-    "write_results",
-    "write_summary",
-]
+if TYPE_CHECKING:
+    # As a type alone: it imports this module for its method save().
+    from evenhand.simulation import Run
 
-NDArray = npt.NDArray[Any]
-Arrays = Mapping[str, NDArray]
+__all__ = ["SAVED_BY", "configuration", "with_history", "write_results", "write_summary"]
 
 
 # --- a whole folder at once -----------------------------------------------------------------------------------
 
 
-class Savable(Protocol):
-    """A run, as far as its folder shows it; for the attributes see :class:`evenhand.simulation.Run`."""
-
-    # Not Run itself, which imports this module for its method save().
-
-    @property
-    def algorithm(self) -> Algorithm: ...
-    @property
-    def data(self) -> FederatedDataset: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def untrained(self) -> str: ...
-    @property
-    def facts(self) -> Facts: ...
-    @property
-    def history(self) -> Arrays: ...
-    @property
-    def per_round(self) -> Arrays: ...
-    @property
-    def info(self) -> Mapping[str, Any]: ...
-    @property
-    def clients(self) -> Mapping[str, Arrays]: ...
-    @property
-    def classes(self) -> Mapping[str, ClassMetrics]: ...
-    @property
-    def evaluated(self) -> NDArray | None: ...
-    @property
-    def malicious(self) -> NDArray: ...
-    @property
-    def last_round(self) -> NDArray: ...
-    @property
-    def params(self) -> Params: ...
-    @property
-    def privacy(self) -> Account | None: ...
-    @property
-    def has_personal_models(self) -> bool: ...
-    @property
-    def personal_clients(self) -> NDArray: ...
-    def personal_models(self) -> Iterator[tuple[slice, Params]]: ...
-    def view(self, *, unseen: FederatedDataset | None = None) -> RunView: ...
-
-
-def save(run: Savable, folder: Path, *, overwrite: bool, unseen: FederatedDataset | None) -> None:
+def save(run: Run, folder: Path, *, overwrite: bool, unseen: FederatedDataset | None) -> None:
     """Writes a complete run folder in one step; for the arguments see :meth:`evenhand.simulation.Run.save`."""
     # A kill between the two renames of an earlier save has left that folder under another name.
     folder = records.recovered(folder)
@@ -102,7 +45,7 @@ def save(run: Savable, folder: Path, *, overwrite: bool, unseen: FederatedDatase
             f"save({str(folder)!r}): it is not empty: name another folder, or give overwrite=True."
         )
     # The whole folder is replaced, and what no run wrote must not go with it.
-    if foreign := sorted(there - _OWN) if files.CONFIG in there else sorted(there):
+    if foreign := sorted(there - files.OWN) if files.CONFIG in there else sorted(there):
         raise EvenhandError(f"{folder / foreign[0]} was not written by a run: move it away.")
     if there:
         with records.held(folder):  # refuses a folder in which another process trains
@@ -117,7 +60,9 @@ def save(run: Savable, folder: Path, *, overwrite: bool, unseen: FederatedDatase
             records.write_text(part / files.FEATURES, records.json_text(run.data.features.to_json()))
         records.write_text(part / files.METRICS, files.metrics_text(run.history))
         about = write_results(part, run, unseen=unseen, personal=run.has_personal_models)
-        if not is_described(run.algorithm.model, run.data):
+        model, other = run.algorithm.model, described(run.algorithm.model.name)
+        # A name describes a model if both make the same outputs by the same computation.
+        if other is None or _computation(model, run.data) != _computation(other, run.data):
             about["model"] = ""  # a name that has been kept by a changed model describes another one
         write_summary(part, run, rounds=run.info["rounds"], about=about, interrupted=False)
         files.seal(part)  # last, so that the checksums vouch for files that are complete
@@ -125,22 +70,6 @@ def save(run: Savable, folder: Path, *, overwrite: bool, unseen: FederatedDatase
 
 SAVED_BY = "saved_by"
 """In ``config.json``: that no command made the run, and so none continues or repeats it."""
-_OWN = {
-    files.CONFIG,
-    files.FEATURES,
-    files.METRICS,
-    files.CLIENTS,
-    files.PARAMS,
-    files.RESULTS,
-    files.SUMMARY,
-    files.REPORT,
-    records.CHECKSUMS,
-    files.CHECKPOINT,
-    files.PERSONAL,
-    files.BEST,
-    records.LOCK,
-}
-"""What a run puts into its folder."""
 
 
 def configuration(method: str, options: Mapping[str, Any], data: FederatedDataset) -> dict[str, Any]:
@@ -166,7 +95,7 @@ def configuration(method: str, options: Mapping[str, Any], data: FederatedDatase
 
 
 def write_results(
-    folder: Path, run: Savable, *, unseen: FederatedDataset | None, personal: bool
+    folder: Path, run: Run, *, unseen: FederatedDataset | None, personal: bool
 ) -> dict[str, Any]:
     """Writes the files that describe the run's latest round, and returns what the summary says about that round."""
     view = run.view(unseen=unseen)  # once: it serves the unseen clients
@@ -192,16 +121,15 @@ def write_results(
     }
     seen = honest(view)
     about["covers"] = {split: covered([seen], split).text for split in view.clients}
-    for split, metrics in view.clients.items():
-        about[split] = {metric: statistics(seen, split, metric) for metric in metrics}
-        if view.malicious is not None:
-            for group in ("all", "honest", "malicious"):
-                part = among(view, group)
-                about[f"{split}_{group}"] = {metric: statistics(part, split, metric) for metric in metrics}
-        if view.unseen is not None and split in view.unseen.clients:  # none of them may have examples in it
-            about[f"{split}_unseen"] = {
-                metric: statistics(view.unseen, split, metric) for metric in view.unseen.clients[split]
-            }
+    parts = {"": seen}
+    if view.malicious is not None:
+        parts |= {f"_{group}": among(view, group) for group in get_args(Who)}
+    if view.unseen is not None:
+        parts["_unseen"] = view.unseen
+    for split in view.clients:
+        for ending, part in parts.items():
+            if split in part.clients:  # of the unseen clients, none may have examples in it
+                about[split + ending] = {name: statistics(part, split, name) for name in part.clients[split]}
     return about
 
 
@@ -210,30 +138,29 @@ BESIDE_INFO = ("cohort", "seconds", "examples_per_second", "padded")
 
 
 def write_summary(
-    folder: Path, run: Savable, *, rounds: int, about: Mapping[str, Any], interrupted: bool
+    folder: Path, run: Run, *, rounds: int, about: Mapping[str, Any], interrupted: bool
 ) -> None:
     """Writes ``summary.json``: how the run ended, and ``about`` the round that its results describe."""
-    summary = {
+    summary: dict[str, Any] = {
         "rounds": int(run.history["round"][-1]),
         "rounds_asked": rounds,
         **{name: run.info[name] for name in BESIDE_INFO},
         "clients": run.data.num_clients,
         "interrupted": interrupted,
         "last": {name: values[-1] for name, values in run.history.items()},
-        "privacy": None if run.privacy is None else run.privacy.in_words(),
-        "account": None if run.privacy is None else _account(run.privacy),
+        "privacy": None,
+        "account": None,
         "info": {name: value for name, value in run.info.items() if name not in BESIDE_INFO},
         **about,
     }
+    if (account := run.privacy) is not None:
+        releases = [release._asdict() for release in account.releases]
+        summary |= {"privacy": account.in_words(), "account": {**account._asdict(), "releases": releases}}
     with records.writing(folder / files.SUMMARY):
         records.write_text(folder / files.SUMMARY, records.json_text(summary))
 
 
-def _account(account: Account) -> dict[str, Any]:
-    return {**account._asdict(), "releases": [release._asdict() for release in account.releases]}
-
-
-def measurements(run: Savable) -> dict[str, NDArray]:
+def measurements(run: Results) -> dict[str, NDArray]:
     """What ``results.npz`` holds: every measured number, bit for bit."""
     tree: dict[str, Any] = {
         "history": run.history,
@@ -244,29 +171,23 @@ def measurements(run: Savable) -> dict[str, NDArray]:
         "malicious": run.malicious,
         "last_round": run.last_round,
     }
-    evaluated = {} if run.evaluated is None else {"evaluated": run.evaluated}
-    return packed(run.data.client_ids, {**tree, **evaluated})
+    if run.evaluated is not None:
+        tree["evaluated"] = run.evaluated
+    return packed(run.facts.client_ids, tree)
 
 
-def with_history(arrays: Arrays, run: Savable) -> dict[str, NDArray]:
+def with_history(arrays: Arrays, run: Results) -> dict[str, NDArray]:
     """The arrays of an earlier round, with the history of all rounds since."""
-    older = {name: array for name, array in arrays.items() if name.split("/")[0] not in _BY_ROUND}
-    return older | {
-        name: array for name, array in measurements(run).items() if name.split("/")[0] in _BY_ROUND
-    }
-
-
-_BY_ROUND = {"history", "per_round"}
+    by_round = _flat({"history": run.history, "per_round": run.per_round})
+    return {name: array for name, array in arrays.items() if name not in by_round} | by_round
 
 
 def packed(ids: Sequence[str], tree: Mapping[str, Any]) -> dict[str, NDArray]:
     """The arrays of a tree under slash-joined names, and the clients' ids; :func:`unpacked` is the inverse."""
     names = [name.encode("utf-8", "surrogatepass") for name in ids]
     # Texts of unequal lengths as one array of bytes: an array of texts is as wide as its longest.
-    text = {
-        "bytes": np.frombuffer(b"".join(names), np.uint8),
-        "lengths": np.array([*map(len, names)], np.int64),
-    }
+    lengths = np.array([*map(len, names)], np.int64)
+    text = {"bytes": np.frombuffer(b"".join(names), np.uint8), "lengths": lengths}
     return _flat({**tree, "client_ids": text})
 
 
@@ -297,19 +218,10 @@ def unpacked(arrays: Arrays, *prefix: str) -> dict[str, NDArray]:
 # --- the model, by its name -----------------------------------------------------------------------------------
 
 # Listed one by one, since the name comes from a file, which may call nothing else.
+_LINEAR = (models.linear_regression, models.softmax_regression, models.standardized, models.svm)
+_NETWORKS = (models.cnn_cifar, models.cnn_femnist, models.cnn_femnist_dropout, models.lstm, models.mlp)
 _FACTORIES: Mapping[str, Callable[..., Any]] = {
-    factory.__name__: factory
-    for factory in (
-        models.cnn_cifar,
-        models.cnn_femnist,
-        models.cnn_femnist_dropout,
-        models.linear_regression,
-        models.lstm,
-        models.mlp,
-        models.softmax_regression,
-        models.standardized,
-        models.svm,
-    )
+    factory.__name__: factory for factory in (*_LINEAR, *_NETWORKS)
 }
 
 
@@ -325,19 +237,11 @@ def described(name: str) -> Model | None:
 
 
 def _made(node: ast.expr) -> Model:
-    match node:
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name in _FACTORIES:
-            places = [_made(arg) if isinstance(arg, ast.Call) else ast.literal_eval(arg) for arg in args]
-            words = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in keywords}
-            return _FACTORIES[name](*places, **words)
-        case _:
-            raise ValueError("no call of a factory")
-
-
-def is_described(model: Model, data: FederatedDataset) -> bool:
-    """Whether the model is the one that its name describes: both make the same outputs by the same computation."""
-    other = described(model.name)
-    return other is not None and _computation(model, data) == _computation(other, data)
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FACTORIES):
+        raise ValueError("no call of a factory")
+    places = [_made(arg) if isinstance(arg, ast.Call) else ast.literal_eval(arg) for arg in node.args]
+    words = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in node.keywords}
+    return _FACTORIES[node.func.id](*places, **words)
 
 
 def _computation(model: Model, data: FederatedDataset) -> str:

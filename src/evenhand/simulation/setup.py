@@ -17,40 +17,23 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax import lax
 from jax.sharding import Mesh
 
 from evenhand import rounds, tree
-from evenhand.data import FederatedDataset, Split
+from evenhand.data import FederatedDataset
 from evenhand.devices import copies, everywhere, here, over
 from evenhand.errors import EvenhandError
 from evenhand.rounds import RoundState, malicious_clients
+from evenhand.simulation import program as pieces
 from evenhand.simulation._job import Job, check_start
-from evenhand.simulation.program import (
-    ById,
-    Program,
-    Resident,
-    Rows,
-    Source,
-    deal,
-    efforts,
-    gathered,
-    must_stream,
-    poison,
-    resident,
-    rows_of,
-    sent,
-    tabulated,
-)
-from evenhand.simulation.store import HostStore, stored
-from evenhand.streams import Keys, Purpose, keys_of
-from evenhand.streams import stream as stream_of
+from evenhand.simulation.program import ById, Program, Resident, Rows, Source, must_stream, resident
+from evenhand.simulation.store import HostStore, NDArray, stored
+from evenhand.streams import Keys, Purpose, keys_of, stream
 from evenhand.types import Array, Attack, Cohort, Params, PyTree
 
 __all__ = ["SMALL_MODEL", "Offloaded", "Setup", "Streamed", "device_rows", "drawn_last", "set_up"]
 
-NDArray = npt.NDArray[Any]
 
 _BUFFER = 4096
 """Most rounds in one call: fixed, so that no number of rounds compiles anything."""
@@ -100,7 +83,7 @@ class Setup(NamedTuple):
     @property
     def rows(self) -> Rows:
         """All rows on the devices; where they are streamed, the shapes of ``x`` and ``y``."""
-        return self.source.like
+        return self.source.rows
 
 
 def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
@@ -135,14 +118,14 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         source = Streamed(program, data, seed, keys)
     else:
         source = resident(data, job.attack, seed, program.mesh, algorithm.sampling)
-    params = algorithm.model.init(stream_of(first.shared, Purpose.INIT))
+    params = algorithm.model.init(stream(first.shared, Purpose.INIT))
     if job.start is not None:
         check_start(job.start, algorithm.model)
         # In the containers of the model: others with the same paths would be another program.
         params = jax.tree.unflatten(jax.tree.structure(params), map(jnp.asarray, jax.tree.leaves(job.start)))
     if execution.lanes is None:
         program = program._replace(lanes=_default_lanes(program, params, source))
-    like = source.like
+    like = source.rows
     wires, begin = _beginning(ById(program), *tree.form((params, (like.x, like.y))), clients)
 
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
@@ -185,7 +168,7 @@ def _beginning(
 
 def device_rows(data: FederatedDataset, attack: Attack | None, seed: int, mesh: Mesh | None = None) -> Rows:
     """The training rows on the devices, those of malicious clients poisoned."""
-    return resident(data, attack, seed, mesh).rows
+    return resident(data, attack, seed, mesh, None).rows
 
 
 def _devices(cohort: int, asked: int | None) -> int:
@@ -218,7 +201,7 @@ def _default_lanes(program: Program, params: Params, source: Source) -> int:
     return lanes
 
 
-def _steps(program: Program, rows: Rows) -> npt.NDArray[Any]:
+def _steps(program: Program, rows: Rows) -> NDArray:
     """The local steps in some random cohorts, ``(cohorts, m + 1)``, the longest work first, and a 0 at the end."""
     rng = np.random.default_rng(0)
     chosen = rng.integers(0, rows.sizes.shape[0], (16, program.cohort), dtype=np.int32)
@@ -226,16 +209,16 @@ def _steps(program: Program, rows: Rows) -> npt.NDArray[Any]:
     @jax.jit  # one program, where each operation would be one
     def effort(rows: Rows, ids: Array) -> Array:
         effort_of = program.algorithm.phases[-1].effort
-        return efforts(effort_of, program.capacity, rows, Cohort.of(ids)).steps
+        return pieces.efforts(effort_of, program.capacity, rows, Cohort.of(ids)).steps
 
     steps = effort(rows, jnp.asarray(chosen.ravel()))
     steps = np.asarray(steps, np.float64).reshape(chosen.shape)
     return np.concatenate([-np.sort(-steps, axis=1), np.zeros((len(steps), 1))], axis=1)
 
 
-def _waste(program: Program, steps: npt.NDArray[Any], lanes: int) -> float:
+def _waste(program: Program, steps: NDArray, lanes: int) -> float:
     """Executed over useful local steps, over these cohorts."""
-    ranks = np.minimum(deal(program.cohort, lanes, program.devices.size), program.cohort)
+    ranks = np.minimum(pieces.deal(program.cohort, lanes, program.devices.size), program.cohort)
     executed = steps[:, ranks].max(axis=-1).sum() * ranks.shape[-1]
     return float(executed / max(steps.sum(), 1.0))
 
@@ -335,10 +318,8 @@ class Streamed:
     cohort than the one drawn ahead, the loss would be NaN, and never that of another client's rows.
 
     Attributes:
-      like: the shapes of all rows.
+      rows: the shapes of all rows.
     """
-
-    on_device = None
 
     def __init__(self, program: Program, data: FederatedDataset, seed: int, keys: Keys) -> None:
         if program.algorithm.observe is not None:
@@ -351,16 +332,20 @@ class Streamed:
         self._clients, self._sizes = data.num_clients, train.sizes
         self._malicious = malicious_clients(program.attack, data.client_ids, seed)
         sizes = train.sizes.astype(np.int32)
-        table = tabulated(program.algorithm.sampling, sizes)
+        table = pieces.tabulated(program.algorithm.sampling, sizes)
         self._shared: tuple[Array, Array, PyTree] = everywhere(self._mesh, (sizes, self._malicious, table))
         x, y = jax.eval_shape(lambda: tuple(jnp.zeros(part.shape, part.dtype) for part in (train.x, train.y)))
         starts: Any = jax.ShapeDtypeStruct((self._clients,), np.int32)
-        self.like = Rows(x, y, starts, *self._shared)
-        rows, need = _block_rows(program, train)
+        self.rows = Rows(x, y, starts, *self._shared)
+        draws = program.cohort * len(program.algorithm.phases)
+        # Rows of a block, about as many as a processor's cache holds, and of an average round.
+        rows = _ROW_BLOCK // max(1, (train.x.nbytes + train.y.nbytes) // train.rows)
+        need = max(1, int(draws * train.sizes.mean()))
         self._draw = cohorts(program, int(np.clip(rows // need, 1, _ROW_BLOCK_ROUNDS)))
         self._ahead = _Ahead[RowBlock]("evenhand-rows")
         self._now: RowBlock | None = None
-        self._resize(room_for(program, train))
+        # Enough for two rounds.
+        self._resize(_round_up(max(rows, 2 * need), train.rows))
 
     def block(self, first: int, count: int) -> tuple[Rows, int]:
         """As :meth:`Resident.block`; the rows that it gave before may be gone."""
@@ -382,16 +367,16 @@ class Streamed:
         until, clients = _fitting(drawn, self._sizes, room)
         if until == 0:
             until, clients = 1, np.unique(drawn[0][drawn[0] >= 0])
-        index, offsets = rows_of(self._train, clients)
+        index, offsets = pieces.rows_of(self._train, clients)
         room = max(room, _round_up(len(index), self._train.rows))
-        x, y = (gathered(part, index, room + 1) for part in (self._train.x, self._train.y))
+        x, y = (pieces.gathered(part, index, room + 1) for part in (self._train.x, self._train.y))
         for part in (x, y):  # the last row is one that no client may train on
             part[-1] = np.nan if part.dtype.kind == "f" else np.iinfo(part.dtype).max
         if self._attack is not None and self._attack.rows is not None:
             bad = self._malicious[clients]
             windows = zip(clients[bad], offsets[:-1][bad], offsets[1:][bad], strict=True)
-            poison(self._attack, self._seed, x, y, windows)
-        x, y = sent(self._mesh, (x, y))
+            pieces.poison(self._attack, self._seed, x, y, windows)
+        x, y = pieces.sent(self._mesh, (x, y))
         return RowBlock(first=first, until=first + until, clients=clients, starts=offsets[:-1], x=x, y=y)
 
     def _resize(self, room: int) -> None:
@@ -420,19 +405,6 @@ class Streamed:
 def _moved(starts: Array, old: Array, new: Array, places: Array, absent: Array) -> Array:
     """``starts`` with the old clients absent and the new ones in their places; ids from ``N`` on are padding."""
     return starts.at[old].set(absent, mode="drop").at[new].set(places, mode="drop")
-
-
-def room_for(program: Program, train: Split) -> int:
-    """Rows of a block: about as many as a processor's cache holds, and enough for two rounds."""
-    rows, need = _block_rows(program, train)
-    return _round_up(max(rows, 2 * need), train.rows)
-
-
-def _block_rows(program: Program, train: Split) -> tuple[int, int]:
-    """Rows of a block, and of an average round."""
-    draws = program.cohort * len(program.algorithm.phases)
-    rows = _ROW_BLOCK // max(1, (train.x.nbytes + train.y.nbytes) // train.rows)
-    return rows, max(1, int(draws * train.sizes.mean()))
 
 
 def _fitting(drawn: NDArray, sizes: NDArray, room: int) -> tuple[int, NDArray]:
@@ -512,7 +484,10 @@ class Offloaded:
             again = jax.tree.leaves(self.store.read(ids[both]))
             for leaf, new in zip(jax.tree.leaves(states), again, strict=True):
                 leaf[both] = new
-        _spoil(states)
+        # NaN in the last state: if a round ever drew another client than those drawn ahead, it would show.
+        for leaf in jax.tree.leaves(states):
+            if leaf.dtype.kind == "f":
+                leaf[-1] = np.nan
         # Whoever is not in the block has the last slot, whose state is NaN.
         slots = np.full(self.store.clients, self._room - 1, np.int32)
         slots[ids] = np.arange(len(ids), dtype=np.int32)
@@ -533,10 +508,3 @@ class Offloaded:
         drawn = np.asarray(self._draw(self._sizes, self._table, self._keys, np.int32(first)))[:rounds]
         ids = np.unique(drawn)
         return ids[ids >= 0].astype(np.int64)
-
-
-def _spoil(states: PyTree) -> None:
-    """Puts NaN into the last state: if a round ever drew another client than those drawn ahead, it would show."""
-    for leaf in jax.tree.leaves(states):
-        if leaf.dtype.kind == "f":
-            leaf[-1] = np.nan

@@ -140,9 +140,8 @@ def _server(
         cohort = cohort._replace(present=cohort.present & finite(uploads.delta))
     # All uploads become one direction, and the server steps along it.
     noise = jax.vmap(partial(rounds.lift_key, keys, round, streams))(cohort.ids)
-    key, step_key = (
-        stream(keys.secret, purpose, round, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
-    )
+    key = stream(keys.secret, Purpose.AGGREGATOR, round, streams)
+    step_key = stream(keys.secret, Purpose.SERVER, round, streams)
 
     def lift(slot: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
         assert isinstance(aggregator, Sum)
