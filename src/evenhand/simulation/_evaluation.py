@@ -138,8 +138,7 @@ class Evaluation:
       drawn: who is evaluated, ascending; None: all.
       malicious: which clients are, ``(N,)``.
       untrained: what clients are served that never trained.
-      splits: their rows.
-      indices: which of them have rows of which classes; None where rows have no classes.
+      parts: of each split, their rows, and which of them have rows of which classes; None where rows have no classes.
     """
 
     def __init__(
@@ -154,8 +153,7 @@ class Evaluation:
         mesh = self._mesh = local(program.mesh)
         poisoned = job.attack is not None and job.attack.rows is not None
         self.store = store
-        self.splits: dict[str, Prepared] = {}
-        self.indices: dict[str, ClassIndex | None] = {}
+        self.parts: dict[str, tuple[Prepared, ClassIndex | None]] = {}
         for name, whole in (("train", data.train), ("valid", data.valid), ("test", data.test)):
             is_on_device = name == "train" and self.drawn is None and isinstance(source, Resident)
             split = whole if self.drawn is None else _some(whole, self.drawn)
@@ -166,8 +164,8 @@ class Evaluation:
                 x, y = np.asarray(split.x), np.asarray(split.y)
             else:
                 x, y = sent(mesh, (aligned(split.x), aligned(split.y)))
-            self.splits[name] = Prepared(x, y, split.offsets, self.drawn, mesh)
-            self.indices[name] = _index(self.algorithm.model, split, data.num_classes)
+            index = _index(self.algorithm.model, split, data.num_classes)
+            self.parts[name] = Prepared(x, y, split.offsets, self.drawn, mesh), index
 
     def shared_by(self, program: Program, keys: Keys, store: HostStore | None) -> Evaluation:
         """The same clients' examples, evaluated with the models of another run."""
@@ -180,16 +178,14 @@ class Evaluation:
     def of_each(evaluations: Sequence[Evaluation], states: Sequence[RoundState]) -> list[Served]:
         """What each evaluation finds of its state, all at once: of the same clients, of methods that are alike."""
         first = evaluations[0]
-        model, rows = first.algorithm.model, sum(split.x.shape[0] for split in first.splits.values())
+        model, rows = first.algorithm.model, sum(split.x.shape[0] for split, _ in first.parts.values())
         pairs = list(zip(evaluations, states, strict=True))
         if rows * len(states) > _MOST_ROWS:
             return [alone.served(state) for alone, state in pairs]
         # One program for all models: its products are batched, where one model after the other would leave cores idle.
         params = _stacked([alone.algorithm.global_params(state.server) for alone, state in pairs])
-        measured = {
-            name: evaluation.per_class_of_each(model, params, split, first.indices[name])
-            for name, split in first.splits.items()
-        }
+        measure = partial(evaluation.per_class_of_each, model, params)
+        measured = {name: measure(*part) for name, part in first.parts.items()}
         return [
             Served.from_splits({name: models[i] for name, models in measured.items()})
             for i in range(len(states))
@@ -212,22 +208,23 @@ class Evaluation:
         model, params = self.algorithm.model, self.algorithm.global_params(state.server)
         if not self._is_personal:
             return Served.from_splits(
-                {
-                    name: evaluation.per_class(model, params, split, self.indices[name])
-                    for name, split in self.splits.items()
-                }
+                {name: evaluation.per_class(model, params, *part) for name, part in self.parts.items()}
             )
-        alone = {name: evaluation.per_client(model, params, split) for name, split in self.splits.items()}
+        alone = {name: evaluation.per_client(model, params, part) for name, (part, _) in self.parts.items()}
         measure = partial(evaluation.personal_per_class, model, lanes=self.lanes)
         windows: dict[int, Served] = {}
         for first, (states, parts, params_of) in self._windows(state):
             windows[first] = Served.from_splits(
                 {
-                    name: measure(states, part, index, params_of=params_of, widest=self.splits[name].sizes)
+                    name: measure(states, part, index, params_of=params_of, widest=self._sizes(name))
                     for name, (part, index) in parts.items()
                 }
             )
         return Served.joined(windows).beside(alone)
+
+    def _sizes(self, split: str) -> NDArray:
+        """The evaluated clients' rows."""
+        return self.parts[split][0].sizes
 
     @property
     def _is_personal(self) -> bool:
@@ -241,17 +238,17 @@ class Evaluation:
             state = here(state)
         measure = partial(evaluation.measured_clients, self.algorithm.model, metrics=metrics)
         params = self.algorithm.global_params(state.server)
-        alone = {name: measure(params, split) for name, split in self.splits.items()}
+        alone = {name: measure(params, part) for name, (part, _) in self.parts.items()}
         if not self._is_personal:
             return alone
         blank = {
-            split: {name: np.full(len(self.splits[split].sizes), np.nan) for name in values}
+            split: {name: np.full(len(self._sizes(split)), np.nan) for name in values}
             for split, values in alone.items()
         }
         own = Served(blank, {}).beside(alone).clients
         for first, (states, parts, params_of) in self._windows(state):
             for split, (part, _) in parts.items():
-                widest = self.splits[split].sizes
+                widest = self._sizes(split)
                 values = measure(states, part, params_of=params_of, lanes=self.lanes, widest=widest)
                 for name, of_clients in values.items():
                     own[split][name][first : first + len(of_clients)] = of_clients
@@ -263,12 +260,12 @@ class Evaluation:
             return np.zeros(0)
         server = here(state.server) if self._mesh is None else state.server
         params = self.algorithm.global_params(server)
-        return evaluation.per_client(self.algorithm.model, params, self.splits["train"])["loss"]
+        return evaluation.per_client(self.algorithm.model, params, self.parts["train"][0])["loss"]
 
     def _windows(self, state: RoundState) -> Iterator[tuple[int, _Window]]:
         """As many clients at a time as memory allows, by the position of the first: all at once, unless their models
         are adapted or their states come from a store."""
-        train, adapt, store = self.splits["train"], self.algorithm.adapt, self.store
+        train, adapt, store = self.parts["train"][0], self.algorithm.adapt, self.store
         own = has_own(np.asarray(here(state.last_round)), self.untrained)
         # Equal for methods that serve by the same program.
         serve = by_program(
@@ -277,8 +274,7 @@ class Evaluation:
             np.int32(0),
         )
         if adapt is None and store is None:
-            whole: Parts = {name: (split, self.indices[name]) for name, split in self.splits.items()}
-            yield 0, _Window((state.server, state.clients, own), whole, serve)
+            yield 0, _Window((state.server, state.clients, own), self.parts, serve)
             return
         clients = np.arange(len(train.sizes)) if self.drawn is None else self.drawn
         model = jax.eval_shape(self.algorithm.global_params, state.server)
@@ -287,7 +283,7 @@ class Evaluation:
         for window in tiles(0, len(clients), together):
             parts: Parts = {
                 name: (split.some(window), None if index is None else index.some(window))
-                for (name, split), index in zip(self.splits.items(), self.indices.values(), strict=True)
+                for name, (split, index) in self.parts.items()
             }
             ids = places = clients[window]
             states: PyTree = (state.server, state.clients, own)
@@ -307,7 +303,7 @@ class Evaluation:
         columns: dict[str, float] = {}
         chosen = honest_among(self.malicious, self.drawn)
         for split, metrics in served.clients.items():
-            sizes = np.where(chosen, self.splits[split].sizes, 0)
+            sizes = np.where(chosen, self._sizes(split), 0)
             if not sizes.any():
                 continue
             has = sizes > 0
