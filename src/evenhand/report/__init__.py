@@ -4,21 +4,7 @@ The figures are in :mod:`evenhand.report.figures`, which loads matplotlib when t
 """
 
 from evenhand.report import figures
-from evenhand.report._view import (
-    Coverage,
-    RunView,
-    Swing,
-    among,
-    covered,
-    headline_split,
-    honest,
-    latest,
-    read_clients_csv,
-    statistics,
-    swing,
-    write_clients_csv,
-)
-from evenhand.report.comparison import (
+from evenhand.report._comparison import (
     Comparison,
     Method,
     Notice,
@@ -31,7 +17,22 @@ from evenhand.report.comparison import (
     undefined_sentence,
     verdict,
 )
-from evenhand.report.families import Gain, gains, in_words, privacy_line
+from evenhand.report._families import Gain, gains, in_words, privacy_line
+from evenhand.report._view import (
+    Coverage,
+    RunView,
+    Swing,
+    among,
+    covered,
+    direction,
+    headline_split,
+    honest,
+    latest,
+    read_clients_csv,
+    statistics,
+    swing,
+    write_clients_csv,
+)
 from evenhand.report.page import Summary, run_html, write_report
 from evenhand.report.tables import STATISTICS, Differences, differences
 
@@ -51,6 +52,7 @@ __all__ = [
     "compare",
     "covered",
     "differences",
+    "direction",
     "figures",
     "further",
     "gains",

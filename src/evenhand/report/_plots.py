@@ -20,10 +20,10 @@ from matplotlib.ticker import MaxNLocator
 
 from evenhand.evaluation import SPLIT_NAMES, SPLITS, column, is_higher_better, of_global, worst
 from evenhand.report import draw
+from evenhand.report._comparison import Comparison, Method
+from evenhand.report._families import in_words, left_out, personalized, trained
 from evenhand.report._view import RunView, among, client_values
-from evenhand.report.comparison import Comparison, Method
-from evenhand.report.families import in_words, left_out, personalized, trained
-from evenhand.report.formatting import capital, escape, section, svg, value
+from evenhand.report.formatting import capital, note, section, svg, value
 from evenhand.text import isolated
 
 NDArray = npt.NDArray[np.float64]
@@ -108,16 +108,15 @@ def client_curve(subject: Comparison) -> Figure:
 def size_scatter(subject: Comparison) -> Figure:
     """See :func:`evenhand.report.figures.size_scatter`."""
     metric = subject.metric
-    figure, every = _one_or_panels(
-        subject, "training examples of the client", draw.label(metric, subject.split)
-    )
+    label = draw.label(metric, subject.split)
+    figure, every = _one_or_panels(subject, "training examples of the client", label)
     points = [_sizes_and_values(method, subject) for method in subject.methods]
     many = sum(values.size for _, values in points) > draw.MOST_MARKERS
     for i, (axes, (sizes, values)) in enumerate(zip(every, points, strict=True)):
         few = values.size <= _FEW
         size = (5 if few else 3) if len(every) == 1 else (3.5 if few else 2)
-        look = {"color": draw.look(i)[0], "alpha": 0.7 if few else 0.3, "markeredgewidth": 0}
-        _marks(axes, sizes, draw.scaled(values, metric), size, look, rasterized=many)
+        look: dict[str, Any] = {"color": draw.look(i)[0], "alpha": 0.7 if few else 0.3, "markeredgewidth": 0}
+        axes.plot(sizes, draw.scaled(values, metric), "o", markersize=size, rasterized=many, **look)
         if values.size >= MEDIANS_FROM:
             groups = np.array_split(np.argsort(sizes, kind="stable"), 8)
             x, y = np.array([[np.median(sizes[group]), np.median(values[group])] for group in groups]).T
@@ -144,12 +143,12 @@ def personal_scatter(subject: Comparison) -> Figure:
         new = [_pairs(run.unseen, subject) for run in method.runs if run.unseen is not None]
         size = (5.0 if seen.shape[1] <= _FEW else 3.0) * (1.0 if len(every) == 1 else 0.7)
         colour = draw.look(i)[0]
-        filled = {"markerfacecolor": colour, "markeredgewidth": 0, "alpha": 0.6}
-        hollow = {"markerfacecolor": "none", "markeredgewidth": 1.2, "alpha": 1.0}
+        filled: dict[str, Any] = {"markerfacecolor": colour, "markeredgewidth": 0, "alpha": 0.6}
+        hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 1.2, "alpha": 1.0}
         for pairs, look in ((seen, filled), *((np.concatenate(new, axis=1), hollow) for _ in new[:1])):
             x, y = draw.scaled(pairs, metric)
-            look["markeredgecolor"] = colour
-            _marks(axes, x, y, size, look, rasterized=x.size > draw.MOST_MARKERS)
+            look |= {"markeredgecolor": colour, "rasterized": x.size > draw.MOST_MARKERS}
+            axes.plot(x, y, "o", markersize=size, **look)
             values += [x, y]
     finite = _finite(np.concatenate(values))
     if finite.size:
@@ -209,9 +208,8 @@ def _compared(lines: Mapping[int, Lines], subject: Comparison, metric: str, x: s
         if not shared and not np.isfinite(line.mean).any():
             _say_nothing(axes)
     draw.log_if_wide(metric or y, *every)  # a series is no metric, but its name says whether it is of a share
-    styles = _styles(
-        lines.values(), shaded=clients, seeds=any(len(subject.methods[i].runs) > 1 for i in lines)
-    )
+    seeds = any(len(subject.methods[i].runs) > 1 for i in lines)
+    styles = _styles(lines.values(), shaded=clients, seeds=seeds)
     if shared:
         draw.label_ends(figure, every[0], ends, styles)
     else:
@@ -223,12 +221,12 @@ def _styles(lines: Iterable[Lines], *, shaded: bool, seeds: bool) -> list[draw.S
     """What dashes, shades and bands mean; in grey, since each method's have its colour."""
     styles: list[draw.Style] = []
     if shaded:
-        styles.append(draw.Style(Patch(color=draw.GRID, linewidth=0), _TAIL))
+        styles.append((Patch(color=draw.GRID, linewidth=0), _TAIL))
     elif any(line.thin is not None and np.isfinite(line.thin).any() for line in lines):
         dashes = Line2D([], [], color=draw.MUTED, linestyle=_DASHED, linewidth=1.1)
-        styles.append(draw.Style(dashes, _TAIL))
+        styles.append((dashes, _TAIL))
     if seeds:
-        styles.append(draw.Style(Patch(color=draw.MUTED, alpha=0.3, linewidth=0), _SEEDS))
+        styles.append((Patch(color=draw.MUTED, alpha=0.3, linewidth=0), _SEEDS))
     return styles
 
 
@@ -249,22 +247,13 @@ def _axes(
 
 def _end(line: Lines, metric: str, name: str, colour: str) -> list[draw.End]:
     """The last finite point of a line, if there is one."""
-    finite = np.flatnonzero(np.isfinite(line.mean))[-1:]
-    return [
-        draw.End(float(line.x[i]), float(draw.scaled(line.mean[i], metric)), name, colour) for i in finite
-    ]
+    last = np.flatnonzero(np.isfinite(line.mean))[-1:]
+    return [draw.End(float(line.x[i]), float(draw.scaled(line.mean[i], metric)), name, colour) for i in last]
 
 
 def _say_nothing(axes: Axes) -> None:
     words, colour = "no finite values", draw.MUTED
     axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", color=colour, fontsize=8.5)
-
-
-def _marks(
-    axes: Axes, x: NDArray, y: NDArray, size: float, look: Mapping[str, Any], *, rasterized: bool
-) -> None:
-    """A mark per client; very many of them as pixels, since a page of vectors would take long to open."""
-    axes.plot(x, y, linestyle="none", marker="o", markersize=size, rasterized=rasterized, **look)
 
 
 # --- what is drawn ------------------------------------------------------------------------------------------------
@@ -277,9 +266,8 @@ def over_clients(subject: Comparison, split: str, metric: str) -> bool:
 
 def _key(subject: Comparison, split: str) -> str:
     """The recorded mean over clients or, where some run lacks it, that over examples."""
-    return column(
-        split, subject.metric, "mean" if over_clients(subject, subject.split, subject.metric) else ""
-    )
+    statistic = "mean" if over_clients(subject, subject.split, subject.metric) else ""
+    return column(split, subject.metric, statistic)
 
 
 def _by_round(method: Method, key: str, thin: str = "") -> Lines:
@@ -366,10 +354,9 @@ def _how_to_read(subject: Comparison) -> str:
     if len(subject.methods) > draw.MOST_SHARED:
         notes.append("A panel per method, on equal scales; grey: the other methods.")
     if subject.seeds > 1:
-        notes.append(
-            f"Lines are means over {subject.seeds} seeds; bands span the lowest to the highest seed."
-        )
-    return f'<p class="caption">{escape(" ".join(notes))}</p>' if notes else ""
+        seeds = f"{subject.seeds} seeds"
+        notes.append(f"Lines are means over {seeds}; bands span the lowest to the highest seed.")
+    return note(" ".join(notes), "caption")
 
 
 def _curve_figures(subject: Comparison) -> list[str]:
@@ -378,12 +365,12 @@ def _curve_figures(subject: Comparison) -> list[str]:
     if not any(len(run.history["round"]) for run in runs):
         return []
     title = f"{subject.quantity} by round".capitalize()
-    note = "Mean over clients" if over_clients(subject, split, metric) else "Mean over all examples"
+    text = "Mean over clients" if over_clients(subject, split, metric) else "Mean over all examples"
     if several:
-        note += "; dashed: worst tenth of the clients."
+        text += "; dashed: worst tenth of the clients."
     else:
-        note += "." if subject.seeds > 1 else "; band: worst to best tenth of the clients."
-    shown = [svg(learning_curve(subject), "curve", title, note, f"{title}. {_message(subject)}")]
+        text += "." if subject.seeds > 1 else "; band: worst to best tenth of the clients."
+    shown = [svg(learning_curve(subject), "curve", title, text, f"{title}. {_message(subject)}")]
     loss_split = "train" if several else split
     if metric != "loss" and any(f"{loss_split}_loss" in run.history for run in runs):
         title = f"{'Training loss' if several else 'Loss'} by round"
@@ -397,24 +384,14 @@ def _client_figures(subject: Comparison) -> list[str]:
     quantity, message = subject.quantity, _message(subject)
     most = max(_finite(client_values(run, subject.split, subject.metric)).size for run in subject.runs)
     medians = " Lines: medians by size." if most >= MEDIANS_FROM else ""
-    return [
-        svg(
-            client_histogram(subject),
-            *("histogram", "How many clients get how much", f"Clients by {quantity}."),
-            f"Histogram of the {quantity} per client. {message}",
-        ),
-        svg(
-            client_curve(subject),
-            *("clients", "Every client, worst served first"),
-            "The flatter, the more even. Shaded: the worst tenth.",
-            f"The {quantity} of every client, worst served first. {message}",
-        ),
-        svg(
-            size_scatter(subject),
-            *("sizes", "Does a client's size decide what it gets?", f"One mark per client.{medians}"),
-            f"The {quantity} of every client against its number of training examples.",
-        ),
-    ]
+    title, alt = "How many clients get how much", f"Histogram of the {quantity} per client. {message}"
+    histogram = svg(client_histogram(subject), "histogram", title, f"Clients by {quantity}.", alt)
+    title, text = "Every client, worst served first", "The flatter, the more even. Shaded: the worst tenth."
+    alt = f"The {quantity} of every client, worst served first. {message}"
+    curve = svg(client_curve(subject), "clients", title, text, alt)
+    title, text = "Does a client's size decide what it gets?", f"One mark per client.{medians}"
+    alt = f"The {quantity} of every client against its number of training examples."
+    return [histogram, curve, svg(size_scatter(subject), "sizes", title, text, alt)]
 
 
 def personal_figures(subject: Comparison) -> list[str]:
@@ -424,21 +401,20 @@ def personal_figures(subject: Comparison) -> list[str]:
         return []
     split, metric = subject.split, subject.metric
     words = " ".join(f"{isolated(m.name)}: {in_words(m.runs[0], split, metric)}" for m in methods)
-    note = "One mark per client; above the line, its own model serves it better."
+    text = "One mark per client; above the line, its own model serves it better."
     if any(run.unseen is not None for method in methods for run in method.runs):
-        note += " Hollow: clients unseen in training."
-    note += " Clients that never trained are left out." if left_out(methods) else ""
+        text += " Hollow: clients unseen in training."
+    text += " Clients that never trained are left out." if left_out(methods) else ""
     figure = personal_scatter(subject._replace(methods=methods))
-    return [svg(figure, "personal", "The global model, or a model of one's own?", note, words)]
+    return [svg(figure, "personal", "The global model, or a model of one's own?", text, words)]
 
 
 def _message(subject: Comparison) -> str:
     """The figure's message in words, for those who cannot see it."""
-    metric = subject.metric
     sentences: list[str] = []
     for method in subject.methods:
-        stats = method.statistics(subject.split, metric)
-        mean, low, high = (value(float(np.mean(stats[key])), metric) for key in ("mean", "worst10", "best10"))
+        means = method.means(subject.split, subject.metric)
+        mean, low, high = (value(means[key], subject.metric) for key in ("mean", "worst10", "best10"))
         sentences.append(f"{isolated(method.name)}: mean {mean}, worst tenth {low}, best tenth {high}.")
     return " ".join(sentences)
 

@@ -18,20 +18,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from evenhand import evaluation
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import (
-    CLASS_COLUMNS,
-    SPLIT_NAMES,
-    SPLITS,
-    Finding,
-    column,
-    is_higher_better,
-    is_share,
-    primary_metric,
-    summarize,
-    summarize_classes,
-    undefined,
-)
+from evenhand.evaluation import CLASS_COLUMNS, SPLIT_NAMES, SPLITS, Finding, column, is_share
 from evenhand.text import counted, spreadsheet_cell, spreadsheet_name
 
 NDArray = npt.NDArray[Any]
@@ -189,12 +178,11 @@ def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     Where the metric is undefined for some of these, such as the AUC of one class, it does not cover them.
     """
     whole = [run.whole or run for run in runs]
-    totals = [max(int(run.info.get("clients") or 0), len(run.client_ids)) for run in whole]
-    having = [np.asarray(run.sizes.get(split, np.ones(len(run.client_ids)))) > 0 for run in runs]
+    totals, evaluated = [clients_of_data(run) for run in runs], [len(run.client_ids) for run in whole]
+    having = [has_examples(run, split) for run in runs]
     lost = [has & undefined_at(run, split, metric) for has, run in zip(having, runs, strict=True)]
     counts = [int(np.sum(has & ~without)) for has, without in zip(having, lost, strict=True)]
     total, low, high = max(totals), min(counts), max(counts)
-    evaluated = [len(run.client_ids) for run in whole]
     is_honest = any(run.whole is not None for run in runs)
     is_undefined, is_lacking = any(map(np.any, lost)), not all(map(np.all, having))
     is_sample = any(count < total for count, total in zip(evaluated, totals, strict=True))
@@ -214,16 +202,23 @@ def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     return Coverage(f"{count} of {base}, {words}", False, noun)
 
 
+def clients_of_data(run: RunView) -> int:
+    """How many clients the data of a run have, those that were not evaluated included."""
+    return max(int(run.info.get("clients") or 0), len((run.whole or run).client_ids))
+
+
+def has_examples(run: RunView, split: str) -> NDArray:
+    """Which clients have examples in a split, bool ``(K,)``; all of them where the sizes are not known."""
+    return np.asarray(run.sizes.get(split, np.ones(len(run.client_ids)))) > 0
+
+
 # --- the numbers of a run -----------------------------------------------------------------------------------------
 
 
 def common_metric(runs: Sequence[RunView]) -> str:
     """The metric that a report is about: the accuracy if all runs have one, else the loss."""
-    return primary_metric(["accuracy"] if all(_has(run, "accuracy") for run in runs) else [])
-
-
-def _has(run: RunView, metric: str) -> bool:
-    return any(metric in metrics for metrics in run.clients.values())
+    everywhere = all(any("accuracy" in metrics for metrics in run.clients.values()) for run in runs)
+    return evaluation.primary_metric(["accuracy"] if everywhere else [])
 
 
 def headline_split(runs: Sequence[RunView], metric: str) -> str:
@@ -246,13 +241,23 @@ def client_values(run: RunView, split: str, metric: str) -> NDArray:
 def statistics(run: RunView, split: str, metric: str) -> dict[str, float]:
     """The summary of one metric on one split; for the accuracy also that over classes, where known."""
     values, sizes = client_values(run, split, metric), run.sizes.get(split)
-    if (
-        sizes is not None
-    ):  # a weight of 0 leaves a client out; the NaN of a diverged model is a result, and stays
-        sizes = np.where(undefined_at(run, split, metric), 0, sizes)
-    summary = summarize(values, sizes, higher_is_better=is_higher_better(metric))
+    # A weight of 0 leaves a client out; the NaN of a diverged model is a result, and stays.
+    weights = None if sizes is None else np.where(undefined_at(run, split, metric), 0, sizes)
+    summary = evaluation.summarize(values, weights, higher_is_better=evaluation.is_higher_better(metric))
     over_classes = metric == "accuracy" and split in run.classes
-    return summary | (summarize_classes(run.classes[split]) if over_classes else {})
+    return summary | (evaluation.summarize_classes(run.classes[split]) if over_classes else {})
+
+
+_LESS_IS_BETTER = {"variance", "std", "angle", "kl", "class_spread", "class_spread_std"}
+_MORE_IS_BETTER = {"entropy", "jain"}
+"""Statistics of which less, or more, is better, whatever the metric."""
+
+
+def direction(statistic: str, metric: str) -> int:
+    """1 where more of a statistic is better, -1 where less is."""
+    fewer = statistic in _LESS_IS_BETTER or "error" in statistic
+    more = statistic in _MORE_IS_BETTER or evaluation.is_higher_better(metric)
+    return 1 if more and not fewer else -1
 
 
 def undefined_at(run: RunView, split: str, metric: str) -> NDArray:
@@ -260,7 +265,7 @@ def undefined_at(run: RunView, split: str, metric: str) -> NDArray:
     clients = run.clients.get(split, {})
     if metric not in clients or metric not in (run.info.get("metrics") or ()):
         return np.zeros(len(run.client_ids), bool)
-    return undefined(clients, metric)
+    return evaluation.undefined(clients, metric)
 
 
 # --- the course of a metric ---------------------------------------------------------------------------------------
@@ -338,8 +343,7 @@ def latest(row: Mapping[str, float], *, honest: bool = False) -> str:
     """
     loss, whose = f"loss {row.get('train_loss', math.nan):.4g}", " (honest clients)" if honest else ""
     for split in reversed(SPLITS):
-        accuracy = row.get(f"{split}_accuracy")
-        if accuracy is not None:
+        if (accuracy := row.get(f"{split}_accuracy")) is not None:
             return f"{loss}, {SPLIT_NAMES[split]} accuracy {100 * accuracy:.1f} %{whose}"
     return loss + whose
 
@@ -411,18 +415,8 @@ def read_clients_csv(path: str | Path) -> RunView:
         clients[split] = metrics
     malicious = columns[_MALICIOUS] == 1 if _MALICIOUS in columns else None
     last_round = np.nan_to_num(columns[_LAST_ROUND]).astype(np.int64) if _LAST_ROUND in columns else None
-    view = RunView(
-        title="",
-        history={},
-        sizes=sizes,
-        client_ids=client_ids,
-        clients=clients,
-        info={},
-        config={},
-        classes=classes,
-        malicious=malicious,
-        last_round=last_round,
-    )
+    view = RunView("", {}, sizes, client_ids, clients, info={}, config={}, classes=classes)
+    view = view._replace(malicious=malicious, last_round=last_round)
     if _UNSEEN not in columns:
         return view
     is_unseen = columns[_UNSEEN] == 1
@@ -450,7 +444,6 @@ def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray]]:
         table = np.array([[float(field or "nan") for field in line[1:]] for line in lines], np.float64)
     except ValueError as error:
         raise EvenhandError(f"{path} holds a field that is not a number ({error}): repeat the run.") from None
-    columns = dict(
-        zip(map(spreadsheet_name, header[1:]), table.reshape(len(lines), len(header) - 1).T, strict=True)
-    )
+    names = map(spreadsheet_name, header[1:])
+    columns = dict(zip(names, table.reshape(len(lines), len(header) - 1).T, strict=True))
     return tuple(spreadsheet_name(line[0]) for line in lines), columns

@@ -7,7 +7,7 @@ per method; lines are labelled where they end, or in a legend that the figure gr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,33 +22,21 @@ from evenhand.evaluation import SPLIT_NAMES, is_share
 from evenhand.report.formatting import GRID, INK, MUTED, PALETTE
 from evenhand.text import visible
 
+# What other packages draw with; the other names are for this package.
 __all__ = [
-    "GRID",
     "INK",
     "MARKERS",
-    "MOST_MARKERS",
-    "MOST_POINTS",
     "MUTED",
-    "PALETTE",
-    "End",
-    "Style",
     "band",
-    "count_axis",
-    "edges",
-    "finite",
     "fit",
     "label",
-    "label_ends",
     "legend",
     "line",
-    "log_if_wide",
     "look",
-    "panels",
     "scaled",
     "short",
     "single_panel",
 ]
-
 
 NDArray = npt.NDArray[Any]
 
@@ -83,6 +71,7 @@ _STYLE: dict[Any, Any] = {
 MOST_POINTS = 500
 
 MOST_MARKERS = 1200
+"""More marks than this are drawn as pixels, since a page of vectors would take long to open."""
 
 _PUBLISHED_BINS = 39
 
@@ -165,17 +154,9 @@ def line(
         return
     kept = _thin(len(x), most)
     few = np.isfinite(y).sum() <= 25 and most == MOST_POINTS
-    axes.plot(
-        x[kept],
-        scaled(y[kept], metric),
-        color=colour,
-        linestyle=style,
-        linewidth=width,
-        marker=marker if few else "",
-        markersize=3.5 if width > 1.5 else 2.2,
-        label=short(name) if name else "",
-        alpha=alpha,
-    )
+    look: dict[str, Any] = {"color": colour, "linestyle": style, "linewidth": width, "alpha": alpha}
+    look |= {"marker": marker if few else "", "markersize": 3.5 if width > 1.5 else 2.2}
+    axes.plot(x[kept], scaled(y[kept], metric), label=short(name) if name else "", **look)
 
 
 def band(
@@ -290,11 +271,8 @@ class End(NamedTuple):
     colour: str
 
 
-class Style(NamedTuple):
-    """What a kind of line or area means, whatever its colour."""
-
-    handle: Artist
-    name: str
+Style: TypeAlias = tuple[Artist, str]
+"""What a kind of line or area means, whatever its colour: an example of it, and its name."""
 
 
 def label_ends(figure: Figure, axes: Axes, ends: Sequence[End], styles: Sequence[Style] = ()) -> None:
@@ -312,14 +290,8 @@ def label_ends(figure: Figure, axes: Axes, ends: Sequence[End], styles: Sequence
         legend(figure, axes, styles)
         return
     for end, y in zip(ends, placed, strict=True):
-        axes.text(
-            *(1.02, float(y), short(end.name)),
-            transform=axes.transAxes,
-            va="center",
-            fontsize=8.5,
-            color=end.colour,
-            clip_on=False,
-        )
+        look: dict[str, Any] = {"va": "center", "fontsize": 8.5, "color": end.colour, "clip_on": False}
+        axes.text(1.02, float(y), short(end.name), transform=axes.transAxes, **look)
     legend(figure, axes, styles, but=[end.name for end in ends])
 
 
@@ -344,7 +316,7 @@ def legend(figure: Figure, axes: Axes, styles: Sequence[Style] = (), *, but: Seq
     """A legend above the axes, without the names in ``but``; the figure grows to make room for it."""
     left_out = set(map(short, but))
     pairs = [pair for pair in zip(*axes.get_legend_handles_labels(), strict=True) if pair[1] not in left_out]
-    pairs += [(style.handle, style.name) for style in styles]
+    pairs += styles
     if pairs:
         handles, names = zip(*pairs, strict=True)
         columns = _columns(names, _LETTERS)

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import SPLITS, of_global
+from evenhand.report._comparison import Comparison, compare
 from evenhand.report._view import Runs
-from evenhand.report.comparison import Comparison, compare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,9 +62,7 @@ def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None =
       >>> eh.report.figures.learning_curve(run, metric="loss", split="train").axes[0].get_ylabel()
       'loss'
     """
-    from evenhand.report import _plots as plots
-
-    return plots.learning_curve(_subject(runs, metric, split))
+    return _plots().learning_curve(_subject(runs, metric, split))
 
 
 def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
@@ -81,9 +79,7 @@ def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None
       >>> len(eh.report.figures.client_histogram({"first": run, "second": run}).axes)
       2
     """
-    from evenhand.report import _plots as plots
-
-    return plots.client_histogram(_subject(runs, metric, split))
+    return _plots().client_histogram(_subject(runs, metric, split))
 
 
 def client_curve(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
@@ -100,9 +96,7 @@ def client_curve(runs: Runs, *, metric: str | None = None, split: str | None = N
       >>> eh.report.figures.client_curve(run).axes[0].get_xlabel()
       'clients, worst served first (%)'
     """
-    from evenhand.report import _plots as plots
-
-    return plots.client_curve(_subject(runs, metric, split))
+    return _plots().client_curve(_subject(runs, metric, split))
 
 
 def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
@@ -119,9 +113,7 @@ def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = N
       >>> eh.report.figures.size_scatter(run).axes[0].get_xlabel()
       'training examples of the client'
     """
-    from evenhand.report import _plots as plots
-
-    return plots.size_scatter(_subject(runs, metric, split))
+    return _plots().size_scatter(_subject(runs, metric, split))
 
 
 def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
@@ -152,9 +144,7 @@ def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None
                 f"{method.name}: clients have no models of their own there, so that none can be compared with the "
                 "global one; give runs of methods from eh.personalization."
             )
-    from evenhand.report import _plots as plots
-
-    return plots.personal_scatter(subject)
+    return _plots().personal_scatter(subject)
 
 
 def series(runs: Runs, key: str) -> Figure:
@@ -178,9 +168,14 @@ def series(runs: Runs, key: str) -> Figure:
     recorded = list(dict.fromkeys(name for run in subject.runs for name in run.history if name != "round"))
     if key not in recorded:
         raise EvenhandError(f"No run has recorded {key!r}: choose one of {recorded}.")
+    return _plots().series(subject, key)
+
+
+def _plots():
+    """The module that draws, which loads matplotlib."""
     from evenhand.report import _plots as plots
 
-    return plots.series(subject, key)
+    return plots
 
 
 def _subject(runs: Runs, metric: str | None, split: str | None) -> Comparison:

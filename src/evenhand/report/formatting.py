@@ -12,7 +12,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,30 +24,21 @@ from evenhand.text import spreadsheet_cell, visible
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# What other packages write with; the other names are for this package.
 __all__ = [
     "COMPARED",
-    "GRID",
-    "INK",
-    "MUTED",
-    "PALETTE",
     "Cell",
-    "Row",
     "Table",
     "Value",
-    "bar",
     "capital",
-    "details",
     "deviation",
     "escape",
     "factor",
     "note",
     "number",
     "over_seeds",
-    "percent",
     "section",
-    "spread",
     "svg",
-    "swatch",
     "unit",
     "value",
 ]
@@ -99,6 +90,9 @@ def unit(statistic: str, metric: str) -> str:
 
 COMPARED = {"mean": "Mean over clients", "worst10": "Worst 10 %", "variance": "Variance"}
 """The statistics by which tables compare methods and groups of clients, and their names."""
+
+SERVED = {"mean": "Mean over clients", "worst10": "Worst 10 %", "best10": "Best 10 %", "std": "Spread (std)"}
+"""The statistics that say at a glance how well and how evenly clients are served, and their names."""
 
 
 def capital(text: str) -> str:
@@ -191,13 +185,13 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """A table of Markdown."""
-        lines = [self._texts(row, "**{}**", "±", _markdown_text) for row in (self.head, *self.rows)]
+        lines = [self._texts(row, "**{}**", "±", _MARKDOWN) for row in (self.head, *self.rows)]
         lines.insert(1, ["---"] * len(self.head))
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def latex(self) -> str:
         """A ``tabular`` with the rules of the package ``booktabs``."""
-        lines = [self._texts(row, r"\textbf{{{}}}", r"$\pm$", _latex_text) for row in (self.head, *self.rows)]
+        lines = [self._texts(row, r"\textbf{{{}}}", r"$\pm$", _LATEX) for row in (self.head, *self.rows)]
         head, *rows = [rf"{' & '.join(line)} \\" for line in lines]
         columns = "l" * self.words + "r" * (len(self.head) - self.words)
         begin = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"]
@@ -211,11 +205,12 @@ class Table(NamedTuple):
             writer.writerow(spreadsheet_cell(x) if isinstance(x, str) else "" if x != x else x for x in row)
         return file.getvalue()
 
-    def _texts(self, row: Row, bold: str, sign: str, safe: Callable[[str], str]) -> list[str]:
-        """The cells of a row in a language in which ``safe`` makes any text harmless."""
+    def _texts(self, row: Row, bold: str, sign: str, escapes: dict[int, str]) -> list[str]:
+        """The cells of a row in a language in which ``escapes`` make any text harmless."""
         values = [cell if isinstance(cell, Value) else Value(str(cell)) for cell in row]
         # Escaped part by part: the sign between them is already in the language.
-        texts = [Value(safe(v.text), safe(v.deviation), safe(v.unit)).joined(sign) for v in values]
+        parts = [[part.translate(escapes) for part in (v.text, v.deviation, v.unit)] for v in values]
+        texts = [Value(text, std, unit).joined(sign) for text, std, unit in parts]
         return [bold.format(x) if v.is_marked else x for x, v in zip(texts, values, strict=True)]
 
 
@@ -225,24 +220,19 @@ def _html_cell(cell: str | float | Value | Cell) -> Cell:
     return cell if isinstance(cell, Cell) else Cell(escape(cell))
 
 
-def _markdown_text(text: str) -> str:
-    return text.replace("|", r"\|")
-
-
-_LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "²": "$^2$",
-    "−": "$-$",
-    "–": "--",
-    "∞": r"$\infty$",
-}
-
-
-def _latex_text(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+_MARKDOWN = str.maketrans({"|": r"\|"})
+_LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "²": "$^2$",
+        "−": "$-$",
+        "–": "--",
+        "∞": r"$\infty$",
+    }
+)
 
 
 # --- HTML ---------------------------------------------------------------------------------------------------------
@@ -274,9 +264,14 @@ def bar(text: str, share: float, colour: int = 0, *, is_marked: bool = False) ->
     return Cell(f'<span class="bar" style="{style}">{escape(text)}</span>', classes)
 
 
-def swatch(colour: int) -> str:
-    """A dot in a run's colour."""
-    return f'<span class="swatch" style="--c:var(--c{colour % len(PALETTE)})"></span>'
+def full(values: Iterable[float], *, is_share: bool) -> float:
+    """The value whose bar fills its cell: 1 for shares, else the largest finite one."""
+    return 1.0 if is_share else max([*filter(math.isfinite, values), 1e-30])
+
+
+def swatch(colour: int, name: str) -> str:
+    """A dot in a run's colour, and the name beside it."""
+    return f'<span class="swatch" style="--c:var(--c{colour % len(PALETTE)})"></span>{escape(name)}'
 
 
 def details(summary: str, body: str) -> str:
@@ -284,9 +279,9 @@ def details(summary: str, body: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>\n{body}\n</details>"
 
 
-def note(text: str) -> str:
-    """A remark on a table, below it; empty for an empty text."""
-    return f'<p class="note">{escape(text)}</p>' if text else ""
+def note(text: str, kind: str = "note") -> str:
+    """A remark on a table, below it, or another ``kind`` of paragraph; empty for an empty text."""
+    return f'<p class="{kind}">{escape(text)}</p>' if text else ""
 
 
 def section(title: str, *parts: str) -> str:

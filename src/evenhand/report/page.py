@@ -15,54 +15,11 @@ from typing import Any
 import numpy as np
 
 from evenhand._version import __version__
-from evenhand.evaluation import SPLIT_NAMES, SPLITS, is_higher_better, is_share
-from evenhand.report._view import (
-    Runs,
-    RunView,
-    common_metric,
-    covered,
-    diverged,
-    headline_split,
-    honest,
-    statistics,
-    swing,
-    views,
-)
-from evenhand.report.comparison import (
-    Comparison,
-    Method,
-    caution,
-    compare,
-    flat_settings,
-    setting_text,
-    tail_name,
-    verdict,
-)
-from evenhand.report.families import attacked, personal, privacy
-from evenhand.report.formatting import (
-    Cell,
-    Row,
-    Table,
-    Value,
-    bar,
-    capital,
-    deviation,
-    escape,
-    note,
-    number,
-    section,
-    spread,
-    swatch,
-    value,
-)
-from evenhand.report.tables import (
-    class_table,
-    difference_table,
-    metric_section,
-    ranking,
-    statistic_rows,
-    summary,
-)
+from evenhand.evaluation import SPLIT_NAMES, SPLITS
+from evenhand.report import _comparison, _families, _view, formatting, tables
+from evenhand.report._comparison import Comparison, Method, caution, compare, tail_name, verdict
+from evenhand.report._view import Runs, RunView, honest
+from evenhand.report.formatting import Cell, Row, Table, Value, capital, escape, note, number, section, value
 from evenhand.text import counted, isolated
 
 __all__ = ["Summary", "body", "document", "page", "run_html", "write_report"]
@@ -87,7 +44,7 @@ def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> P
     Raises:
       EvenhandError: no run, or runs without a metric in common.
     """
-    text, path = page(views(runs), title), Path(path)
+    text, path = page(_view.views(runs), title), Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path
@@ -108,7 +65,7 @@ def body(
     results: str = "",
     remarks: str = "",
     figures: Sequence[str] = (),
-    tables: str = "",
+    settings: str = "",
 ) -> list[str]:
     """The sections about some runs.
 
@@ -118,7 +75,7 @@ def body(
       results: further HTML below the headline.
       remarks: further HTML below the differences.
       figures: further figures.
-      tables: further HTML below the summary.
+      settings: further HTML below the summary, such as what else was tried.
     """
     from evenhand.report._plots import gallery, personal_figures  # matplotlib takes long to load
 
@@ -126,17 +83,17 @@ def body(
         _notices(subject),
         _headline(subject),
         results,
-        metric_section(subject),
-        difference_table(subject, baseline),
+        tables.metric_section(subject),
+        tables.difference_table(subject, baseline),
         remarks,
-        attacked(subject),
-        personal(subject),
-        privacy(subject),
+        _families.attacked(subject),
+        _families.personal(subject),
+        _families.privacy(subject),
         gallery(subject, [*personal_figures(subject), *figures]),
-        summary(subject),
-        tables,
+        tables.summary(subject),
+        settings,
         _worst_clients(subject),
-        class_table(subject.runs),
+        tables.class_table(subject.runs),
         _time(subject),
         _settings(subject),
         _reproduce(subject),
@@ -177,17 +134,16 @@ def _facts(subject: Comparison) -> str:
     """The line under the title: what was run, as far as all runs share it."""
     runs, kind = subject.runs, subject.client_kind
     method, rounds = _shared(runs, "method"), _shared(runs, "rounds")
-    counts = {max(int(run.info.get("clients") or 0), len((run.whole or run).client_ids)) for run in runs}
+    counts = set(map(_view.clients_of_data, runs))
     facts = [None if method in subject.names else method, _shared(runs, "data")]
     if len(counts) == 1:
         facts.append(counted(counts.pop(), "client") + (f", one per {kind}" if kind else ""))
     facts += [None if rounds is None else counted(rounds, "round"), _shared(runs, "kept")]
-    for name in ("cohort", "seed"):
-        shared = _shared(runs, name)
-        facts.append(None if shared is None else f"{name} {shared}")
+    shared = {name: _shared(runs, name) for name in ("cohort", "seed")}
+    facts += [f"{name} {fact}" for name, fact in shared.items() if fact is not None]
     seeds = dict.fromkeys(str(run.info.get("seed")) for run in runs)
     facts.append("seeds " + ", ".join(seeds) if subject.seeds > 1 and len(seeds) > 1 else None)
-    return f'<p class="facts">{" · ".join(escape(fact) for fact in facts if fact is not None)}</p>'
+    return note(" · ".join(str(fact) for fact in facts if fact is not None), "facts")
 
 
 def _notices(subject: Comparison) -> str:
@@ -196,34 +152,26 @@ def _notices(subject: Comparison) -> str:
     grave = [notice for notice in every if notice.finding.kind == "diverged"]
     if len(subject.runs) == 1 and grave:  # nothing else about the run can be trusted either
         grave = every
-    others = [notice for notice in every if notice not in grave]
-    boxes = {"Do not rely on these numbers": grave, "Read these numbers with care": others}
-    return "\n".join(
-        f'<aside class="notice">\n<h2>{title}</h2>\n'
-        + "".join(f"<p>{escape(notice.text)}</p>\n" for notice in notices)
-        + "</aside>"
-        for title, notices in boxes.items()
-        if notices
-    )
+    others, boxes = [notice for notice in every if notice not in grave], list[str]()
+    for title, notices in (("Do not rely on these numbers", grave), ("Read these numbers with care", others)):
+        text = "".join(f"<p>{escape(notice.text)}</p>\n" for notice in notices)
+        boxes += [f'<aside class="notice">\n<h2>{title}</h2>\n{text}</aside>'] if notices else []
+    return "\n".join(boxes)
 
 
 def _headline(subject: Comparison) -> str:
     """The result in a sentence and in a few numbers, or in a ranking."""
     metric, (first, *others) = subject.metric, subject.methods
     if others:
-        return _lead(verdict(subject)) + ranking(subject) + note(caution(subject))
+        return note(verdict(subject), "lead") + "\n" + tables.ranking(subject) + note(caution(subject))
     stats = first.statistics(subject.split, metric)
     if not np.isfinite(stats["mean"]).any():
         cause = "" if first.is_sound else "Training diverged: "
-        return _lead(capital(f"{cause}the {subject.quantity} is not a finite number."))
+        return note(capital(f"{cause}the {subject.quantity} is not a finite number."), "lead") + "\n"
     is_last = len(first.runs) == 1 and first.runs[0].info.get("kept") is None
-    swung = swing(first.runs[0].history, subject.split, metric) if is_last else None
+    swung = _view.swing(first.runs[0].history, subject.split, metric) if is_last else None
     unsettled = "" if swung is None else f" This has not settled: the {subject.quantity} {swung.text}."
-    return _lead(_headline_sentence(subject, first) + unsettled) + _cards(first, subject)
-
-
-def _lead(text: str) -> str:
-    return f'<p class="lead">{escape(text)}</p>\n'
+    return note(_headline_sentence(subject, first) + unsettled, "lead") + "\n" + _cards(first, subject)
 
 
 def _headline_sentence(subject: Comparison, method: Method) -> str:
@@ -239,28 +187,25 @@ def _headline_sentence(subject: Comparison, method: Method) -> str:
 
 def _cards(method: Method, subject: Comparison) -> str:
     metric, stats = subject.metric, method.statistics(subject.split, subject.metric)
-    means = {key: float(np.mean(values)) for key, values in stats.items()}
+    means = method.means(subject.split, metric)
     tail = counted(max(1, int(means["clients"]) // 10), "client")
     over_examples = f"{value(means['weighted_mean'], metric)} over examples"
     constant = _shared(method.runs, "constant")
     if constant is not None and (constant["metric"], constant["split"]) == (metric, subject.split):
         over_examples += f"; the best constant gives {value(constant['mean'], metric)}"
-    names = {
-        "mean": ("Mean over clients", over_examples),
-        "worst10": ("Worst 10 % of clients", tail),
-        "best10": ("Best 10 % of clients", tail),
-    }
-    cards: list[tuple[str, str, str]] = []
-    for key, (name, remark) in names.items():
-        seeds = f"± {spread(deviation(stats[key]), metric)} over seeds"
-        cards.append((name, value(means[key], metric), seeds if len(method.runs) > 1 else remark))
+    remarks = {"mean": over_examples, "worst10": tail, "best10": tail}
+    if len(method.runs) > 1:
+        stds = {key: formatting.deviation(stats[key]) for key in remarks}
+        remarks = {key: f"± {formatting.spread(std, metric)} over seeds" for key, std in stds.items()}
+    names = {key: tables.SUMMARY[key].name for key in remarks}
+    shown = {names[key]: (value(means[key], metric), remark) for key, remark in remarks.items()}
     over_clients = f"standard deviation over {subject.covered.text}"
-    cards.append(("Spread", spread(means["std"], metric), over_clients))
-    body = "".join(
+    shown["Spread"] = (formatting.spread(means["std"], metric), over_clients)
+    cards = [
         f"<div><dt>{escape(name)}</dt><dd>{escape(text)}<small>{escape(remark)}</small></dd></div>\n"
-        for name, text, remark in cards
-    )
-    return f'<dl class="cards">\n{body}</dl>'
+        for name, (text, remark) in shown.items()
+    ]
+    return f'<dl class="cards">\n{"".join(cards)}</dl>'
 
 
 def _worst_clients(subject: Comparison) -> str:
@@ -269,22 +214,19 @@ def _worst_clients(subject: Comparison) -> str:
         return ""
     run, metric, split, several = subject.runs[0], subject.metric, subject.split, len(subject.methods) > 1
     served = [np.mean(method.clients(split, metric), axis=0) for method in subject.methods]
-    sizes = np.asarray(run.sizes.get(split, np.ones(len(run.client_ids))))
-    sign = 1 if is_higher_better(metric) else -1
     # Nothing is worse than a model that has diverged.
-    ranked = np.argsort(np.where(np.isnan(served[0]), -np.inf, sign * served[0]), kind="stable")
-    ranked = [int(k) for k in ranked if sizes[k]]
+    merits = np.where(np.isnan(served[0]), -np.inf, _view.direction("mean", metric) * served[0])
+    measured = _view.has_examples(run, split)
+    ranked = [int(k) for k in np.argsort(merits, kind="stable") if measured[k]]
     if not ranked:
         return ""
-    shown = ranked[:_WORST]
-    finite = [float(x) for values in served for x in values[shown] if math.isfinite(x)]
-    top = 1.0 if is_share(metric) else max([*finite, 1e-30])
+    shown, rows = ranked[:_WORST], list[Row]()
+    top = formatting.full((float(x) for values in served for x in values[shown]), is_share=subject.is_share)
     splits = [s for s in SPLITS if s in run.sizes and s in ("train", split)]
-    rows: list[Row] = []
     for k in shown:
         counts = [Value(f"{int(run.sizes[s][k]):,}") for s in splits]
         numbers = [float(values[k]) for values in served]
-        bars = [bar(value(x, metric), x / top, i) for i, x in enumerate(numbers)]
+        bars = [formatting.bar(value(x, metric), x / top, i) for i, x in enumerate(numbers)]
         rows.append([run.client_ids[k], *counts, *bars])
     title = "The ten worst-served clients" if len(ranked) > _WORST else "The clients, worst served first"
     quantity = subject.quantity
@@ -312,17 +254,17 @@ def _time(subject: Comparison) -> str:
             for k, name in enumerate(activities)
         )
         stack = Cell(f'<div class="time" aria-hidden="true">{parts}</div>')
-        shown = [
-            f"{number(x, 3)} s"
-            for x in (*(seconds.get(a, math.nan) for a in activities), sum(seconds.values()))
-        ]
+        spent = [*(seconds.get(activity, math.nan) for activity in activities), sum(seconds.values())]
         rounds, train = info.get("rounds"), seconds.get("train")
-        shown.append(number(rounds / train, 3) if rounds and train else "–")
         speed, padded = info.get("examples_per_second"), info.get("padded")
-        shown.append("–" if speed is None else f"{speed:,.0f}")
-        shown.append("–" if padded is None else f"{100 * padded:.1f} %")
+        shown = [
+            *(f"{number(x, 3)} s" for x in spent),
+            number(rounds / train, 3) if rounds and train else "–",
+            "–" if speed is None else f"{speed:,.0f}",
+            "–" if padded is None else f"{100 * padded:.1f} %",
+        ]
         rows.append([name, stack, *map(Value, shown)])
-    key = "".join(f"<li>{swatch(k)}{escape(name)}</li>" for k, name in enumerate(activities))
+    key = "".join(f"<li>{formatting.swatch(k, name)}</li>" for k, name in enumerate(activities))
     head = ["Run", "", *activities, "total", "rounds / s", "examples / s", "padded"]
     caption = "Seconds per activity; rounds and examples per second of training; share of padding in the executed steps"
     return section("Where the time went", Table(head, rows).html(caption), f'<ul class="legend">{key}</ul>')
@@ -330,7 +272,7 @@ def _time(subject: Comparison) -> str:
 
 def _settings(subject: Comparison) -> str:
     """Every setting; in a comparison, those that differ come first."""
-    configs = [[flat_settings(run.config) for run in method.runs] for method in subject.methods]
+    configs = [[_comparison.flat_settings(run.config) for run in method.runs] for method in subject.methods]
     keys = dict.fromkeys(key for method in configs for config in method for key in config)
     if not keys:
         return ""
@@ -349,7 +291,8 @@ def _settings(subject: Comparison) -> str:
 
 def _setting(key: str, configs: Sequence[dict[str, Any]]) -> str:
     """A setting of a method, with all values that its runs have."""
-    return ", ".join(dict.fromkeys(setting_text(config[key]) if key in config else "–" for config in configs))
+    texts = (_comparison.setting_text(config[key]) if key in config else "–" for config in configs)
+    return ", ".join(dict.fromkeys(texts))
 
 
 def _reproduce(subject: Comparison) -> str:
@@ -388,26 +331,22 @@ class Summary(dict[str, float]):
 
     def _repr_html_(self) -> str:
         name = f"{SPLIT_NAMES.get(self.split, '')} {self.metric.replace('_', ' ')}".strip()
-        return Table(["", ""], statistic_rows(self, self.metric)).html(
-            f"{capital(name)} over {self.clients}", ""
-        )
+        table = Table(["", ""], tables.statistic_rows(self, self.metric))
+        return table.html(f"{capital(name)} over {self.clients}", "")
 
 
 def run_html(view: RunView) -> str:
     """What was run, what is wrong with it, and how well and how evenly it serves its clients on each split."""
     view = honest(view)
-    metric = common_metric([view])
-    best = headline_split([view], metric)
-    rows: list[Row] = []
+    metric, rows = _view.common_metric([view]), list[Row]()
+    best = _view.headline_split([view], metric)
     for split in sorted(view.clients, key=lambda split: split != best):
         for name in [metric, *(other for other in view.clients[split] if other != metric)]:
-            stats = statistics(view, split, name)
-            shown = [value(stats[key], name) for key in ("mean", "worst10", "best10")]
+            *values, std = (_view.statistics(view, split, name)[key] for key in formatting.SERVED)
             title = f"{SPLIT_NAMES[split]} {name.replace('_', ' ')}"
-            rows.append([title, *shown, spread(stats["std"], name)])
+            rows.append([title, *(value(x, name) for x in values), formatting.spread(std, name)])
     rounds, cohort, seed = (view.info.get(name) for name in ("rounds", "cohort", "seed"))
-    facts = f"{covered([view], best).text}, {rounds} rounds, cohort {cohort}, seed {seed}"
+    facts = f"{_view.covered([view], best).text}, {rounds} rounds, cohort {cohort}, seed {seed}"
     warnings = "".join(f"<p><strong>{escape(finding.sentence)}</strong></p>\n" for finding in view.findings)
-    title = f"{'Diverged: ' if diverged(view) else ''}{view.title}"
-    head = ["", "Mean over clients", "Worst 10 %", "Best 10 %", "Spread (std)"]
-    return f"{warnings}{Table(head, rows).html(f'{title}: {facts}', '')}"
+    title = f"{'Diverged: ' if _view.diverged(view) else ''}{view.title}"
+    return f"{warnings}{Table(['', *formatting.SERVED.values()], rows).html(f'{title}: {facts}', '')}"

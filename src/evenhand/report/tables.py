@@ -13,51 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.evaluation import (
-    SPLIT_NAMES,
-    SPLITS,
-    PairedDifference,
-    holm,
-    is_higher_better,
-    is_share,
-    least_pairs,
-    paired_difference,
-)
-from evenhand.report._view import RunView, client_values, statistics
-from evenhand.report.comparison import Comparison, clients_of, further, metric_remarks
-from evenhand.report.formatting import (
-    COMPARED,
-    Cell,
-    Row,
-    Table,
-    Value,
-    bar,
-    capital,
-    details,
-    escape,
-    factor,
-    note,
-    number,
-    over_seeds,
-    percent,
-    section,
-    swatch,
-)
+from evenhand.evaluation import SPLIT_NAMES, SPLITS, PairedDifference, holm, least_pairs, paired_difference
+from evenhand.report import formatting
+from evenhand.report._comparison import Comparison, Method, clients_of, further, metric_remarks
+from evenhand.report._view import RunView, direction
+from evenhand.report.formatting import COMPARED, Cell, Row, Table, Value, bar, capital, escape, note, number
 from evenhand.text import counted
 
-__all__ = [
-    "STATISTICS",
-    "Differences",
-    "class_table",
-    "difference_table",
-    "difference_text",
-    "differences",
-    "gains_text",
-    "metric_section",
-    "ranking",
-    "statistic_rows",
-    "summary",
-]
+# What other packages take; the other names are for this package.
+__all__ = ["STATISTICS", "Differences", "difference_text", "differences", "gains_text"]
 
 NDArray = npt.NDArray[np.float64]
 
@@ -71,108 +35,83 @@ class Statistic(NamedTuple):
     Attributes:
       key: as in :func:`~evenhand.evaluation.summarize` or :func:`~evenhand.evaluation.summarize_classes`.
       name: as on the page.
+      meaning: the explanation on the page.
       kind: how it is shown: a ``value`` of the metric, a ``spread`` of values, its ``square``, or else the
         unit of a plain number.
-      even: +1 if more of it is better, -1 if less is, 0 if the metric decides.
-      meaning: the explanation on the page.
     """
 
     key: str
     name: str
-    kind: str
-    even: int
     meaning: str
+    kind: str = "value"
 
 
 _SUMMARY = (
-    Statistic("mean", "Mean over clients", "value", 0, "every client counts alike"),
+    Statistic("mean", "Mean over clients", "every client counts alike"),
     Statistic(
-        *("weighted_mean", "Mean over examples", "value", 0),
-        "every example counts alike, so large clients count more",
+        "weighted_mean", "Mean over examples", "every example counts alike, so large clients count more"
     ),
-    Statistic("worst10", "Worst 10 % of clients", "value", 0, "mean of the worst tenth, at least one client"),
-    Statistic("best10", "Best 10 % of clients", "value", 0, "mean of the best tenth, at least one client"),
-    Statistic("min", "Lowest", "value", 0, "lowest value of a client"),
-    Statistic("p10", "10th percentile", "value", 0, "a tenth of the clients are below"),
-    Statistic("p25", "25th percentile", "value", 0, "a quarter of the clients are below"),
-    Statistic("p50", "Median", "value", 0, "half of the clients are below"),
-    Statistic("p75", "75th percentile", "value", 0, "three quarters of the clients are below"),
-    Statistic("p90", "90th percentile", "value", 0, "nine tenths of the clients are below"),
-    Statistic("max", "Highest", "value", 0, "highest value of a client"),
-    Statistic("std", "Standard deviation", "spread", -1, "over clients, population"),
-    Statistic("variance", "Variance", "square", -1, "over clients, population; in %² for percentages"),
+    Statistic("worst10", "Worst 10 % of clients", "mean of the worst tenth, at least one client"),
+    Statistic("best10", "Best 10 % of clients", "mean of the best tenth, at least one client"),
+    Statistic("min", "Lowest", "lowest value of a client"),
+    Statistic("p10", "10th percentile", "a tenth of the clients are below"),
+    Statistic("p25", "25th percentile", "a quarter of the clients are below"),
+    Statistic("p50", "Median", "half of the clients are below"),
+    Statistic("p75", "75th percentile", "three quarters of the clients are below"),
+    Statistic("p90", "90th percentile", "nine tenths of the clients are below"),
+    Statistic("max", "Highest", "highest value of a client"),
+    Statistic("std", "Standard deviation", "over clients, population", "spread"),
+    Statistic("variance", "Variance", "over clients, population; in %² for percentages", "square"),
+    Statistic("angle", "Angle to all-equal", "between the clients' values and a vector of equal values", "°"),
+    Statistic("kl", "KL to uniform", "divergence of the normalised values from equal shares", " nats"),
+    Statistic("entropy", "Entropy", "of the normalised values; ln(clients) when all are equal", " nats"),
+    Statistic("jain", "Jain's index", "1 when all values are equal, 1 / clients when one has everything", ""),
     Statistic(
-        *("angle", "Angle to all-equal", "°", -1),
-        "between the clients' values and a vector of equal values",
-    ),
-    Statistic("kl", "KL to uniform", " nats", -1, "divergence of the normalised values from equal shares"),
-    Statistic("entropy", "Entropy", " nats", 1, "of the normalised values; ln(clients) when all are equal"),
-    Statistic(
-        *("jain", "Jain's index", "", 1),
-        "1 when all values are equal, 1 / clients when one has everything",
-    ),
-    Statistic(
-        *("class_spread", "Spread over a client's classes", "spread", -1),
+        *("class_spread", "Spread over a client's classes"),
         "standard deviation of a client's accuracies on the classes that it has, mean over clients",
+        "spread",
     ),
     Statistic(
-        *("class_spread_std", "Its spread over clients", "spread", -1),
-        "standard deviation of that over clients",
+        "class_spread_std", "Its spread over clients", "standard deviation of that over clients", "spread"
     ),
+    Statistic("worst_class", "Worst class of a client", "lowest accuracy of any class at any client"),
     Statistic(
-        *("worst_class", "Worst class of a client", "value", 0),
-        "lowest accuracy of any class at any client",
-    ),
-    Statistic(
-        *("error_p90", "Error, 90th percentile", "value", -1),
+        *("error_p90", "Error, 90th percentile"),
         "nine tenths of the clients err less; the error is 1 minus the value, or the value where less is better",
     ),
     Statistic(
-        *("error_superquantile90", "Error, worst 10 %", "value", -1),
+        *("error_superquantile90", "Error, worst 10 %"),
         "mean error of exactly a tenth of the clients, the one at the boundary counted in part",
     ),
     Statistic(
-        *("weighted_error_p90", "Error over examples, 90th percentile", "value", -1),
+        *("weighted_error_p90", "Error over examples, 90th percentile"),
         "every example counts alike; papers report it for training examples",
     ),
     Statistic(
-        *("weighted_error_superquantile90", "Error over examples, worst 10 %", "value", -1),
+        *("weighted_error_superquantile90", "Error over examples, worst 10 %"),
         "mean error of the worst clients that together have exactly a tenth of the examples",
     ),
-    Statistic(
-        *("clients", "Clients with examples", "", 0),
-        "clients without examples in the split do not count",
-    ),
+    Statistic("clients", "Clients with examples", "clients without examples in the split do not count", ""),
 )
 
-_STATISTICS = {row.key: row for row in _SUMMARY}
+SUMMARY = {row.key: row for row in _SUMMARY}
+"""The rows of the summary, from top to bottom."""
 
 
 def ranking(subject: Comparison) -> str:
     """One row per method, with the statistics that decide between them."""
     stats = [method.statistics(subject.split, subject.metric) for method in subject.methods]
-    keys = ("mean", "worst10", "best10", "std")
-    means = {key: [float(np.mean(s[key])) for s in stats] for key in keys}
-    finite = [x for key in keys[:3] for x in means[key] if math.isfinite(x)]
-    top = 1.0 if subject.is_share else max([*finite, 1e-30] if finite else [1.0])
-    columns = {key: _column(subject, [s[key] for s in stats], _STATISTICS[key]) for key in keys}
+    means = [method.means(subject.split, subject.metric) for method in subject.methods]
+    *barred, last = formatting.SERVED
+    top = formatting.full((by_key[key] for by_key in means for key in barred), is_share=subject.is_share)
+    columns = {key: _column(subject, key, stats) for key in formatting.SERVED}
     several, rows = subject.seeds > 1, list[Row]()
     for i, method in enumerate(subject.methods):
-        shown = {key: columns[key][i] for key in keys}
-        bars = [
-            bar(shown[key].joined(), means[key][i] / top, i, is_marked=shown[key].is_marked)
-            for key in keys[:3]
-        ]
+        shown = [(columns[key][i], means[i][key] / top) for key in barred]
+        bars = [bar(cell.joined(), share, i, is_marked=cell.is_marked) for cell, share in shown]
         seeds = [Value(str(len(method.runs)))] if several else []
-        rows.append([Cell(swatch(i) + escape(method.name)), *seeds, *bars, shown["std"]])
-    head = [
-        "Method",
-        *(["Seeds"] if several else []),
-        "Mean over clients",
-        "Worst 10 %",
-        "Best 10 %",
-        "Spread (std)",
-    ]
+        rows.append([Cell(formatting.swatch(i, method.name)), *seeds, *bars, columns[last][i]])
+    head = ["Method", *(["Seeds"] if several else []), *formatting.SERVED.values()]
     best = "; the best of each column is bold" if subject.may_mark else ""
     caption = f"{capital(subject.quantity)} per client, over {subject.covered.text}{best}"
     return Table(head, rows).html(caption)
@@ -180,8 +119,7 @@ def ranking(subject: Comparison) -> str:
 
 def summary(subject: Comparison) -> str:
     """All statistics of all metrics: a column per method or, for a single method, per split."""
-    several = len(subject.methods) > 1
-    tables: list[tuple[str, list[str]]] = []
+    several, tables = len(subject.methods) > 1, list[tuple[str, list[str]]]()
     for metric in (subject.metric, *_further_metrics(subject)):
         splits = _splits(subject, metric)
         tables += [(metric, [split]) for split in splits] if several else [(metric, splits)]
@@ -190,33 +128,23 @@ def summary(subject: Comparison) -> str:
     for metric, splits in others:
         place = f", {SPLIT_NAMES[splits[0]]} examples" if several else ""
         name = f"The same for: {metric.replace('_', ' ')}{place}"
-        parts.append(details(name, _statistics_table(subject, metric, splits)))
-    stats = [method.statistics(first[1][0], first[0]) for method in subject.methods]
-    terms = "\n".join(
-        f"<dt>{escape(row.name)}</dt><dd>{escape(capital(row.meaning))}.</dd>"
-        for row in _available_statistics(stats)
-    )
-    parts.append(details("What these numbers mean", f'<dl class="terms">\n{terms}\n</dl>'))
-    return section("How evenly the clients are served", *parts)
+        parts.append(formatting.details(name, _statistics_table(subject, metric, splits)))
+    rows = _available_statistics([method.statistics(first[1][0], first[0]) for method in subject.methods])
+    terms = [f"<dt>{escape(row.name)}</dt><dd>{escape(capital(row.meaning))}.</dd>\n" for row in rows]
+    parts.append(formatting.details("What these numbers mean", f'<dl class="terms">\n{"".join(terms)}</dl>'))
+    return formatting.section("How evenly the clients are served", *parts)
 
 
 def _statistics_table(subject: Comparison, metric: str, splits: Sequence[str]) -> str:
     """A column per method and split; a comparison has one split only."""
     stats = [method.statistics(split, metric) for split in splits for method in subject.methods]
-    several, name = len(subject.methods) > 1, metric.replace("_", " ")
     about = subject._replace(metric=metric, split=splits[0])
-    rows: list[Row] = []
-    for row in _available_statistics(stats):
-        column = [s.get(row.key, np.array([math.nan])) for s in stats]
-        rows.append([row.name, *_column(about, column, row)])
-    if several:
-        caption = (
-            f"{SPLIT_NAMES[splits[0]]} {name} per client at the end of the runs, over {about.covered.text}"
-        )
+    rows = [[row.name, *_column(about, row.key, stats)] for row in _available_statistics(stats)]
+    caption, head = f"{metric.replace('_', ' ')} per client at the end of the run", subject.names
+    if len(subject.methods) > 1:
+        caption = f"{SPLIT_NAMES[splits[0]]} {caption}s, over {about.covered.text}"
         caption += "; the best is bold" if subject.may_mark else ""
-        head = subject.names
     else:
-        caption = f"{name} per client at the end of the run"
         caption += ", over honest clients" if any(run.whole is not None for run in subject.runs) else ""
         head = [f"{SPLIT_NAMES[s]} examples" for s in splits]
     return Table(["", *head], rows).html(capital(caption), "numbers narrow")
@@ -225,12 +153,12 @@ def _statistics_table(subject: Comparison, metric: str, splits: Sequence[str]) -
 def statistic_rows(stats: Mapping[str, float], metric: str) -> list[list[str]]:
     """The name and the text of each statistic that is known."""
     rows = _available_statistics([stats])
-    return [[row.name, _value(stats[row.key], row, metric).joined()] for row in rows]
+    return [[row.name, _value(stats[row.key], row.key, metric).joined()] for row in rows]
 
 
 def _available_statistics(stats: Sequence[Mapping[str, object]]) -> list[Statistic]:
     """The statistics that some run has: not all metrics, nor all saved runs, have those over classes."""
-    return [row for row in _SUMMARY if any(row.key in by_key for by_key in stats)]
+    return [row for row in SUMMARY.values() if any(row.key in by_key for by_key in stats)]
 
 
 def _splits(subject: Comparison, metric: str) -> list[str]:
@@ -242,41 +170,36 @@ def _splits(subject: Comparison, metric: str) -> list[str]:
 
 def _further_metrics(subject: Comparison) -> list[str]:
     """The further metrics that all runs have, in the order of the first run."""
-    of_runs = [
-        dict.fromkeys(name for metrics in r.clients.values() for name in metrics) for r in subject.runs
-    ]
-    return [name for name in of_runs[0] if name != subject.metric and all(name in names for names in of_runs)]
+    by_run = [[name for metrics in run.clients.values() for name in metrics] for run in subject.runs]
+    names = dict.fromkeys(name for name in by_run[0] if name != subject.metric)
+    return [name for name in names if all(name in names for names in by_run)]
 
 
-_UNITS = {"value": (100.0, "\u202f%"), "spread": (100.0, " points"), "square": (1e4, " %²")}
-"""What a share is multiplied with to be shown, and what follows it."""
+_UNITS = {"value": "\u202f%", "spread": " points", "square": " %²"}
+"""What follows a share."""
 
 
-def _value(values: npt.ArrayLike, row: Statistic, metric: str) -> Value:
+def _value(values: npt.ArrayLike, key: str, metric: str) -> Value:
     """A statistic of a method: the mean of its runs with their deviation."""
-    mean = float(np.mean(np.asarray(values, np.float64)))
-    scale, unit = _UNITS.get(row.kind, (1.0, row.kind))
-    if row.kind in _UNITS and not is_share(metric):
-        scale, unit = 1.0, ""
-    shown = over_seeds(values, scale)
+    mean, kind = float(np.mean(np.asarray(values, np.float64))), SUMMARY[key].kind
+    scale = formatting.factor(key, metric) if kind in _UNITS else 1.0
+    unit = kind if kind not in _UNITS else _UNITS[kind] if scale > 1 else ""
+    shown = formatting.over_seeds(values, scale)
     if not math.isfinite(mean):
         return shown
-    if row.key == "clients":
+    if key == "clients":
         return Value(f"{int(mean):,}")
-    if unit == "\u202f%":
-        shown = shown._replace(text=f"{scale * mean:.1f}")
-    if unit == " points":
-        shown = shown._replace(text=number(scale * mean, 3))
-    return shown._replace(unit=unit)
+    texts = {"\u202f%": f"{scale * mean:.1f}", " points": number(scale * mean, 3)}
+    return shown._replace(text=texts.get(unit, shown.text), unit=unit)
 
 
-def _column(subject: Comparison, values: Sequence[NDArray], row: Statistic) -> list[Value]:
+def _column(subject: Comparison, key: str, stats: Sequence[Mapping[str, NDArray]]) -> list[Value]:
     """A statistic of each method, the best marked (:meth:`Comparison.winners`)."""
-    shown = [_value(x, row, subject.metric) for x in values]
-    if row.key == "clients" or len(subject.methods) < 2:
+    values = [by_key.get(key, np.array([math.nan])) for by_key in stats]
+    shown = [_value(x, key, subject.metric) for x in values]
+    if key == "clients" or len(subject.methods) < 2:
         return shown
-    sign = row.even or (1 if is_higher_better(subject.metric) else -1)
-    best = subject.winners(values, [v.text for v in shown], sign)
+    best = subject.winners(values, [v.text for v in shown], direction(key, subject.metric))
     return [v._replace(is_marked=i in best) for i, v in enumerate(shown)]
 
 
@@ -288,9 +211,9 @@ def metric_section(subject: Comparison) -> str:
     several, rows = len(subject.methods) > 1, list[Row]()
     for about in further(subject):
         stats = [method.statistics(about.split, about.metric) for method in about.methods]
-        columns = [_column(about, [s[key] for s in stats], _STATISTICS[key]) for key in ("mean", "worst10")]
+        columns = [_column(about, key, stats) for key in ("mean", "worst10")]
         for i, (method, *cells) in enumerate(zip(about.methods, *columns, strict=True)):
-            name = [Cell(swatch(i) + escape(method.name), "number")] if several else []
+            name = [Cell(formatting.swatch(i, method.name), "number")] if several else []
             clients = Value(f"{int(np.min(stats[i]['clients'])):,}")
             rows.append([about.metric.replace("_", " "), *name, *cells, clients])
     if not rows:
@@ -300,7 +223,8 @@ def metric_section(subject: Comparison) -> str:
     split = capital(SPLIT_NAMES[subject.split])
     caption = f"{split} examples of each client, after the last round{over}{best}"
     head = ["Metric", *(["Method"] if several else []), "Mean over clients", "Worst 10 %", "Clients measured"]
-    return section("More metrics", Table(head, rows).html(caption), *map(note, metric_remarks(subject)))
+    table = Table(head, rows).html(caption)
+    return formatting.section("More metrics", table, *map(note, metric_remarks(subject)))
 
 
 # --- classes ------------------------------------------------------------------------------------------------------
@@ -316,13 +240,13 @@ def class_table(runs: Sequence[RunView]) -> str:
     for entry in by_split[split]:
         counts = [Value(f"{entry[key]:,}") for key in ("rows", "clients")]
         shares = [entry["accuracy"], entry["worst"]]
-        bars = [Value("–") if share is None else bar(percent(share), share) for share in shares]
+        bars = [Value("–") if x is None else bar(formatting.percent(x), x) for x in shares]
         rows.append([str(entry["class"]), *counts, *bars])
     accuracies = ["accuracy over examples", "accuracy at the worst client"]
     head = ["Class", f"{split} examples", "clients with some", *accuracies]
     group = f" of {counted(len(runs[0].client_ids), 'honest client')}" if runs[0].whole is not None else ""
     caption = f"Accuracy by class, {split} examples{group}"
-    return section("Class by class", Table(head, rows).html(caption))
+    return formatting.section("Class by class", Table(head, rows).html(caption))
 
 
 # --- differences to a baseline, over equal seeds ------------------------------------------------------------------
@@ -357,37 +281,32 @@ def differences(
       split: where the statistics are from.
       metric: what they are of.
     """
-    base = runs[baseline]
+    methods = {name: Method(name, tuple(views)) for name, views in runs.items()}
+    seeds = {name: [run.info.get("seed") for run in views] for name, views in runs.items()}
     values: dict[str, dict[str, NDArray]] = {}
-    for name, views in runs.items():
-        if _seeds_of(views) == _seeds_of(base):
-            stats = [statistics(run, split, metric) for run in views]
-            values[name] = {key: np.array([by_key[key] for by_key in stats]) for key in STATISTICS}
-    # A mean over fewer seeds would be compared with another mean, so one lost seed takes the method out.
-    values = {name: by for name, by in values.items() if all(np.isfinite(x).all() for x in by.values())}
+    for name, method in methods.items():
+        stats = method.statistics(split, metric)
+        # A mean over fewer seeds would be compared with another mean, so one lost seed takes the method out.
+        if seeds[name] == seeds[baseline] and all(np.isfinite(stats[key]).all() for key in STATISTICS):
+            values[name] = stats
     if baseline not in values:
         return {}
-    against = values.pop(baseline)
+    base, compared = values.pop(baseline), dict[str, Differences]()
     paired = {
-        name: {key: paired_difference(by[key], against[key]) for key in STATISTICS}
-        for name, by in values.items()
+        name: {key: paired_difference(stats[key], base[key]) for key in STATISTICS}
+        for name, stats in values.items()
     }
     p = {key: holm({name: by[key].p for name, by in paired.items()}) for key in STATISTICS}
-    return {
-        name: Differences(
-            by, {key: p[key][name] for key in by}, _consistent_gains(runs[name], base, split, metric)
-        )
-        for name, by in paired.items()
-    }
+    for name, by in paired.items():
+        gains = _consistent_gains(methods[name], methods[baseline], split, metric)
+        compared[name] = Differences(by, {key: p[key][name] for key in by}, gains)
+    return compared
 
 
 def difference_text(difference: PairedDifference, statistic: str, metric: str) -> str:
     """The mean and its interval, such as ``+1.75 [+0.23, +3.27]``."""
-    scale = factor(statistic, metric)
-    mean, low, high = (
-        ("+" if x > 0 else "") + number(scale * x, 3)
-        for x in (difference.mean, difference.low, difference.high)
-    )
+    scale, ends = formatting.factor(statistic, metric), (difference.mean, difference.low, difference.high)
+    mean, low, high = (("+" if x > 0 else "") + number(scale * x, 3) for x in ends)
     return f"{mean} [{low}, {high}]"
 
 
@@ -396,17 +315,10 @@ def gains_text(gains: tuple[int, int] | None) -> str:
     return "–" if gains is None else f"{gains[0]} / {gains[1]}"
 
 
-def _seeds_of(runs: Sequence[RunView]) -> list[object]:
-    return [run.info.get("seed") for run in runs]
-
-
-def _consistent_gains(
-    runs: Sequence[RunView], base: Sequence[RunView], split: str, metric: str
-) -> tuple[int, int] | None:
-    if len({clients_of(run) for run in (*runs, *base)}) > 1:
+def _consistent_gains(method: Method, base: Method, split: str, metric: str) -> tuple[int, int] | None:
+    if len({clients_of(run) for run in (*method.runs, *base.runs)}) > 1:
         return None
-    ours, theirs = (np.array([client_values(run, split, metric) for run in part]) for part in (runs, base))
-    gain = ours - theirs if is_higher_better(metric) else theirs - ours
+    gain = direction("mean", metric) * (method.clients(split, metric) - base.clients(split, metric))
     return int(np.sum(np.all(gain > 0, axis=0))), int(np.sum(np.all(gain < 0, axis=0)))
 
 
@@ -422,27 +334,23 @@ def difference_table(subject: Comparison, baseline: str | None = None) -> str:
     paired = differences(runs, base, subject.split, subject.metric)
     if not paired:
         return ""
-    rows: list[Row] = [
-        [name, *_cells(difference, subject.metric, len(paired), p=True), Value(gains_text(difference.gains))]
-        for name, difference in paired.items()
-    ]
-    least = least_pairs(len(rows))
+    rows, seeds, least = list[Row](), subject.seeds, least_pairs(len(paired))
+    for name, by in paired.items():
+        rows.append([name, *_cells(by, subject.metric, len(paired), p=True), Value(gains_text(by.gains))])
     caption = f"{subject.quantity} minus that of {base}{_points(subject)}, over {subject.covered.text}"
     words = (word for name in COMPARED.values() for word in (name, "p"))
     head = ["Method", *words, "Clients better / worse"]
     # Of n signs, the two extreme choices are as far from 0 as what was seen: p is at least 2 of 2^n.
-    floor = min(1.0, len(rows) * 2.0 ** (1 - subject.seeds))
-    few = (
-        f", so no difference can be significant: use at least {least} seeds" if subject.seeds < least else ""
-    )
+    floor = min(1.0, len(rows) * 2.0 ** (1 - seeds))
+    few = f", so no difference can be significant: use at least {least} seeds" if seeds < least else ""
     remark = (
         "Differences at equal seeds with their 95 % interval (Student's t), each for itself. If an interval contains "
         f"0, the data do not show a difference. p: exact test by signs, raised for {counted(len(rows), 'comparison')} "
-        f"(Holm); with {subject.seeds} seeds it is never below {number(floor, 2)}{few}. Clients better / worse: those "
+        f"(Holm); with {seeds} seeds it is never below {number(floor, 2)}{few}. Clients better / worse: those "
         "that are better, or worse, served at every seed."
     )
-    made = Table(head, rows).html(capital(caption + _bold(subject, least)))
-    return section("Is the difference real?", made, note(remark), _other_pairs(runs, base, subject))
+    parts = [Table(head, rows).html(capital(caption + _bold(subject, least))), note(remark)]
+    return formatting.section("Is the difference real?", *parts, _other_pairs(runs, base, subject))
 
 
 def _other_pairs(runs: Mapping[str, Sequence[RunView]], base: str, subject: Comparison) -> str:

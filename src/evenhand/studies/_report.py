@@ -302,7 +302,7 @@ def _condition(part: Contents, remarks: str) -> list[str]:
         results=_chosen(part),
         remarks=remarks,
         figures=_figures(part, subject.split),
-        tables=_settings(part),
+        settings=_settings(part),
     )
 
 

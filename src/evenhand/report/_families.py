@@ -13,40 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.evaluation import SPLIT_NAMES, is_higher_better, of_global
-from evenhand.report._view import Group, NDArray, RunView, among, client_values, honest, statistics
-from evenhand.report.comparison import Comparison, Method
-from evenhand.report.formatting import (
-    COMPARED,
-    Cell,
-    Row,
-    Table,
-    Value,
-    capital,
-    escape,
-    factor,
-    note,
-    number,
-    over_seeds,
-    section,
-    value,
-)
+from evenhand.evaluation import SPLIT_NAMES, of_global
+from evenhand.report import formatting
+from evenhand.report._comparison import Comparison, Method
+from evenhand.report._view import Group, NDArray, RunView, among, client_values, direction, honest
+from evenhand.report.formatting import Cell, Row, Table, Value, capital, escape, over_seeds, section, value
 from evenhand.text import counted
-
-__all__ = [
-    "Gain",
-    "attacked",
-    "gains",
-    "in_words",
-    "left_out",
-    "personal",
-    "personalized",
-    "privacy",
-    "privacy_line",
-    "trained",
-    "untrained",
-]
-
 
 # --- personal models: what clients gain by models of their own ----------------------------------------------------
 
@@ -77,7 +49,7 @@ def left_out(methods: Sequence[Method]) -> bool:
 
 
 def _personal_rows(method: Method, split: str, metric: str) -> list[Row]:
-    scale, by_group = factor("mean", metric), dict[str, list[Gain]]()
+    scale, by_group = formatting.factor("mean", metric), dict[str, list[Gain]]()
     names = {"all": "trained", "honest": "honest and trained"} if left_out([method]) else {}
     for run in method.runs:
         for gain in gains(run, split, metric):
@@ -139,7 +111,7 @@ def gains(run: RunView, split: str, metric: str) -> list[Gain]:
 
 
 def _gain(group: str, own: NDArray, alone: NDArray, metric: str) -> Gain:
-    better = own - alone if is_higher_better(metric) else alone - own
+    better = direction("mean", metric) * (own - alone)
     counts = int((better > 0).sum()), int((better < 0).sum())
     return Gain(group, own.size, float(alone.mean()), float(own.mean()), *counts)
 
@@ -195,19 +167,18 @@ def attacked(subject: Comparison) -> str:
     every = [run.whole or run for run in subject.runs]
     if all(run.malicious is None for run in every):
         return ""
-    rows: list[Row] = []
+    rows, metric, compared = list[Row](), subject.metric, formatting.COMPARED
     groups: tuple[Group, ...] = ("all", "honest", "malicious")
     for method, group in product(subject.methods, groups):
-        runs = [among(run.whole or run, group) for run in method.runs]
+        runs = tuple(among(run.whole or run, group) for run in method.runs)
         if all(len(run.client_ids) for run in runs):
-            stats = [statistics(run, subject.split, subject.metric) for run in runs]
-            scales = {key: factor(key, subject.metric) for key in COMPARED}
-            cells = [over_seeds([by_key[key] for by_key in stats], scale) for key, scale in scales.items()]
+            stats = Method(method.name, runs).statistics(subject.split, metric)
+            cells = [over_seeds(stats[key], formatting.factor(key, metric)) for key in compared]
             rows.append([method.name, group, Value(str(len(runs[0].client_ids))), *cells])
-    head = ["Method", "Clients", "How many", *COMPARED.values()]
+    head = ["Method", "Clients", "How many", *compared.values()]
     unit = " in percent (variance: %²)" if subject.is_share else ""
-    made = Table(head, rows).html(f"{capital(subject.quantity)} per client{unit}; ± over seeds")
-    return section("Honest and malicious clients", made, note(_malicious_names(every)))
+    table = Table(head, rows).html(f"{capital(subject.quantity)} per client{unit}; ± over seeds")
+    return section("Honest and malicious clients", table, formatting.note(_malicious_names(every)))
 
 
 def _malicious_names(runs: Sequence[RunView]) -> str:
@@ -274,5 +245,5 @@ def _promised(promise: Mapping[str, Any], name: str) -> str:
     """One part of a promise; files keep no infinity, and have nothing in its place."""
     part = promise[name]
     if name in ("epsilon", "delta"):
-        return number(math.inf if part is None else float(part), 4)
+        return formatting.number(math.inf if part is None else float(part), 4)
     return "; ".join(part) if isinstance(part, list) else str(part)

@@ -18,50 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.evaluation import (
-    SPLIT_NAMES,
-    Finding,
-    is_higher_better,
-    is_share,
-    least_pairs,
-    of_global,
-    paired_difference,
-)
-from evenhand.report._view import (
-    ANONYMOUS,
-    Coverage,
-    Runs,
-    RunView,
-    client_values,
-    common_metric,
-    covered,
-    diverged,
-    headline_split,
-    honest,
-    statistics,
-    undefined_at,
-    views,
-)
+from evenhand.evaluation import SPLIT_NAMES, Finding, is_share, least_pairs, of_global, paired_difference
+from evenhand.report import _view
+from evenhand.report._view import Coverage, Runs, RunView, direction, honest, undefined_at
 from evenhand.report.formatting import capital, value
 from evenhand.text import counted, isolated, listed, visible
-
-__all__ = [
-    "Comparison",
-    "Method",
-    "Notice",
-    "caution",
-    "clients_of",
-    "compare",
-    "flat_settings",
-    "further",
-    "may_be_starred",
-    "may_win",
-    "metric_remarks",
-    "setting_text",
-    "undefined_sentence",
-    "verdict",
-]
-
 
 NDArray = npt.NDArray[np.float64]
 
@@ -98,12 +59,12 @@ def compare(runs: Runs, metric: str | None = None) -> Comparison:
       >>> comparison.names, comparison.seeds, comparison.obstacles
       (['fedavg'], 2, ())
     """
-    every = [honest(view) for view in views(runs)]
-    metric = common_metric(every) if metric is None else metric
+    every = [honest(view) for view in _view.views(runs)]
+    metric = _view.common_metric(every) if metric is None else metric
     groups = _as_methods(every)
-    names = map(visible, _method_names(groups))
+    names, obstacles = map(visible, _method_names(groups)), tuple(map(visible, _obstacles(groups)))
     methods = tuple(Method(name, tuple(group)) for name, group in zip(names, groups, strict=True))
-    return Comparison(methods, metric, headline_split(every, metric), tuple(map(visible, _obstacles(groups))))
+    return Comparison(methods, metric, _view.headline_split(every, metric), obstacles)
 
 
 # --- methods and their comparison ---------------------------------------------------------------------------------
@@ -137,14 +98,18 @@ class Method(NamedTuple):
 
     def statistics(self, split: str, metric: str) -> dict[str, NDArray]:
         """The statistics of :func:`~evenhand.evaluation.summarize`, ``(runs,)`` each; NaN where a run has none."""
-        by_run = [statistics(run, split, metric) for run in self.runs]
+        by_run = [_view.statistics(run, split, metric) for run in self.runs]
         # Of runs saved by earlier versions, some lack the statistics over classes.
         keys = dict.fromkeys(key for stats in by_run for key in stats)
         return {key: np.array([stats.get(key, math.nan) for stats in by_run]) for key in keys}
 
+    def means(self, split: str, metric: str) -> dict[str, float]:
+        """The means over the runs of these statistics."""
+        return {key: float(np.mean(values)) for key, values in self.statistics(split, metric).items()}
+
     def clients(self, split: str, metric: str) -> NDArray:
         """A metric of each client, ``(runs, K)``; only where the runs have the same clients."""
-        return np.stack([client_values(run, split, metric) for run in self.runs])
+        return np.stack([_view.client_values(run, split, metric) for run in self.runs])
 
 
 class Notice(NamedTuple):
@@ -225,27 +190,23 @@ class Comparison(NamedTuple):
     @property
     def covered(self) -> Coverage:
         """Which clients the numbers cover."""
-        return covered(self.runs, self.split, self.metric)
+        return _view.covered(self.runs, self.split, self.metric)
 
     @property
     def notices(self) -> list[Notice]:
         """What to know before trusting the numbers: each kind of finding once, with the runs that have it."""
         groups = dict[tuple[str, ...], list[tuple[str, str, Finding]]]()
-        for method in self.methods:
-            for run in method.runs:
-                first = dict[tuple[str, ...], Finding]()  # the worst first, as in the run
-                for finding in run.findings:
-                    first.setdefault((finding.kind, finding.split, _meaning(finding)), finding)
-                for kind, finding in first.items():
-                    groups.setdefault(kind, []).append((method.name, str(run.info.get("seed")), finding))
-        notices: list[Notice] = []
+        for name, run in [(method.name, run) for method in self.methods for run in method.runs]:
+            first = dict[tuple[str, ...], Finding]()  # the worst first, as in the run
+            for finding in run.findings:
+                first.setdefault((finding.kind, finding.split, _meaning(finding)), finding)
+            for kind, finding in first.items():
+                groups.setdefault(kind, []).append((name, str(run.info.get("seed")), finding))
+        notices, total = list[Notice](), len(self.runs)
         for entries in groups.values():
-            seeds = dict[str, list[str]]()
-            for name, seed, _ in entries:
-                seeds.setdefault(name, []).append(seed)
-            names = tuple(_named(m.name, seeds[m.name], len(m.runs)) for m in self.methods if m.name in seeds)
+            seeds = {m.name: [seed for name, seed, _ in entries if name == m.name] for m in self.methods}
+            names = tuple(_named(m.name, seeds[m.name], len(m.runs)) for m in self.methods if seeds[m.name])
             varies = len({finding.sentence for *_, finding in entries}) > 1
-            total = len(self.runs)
             notices.append(Notice(entries[0][2], names if total > 1 else (), len(entries), total, varies))
         return notices
 
@@ -331,17 +292,14 @@ def may_win(run: RunView, splits: Collection[str] | None = None) -> bool:
       splits: those that count; None: all.
     """
     run = honest(run)
-    if diverged(run, splits):
-        return False
-    for split, metrics in run.clients.items():
-        if splits is not None and split not in splits:
-            continue
-        counted = np.asarray(run.sizes.get(split, np.ones(len(run.client_ids)))) > 0
-        for name, values in metrics.items():
-            sound = np.isfinite(np.asarray(values, np.float64)) | undefined_at(run, split, name)
-            if not sound[counted].all():
-                return False
-    return True
+
+    def is_finite(split: str, metric: str) -> bool:
+        sound = np.isfinite(_view.client_values(run, split, metric)) | undefined_at(run, split, metric)
+        return bool(sound[_view.has_examples(run, split)].all())
+
+    judging = [split for split in run.clients if splits is None or split in splits]
+    metrics = [(split, metric) for split in judging for metric in run.clients[split]]
+    return not _view.diverged(run, splits) and all(is_finite(*place) for place in metrics)
 
 
 def may_be_starred(run: RunView, metric: str) -> bool:
@@ -357,10 +315,9 @@ def may_be_starred(run: RunView, metric: str) -> bool:
 
 def _reached_by_a_constant(run: RunView) -> bool:
     """Whether, where a run is judged by its loss, the best constant answer is at least as good for its clients."""
-    constant = run.info.get("constant")
-    if constant is None:
+    if (constant := run.info.get("constant")) is None:
         return False
-    return statistics(honest(run), constant["split"], constant["metric"])["mean"] >= constant["mean"]
+    return _view.statistics(honest(run), constant["split"], constant["metric"])["mean"] >= constant["mean"]
 
 
 # --- which runs are one method, and what differs between methods --------------------------------------------------
@@ -389,7 +346,7 @@ def _as_methods(runs: Sequence[RunView]) -> list[list[RunView]]:
         key = [run.title, *(f"{name}={setting!r}" for name, setting in _method_settings(run).items())]
         if "data_seed" not in run.config:  # else its settings identify the data
             key.append(repr(_data_of(run)))
-        if not run.config and run.title == ANONYMOUS:
+        if not run.config and run.title == _view.ANONYMOUS:
             key.append(str(i))
         groups.setdefault(tuple(key), []).append(run)
     parts = [part for group in groups.values() for same in _by_data(group) for part in _without_repeats(same)]
@@ -406,10 +363,8 @@ def _method_names(groups: Sequence[Sequence[RunView]]) -> list[str]:
         keys = [key for key in settings if len({repr(other.get(key)) for other in alike}) > 1]
         added = [f" {key.rsplit('.', 1)[-1]}={_brief(settings[key])}" for key in keys[:_MOST_SETTINGS]]
         names.append(title + "".join(added))
-    return [
-        name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})"
-        for i, name in enumerate(names)
-    ]
+    counts = [names[: i + 1].count(name) if names.count(name) > 1 else 0 for i, name in enumerate(names)]
+    return [f"{name} ({count})" if count else name for name, count in zip(names, counts, strict=True)]
 
 
 def _obstacles(groups: Sequence[Sequence[RunView]]) -> list[str]:
@@ -494,23 +449,19 @@ def _by_data(group: list[RunView]) -> list[list[RunView]]:
 
 def _without_repeats(group: list[RunView]) -> list[list[RunView]]:
     """The group split so that no part has two runs with the same seed and data."""
-    parts: list[list[RunView]] = []
-    for run in group:
-        free = next((part for part in parts if _trial(run) not in map(_trial, part)), None)
-        if free is None:
-            parts.append([run])
-        else:
-            free.append(run)
-    return parts
+    trials = [_trial(run) for run in group]
+    repeats = [trials[:i].count(trial) for i, trial in enumerate(trials)]
+    numbered = list(zip(repeats, group, strict=True))
+    return [[run for count, run in numbered if count == part] for part in sorted(set(repeats))]
 
 
-def _trial(run: RunView) -> object:
+def _trial(run: RunView) -> tuple[object, str, str]:
     return run.info.get("seed"), _data_of(run), clients_of(run)
 
 
 def _trial_order(run: RunView) -> tuple[int, str, str, str]:
-    seed = run.info.get("seed")
-    return seed if isinstance(seed, int) else -1, str(seed), _data_of(run), clients_of(run)
+    seed, data, clients = _trial(run)
+    return seed if isinstance(seed, int) else -1, str(seed), data, clients
 
 
 def _differ(groups: Sequence[Sequence[RunView]], fact: Callable[[RunView], object]) -> bool:
@@ -533,8 +484,7 @@ def verdict(subject: Comparison) -> str:
         differences = listed(subject.obstacles)
         return f"These runs are shown side by side, not compared: they differ in their {differences}."
     stats = [method.statistics(subject.split, subject.metric) for method in subject.methods]
-    sign = 1 if is_higher_better(subject.metric) else -1
-    winners, texts = list[str](), list[str]()
+    sign, winners, texts = direction("mean", subject.metric), list[str](), list[str]()
     for key in ("mean", "worst10"):
         values = [by_key[key] for by_key in stats]
         shown = [value(float(np.mean(x)), subject.metric) for x in values]
@@ -567,9 +517,8 @@ def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, subject: 
         lost = f"All methods but {isolated(able[0].name)}" if able else whole
         others = [m.is_sound for m in subject.methods if not m.may_be_starred(subject.metric)]
         faults = ["diverged"] * (not all(others)) + ["are no better than one constant answer"] * any(others)
-        have = (
-            "" if subject.seeds == 1 else "have runs that "
-        )  # not each of a method's seeds need have failed
+        # Not each of a method's seeds need have failed.
+        have = "" if subject.seeds == 1 else "have runs that "
         return f"{lost} {have}{' or '.join(faults)}, so none is called the best."
     if not first and not second:
         noise = f" by more than the noise of {subject.seeds} seeds" if subject.seeds > 1 else ""
@@ -589,14 +538,13 @@ def caution(subject: Comparison) -> str:
     """How far marks of the best can be trusted; empty where there are none."""
     if subject.obstacles or len(subject.methods) < 2:
         return ""
-    if subject.seeds == 1:
+    if (seeds := subject.seeds) == 1:
         return (
             "One seed each proves little: repeat the runs with other seeds to tell a difference from noise."
         )
-    means = f"Means over {subject.seeds} seeds ± their standard deviation"
-    least = least_pairs(subject.comparisons)
-    if subject.seeds < least:
-        return f"{means}. With {subject.seeds} seeds no difference can be significant: use at least {least}."
+    means = f"Means over {seeds} seeds ± their standard deviation"
+    if seeds < (least := least_pairs(subject.comparisons)):
+        return f"{means}. With {seeds} seeds no difference can be significant: use at least {least}."
     return (
         f"{means}; best is marked only where the 95 % interval of the differences at equal seeds to every other method "
         "lies above 0."
@@ -641,7 +589,7 @@ def undefined_sentence(runs: Sequence[RunView], split: str, metric: str, reader:
     run, count = runs[int(np.argmax(counts))], max(counts)
     if not count:
         return ""
-    clients = int(np.count_nonzero(run.sizes.get(split, np.ones(len(run.client_ids)))))
+    clients = int(np.count_nonzero(_view.has_examples(run, split)))
     reason = visible(run.info["metrics"][metric])
     clause = reason if count > 1 else reason.replace("have ", "has ", 1)
     name = f"The {SPLIT_NAMES[split]} {visible(metric)}{f', {reader},' if reader else ''}"
