@@ -20,11 +20,11 @@ from rich.table import Column
 
 from evenhand.errors import StorageError
 from evenhand.live import line
-from evenhand.report import statistics
+from evenhand.report import direction, statistics
 from evenhand.report.formatting import value
 from evenhand.simulation import Checkpoint, Job, Run, identify, iterate_many
-from evenhand.studies._selection import Halving, NDArray, Outcome, Rule, Setting, direction, rungs, survivors
-from evenhand.studies._store import Store
+from evenhand.studies._selection import Halving, NDArray, Outcome, Rule, Setting, rungs, survivors
+from evenhand.studies._store import UNASKED, Store
 from evenhand.watch import Watcher, Watching
 
 
@@ -139,15 +139,13 @@ class _Runs:
     def through(self, phases: Sequence[_Phase]) -> dict[int, Outcome]:
         """Position -> outcome of the runs of the last of these phases, after it."""
         *before, phase = phases
-        outcomes, missing = dict[int, Outcome](), list[int]()
-        for i in sorted(i for batch in phase.batches for i in batch):
-            saved = self._saved(i, phase.rung)
-            if saved is None or saved.status == "stopped":  # which may go on now
-                missing.append(i)
-                continue
-            outcomes[i] = saved
-            if phase.rung is None:
-                self.shown.ended(i, saved)
+        runs = sorted(i for batch in phase.batches for i in batch)
+        saved = {i: self._saved(i, phase.rung) for i in runs}
+        # One that was stopped may go on now.
+        outcomes = {i: run for i, run in saved.items() if run is not None and run.status != "stopped"}
+        missing = [i for i in runs if i not in outcomes]
+        for i in outcomes if phase.rung is None else ():
+            self.shown.ended(i, outcomes[i])
         if self.store is not None:
             # A run whose state was lost makes each phase again, beside the same runs: one long phase would round
             # otherwise, since fewer runs are in the columns of later phases.
@@ -165,15 +163,14 @@ class _Runs:
         kind = id(job.algorithm), id(job.data), id(job.attack), id(job.systems), rung
         if kind not in self.identities:
             try:
-                self.identities[kind] = identify(job if rung is None else job._replace(rounds=rung))
+                self.identities[kind] = UNASKED | identify(job if rung is None else job._replace(rounds=rung))
             except Exception:  # it fails again, and is reported, when the run begins
                 self.identities[kind] = {}
-        return self.identities[kind] | self.measured.identity
+        return self.identities[kind] | ({"measured": True} if self.measured.asks else {})
 
     def _saved(self, i: int, rung: int | None) -> Outcome | None:
-        if self.store is None:
-            return None
-        return self.store.load(self.planned[i].setting, self.planned[i].seed, self.identity(i, rung), rung)
+        setting, seed, *_ = self.planned[i]
+        return self.store and self.store.load(setting, seed, self.identity(i, rung), rung)
 
     def _reached(self, i: int) -> int:
         """Rounds done in the latest state of a run."""
@@ -238,11 +235,6 @@ class Measurements:
         """Whether a function of the user's has seen the runs, and may still hold them."""
         return self._measure is not None
 
-    @property
-    def identity(self) -> dict[str, bool]:
-        """What distinguishes runs that were measured from others."""
-        return {} if self._measure is None else {"measured": True}
-
     def take(self, setting: Setting, seed: int, result: Run | Exception) -> dict[str, NDArray]:
         """Measures a run at its latest evaluation.
 
@@ -260,32 +252,45 @@ class Measurements:
         if self._store is not None:
             self._store.note(setting, seed, noted)
         names = dict.fromkeys(name for numbers in noted.values() for name in numbers)
-        return {
-            name: np.array([noted.get(now, {}).get(name, np.nan) for now in rounds], np.float64)
-            for name in names
-        }
+        rows = [noted.get(now, {}) for now in rounds]
+        return {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
 
 
 # --- how far the study is -------------------------------------------------------------------------------------
 
 
 class Display:
-    """Updates the bar and the trackers; runs that have not ended on leaving are interrupted.
+    """Updates a live line on stderr and the trackers; runs that have not ended on leaving are interrupted.
 
     Args:
-      bar: the bar.
+      runs: the rounds of each run.
+      by: the rule whose best setting is shown.
       trackers: what follows each run.
+      show: whether there is a line.
     """
 
-    def __init__(self, bar: Bar, trackers: Sequence[Watcher]) -> None:
-        self._bar, self._trackers = bar, trackers
-        self._watching: dict[int, Watching] = {}
-        self._first = 0
+    def __init__(self, runs: Sequence[int], by: Rule, trackers: Sequence[Watcher], *, show: bool) -> None:
+        self._begin, self._new, self._first = time.perf_counter(), 0, 0
+        columns = (
+            TextColumn("runs"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[best]}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
+        )
+        self._bar = line(*columns, show=show)
+        self._task = self._bar.add_task("runs", total=len(runs), rate="", best="")
+        self._rounds, self._done, self._by = list(runs), [0] * len(runs), by
+        self._values: dict[Setting, list[float]] = {}
+        self._trackers, self._watching = trackers, dict[int, Watching]()
 
     def __enter__(self) -> Display:
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._bar.stop()
         for watching in self._watching.values():
             watching.end("interrupted")
 
@@ -302,51 +307,30 @@ class Display:
             about |= {"method": setting.method, **setting.numbers, **setting.case}
             self._watching[run] = Watching(self._trackers, f"{setting}, seed {job.seed}", about)
         if isinstance(result, Run):
-            self._bar.move(run, result.info["rounds"])
+            self._move(run, result.info["rounds"])
             if run in self._watching:
                 self._watching[run].show(result.history)
 
     def ended(self, run: int, outcome: Outcome) -> None:
         """A run has ended, now or in an earlier session."""
         run += self._first
-        self._bar.ended(run, outcome)
+        self._done[run] = self._rounds[run]
+        if outcome.status == "done" and outcome.seen is not None:
+            by, view = self._by, outcome.seen
+            metric = by.metric_of([view])
+            sign, stats = direction(by.statistic, metric), statistics(view, by.split, metric)
+            self._values.setdefault(outcome.setting, []).append(sign * stats[by.statistic])
+            means = {setting: float(np.mean(values)) for setting, values in self._values.items()}
+            # Without a choice there need not be examples to choose by.
+            if finite := {setting: mean for setting, mean in means.items() if np.isfinite(mean)}:
+                best = max(finite, key=lambda setting: finite[setting])
+                shown = value(sign * finite[best], metric)
+                self._bar.update(self._task, best=f"best so far {best}: {by.split} {by.statistic} {shown}")
+        self._show()
         if run in self._watching:
             self._watching.pop(run).end(outcome.status)
 
-
-class Bar:
-    """A live line on stderr; nothing where ``show`` is false.
-
-    Args:
-      runs: the rounds of each run.
-      by: the rule whose best setting is shown.
-      show: whether anything is.
-    """
-
-    def __init__(self, runs: Sequence[int], by: Rule, show: bool) -> None:
-        self._begin, self._new = time.perf_counter(), 0
-        columns = (
-            TextColumn("runs"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=12),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[best]}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
-        )
-        self._bar = line(*columns, show=show)
-        self._task = self._bar.add_task("runs", total=len(runs), rate="", best="")
-        self._rounds, self._by = list(runs), by
-        self._done = [0] * len(runs)
-        self._values: dict[Setting, list[float]] = {}
-
-    def __enter__(self) -> Bar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def move(self, run: int, rounds: int) -> None:
+    def _move(self, run: int, rounds: int) -> None:
         """A run has come this far.  Parts of runs count, since runs that train together end together."""
         self._new += rounds - self._done[run]
         self._done[run] = rounds
@@ -354,25 +338,6 @@ class Bar:
         minutes = (time.perf_counter() - self._begin) / 60
         rate = self._new / max(float(np.mean(self._rounds)), 1.0) / max(minutes, 1e-9)
         self._bar.update(self._task, rate=f"{rate:.3g} a minute")
-        self._show()
-
-    def ended(self, run: int, outcome: Outcome) -> None:
-        """A run has ended, now or in an earlier session."""
-        self._done[run] = self._rounds[run]
-        if outcome.status == "done" and outcome.seen is not None:
-            by, view = self._by, outcome.seen
-            metric = by.metric_of([view])
-            sign, stats = direction(by.statistic, metric), statistics(view, by.split, metric)
-            self._values.setdefault(outcome.setting, []).append(sign * stats[by.statistic])
-            means = {
-                setting: float(np.nan_to_num(np.mean(values), nan=-np.inf))
-                for setting, values in self._values.items()
-            }
-            best = max(means, key=lambda setting: means[setting])
-            if np.isfinite(means[best]):  # without a choice there need not be examples to choose by
-                shown = value(sign * means[best], metric)
-                words = f"best so far {best}: {by.split} {by.statistic} {shown}"
-                self._bar.update(self._task, best=words)
         self._show()
 
     def _show(self) -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
-from evenhand.evaluation import SPLIT_NAMES, is_higher_better, primary_metric, summarize
-from evenhand.report import RunView, honest, may_win, statistics
+from evenhand.evaluation import SPLIT_NAMES, primary_metric, summarize
+from evenhand.report import RunView, direction, honest, may_win, statistics
 from evenhand.simulation import Run
 
 NDArray = npt.NDArray[np.float64]
@@ -39,15 +39,18 @@ class Setting(NamedTuple):
     numbers: Mapping[str, Any]
     case: Mapping[str, str] = {}
 
+    @property
+    def expression(self) -> str:
+        """The method with its hyper-parameters, whatever the condition: ``fedprox(lr=0.1, mu=1)``."""
+        given = ", ".join(f"{name}={shown(value)}" for name, value in self.numbers.items())
+        if not self.method.endswith(")"):
+            return f"{self.method}({given})"
+        return f"{self.method}, {given}" if given else self.method  # its name is an expression already
+
     def __str__(self) -> str:
         """As an expression, followed by the condition: ``fedprox(lr=0.1, mu=1) [data=digits]``."""
-        given = ", ".join(f"{name}={shown(value)}" for name, value in self.numbers.items())
         within = ", ".join(f"{name}={value}" for name, value in self.case.items())
-        if not self.method.endswith(")"):
-            given = f"({given})"
-        elif given:  # its name is an expression already
-            given = f", {given}"
-        return f"{self.method}{given}" + (f" [{within}]" if within else "")
+        return self.expression + (f" [{within}]" if within else "")
 
     # Mappings have no hash, and a value need not have one: the texts of settings differ in any case.
     def __hash__(self) -> int:
@@ -57,6 +60,16 @@ class Setting(NamedTuple):
 def shown(value: Any) -> str:
     """A hyper-parameter as a person writes it."""
     return format(value, ".6g") if isinstance(value, float) else str(value)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a hyper-parameter is a number, so that its values have an order; a switch is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def condition(case: Mapping[str, str]) -> str:
+    """A condition as a person writes it: ``data digits, attack flip``."""
+    return ", ".join(f"{name} {value}" for name, value in case.items())
 
 
 Status: TypeAlias = Literal["done", "diverged", "failed", "stopped"]
@@ -90,9 +103,8 @@ class Outcome(NamedTuple):
 
     def is_sound(self, splits: Collection[str]) -> bool:
         """Whether the run ended, or came to a rung, with finite numbers on these splits and did not diverge on them."""
-        return (
-            self.status not in ("failed", "stopped") and self.view is not None and may_win(self.view, splits)
-        )
+        ended = self.status not in ("failed", "stopped")
+        return ended and self.view is not None and may_win(self.view, splits)
 
     @staticmethod
     def of(
@@ -107,12 +119,8 @@ class Outcome(NamedTuple):
         if isinstance(result, Exception):
             reason = str(result) or type(result).__name__
             return Outcome(setting, seed, status="failed", reason=reason, view=None)
-        config = {
-            name: value
-            for name, value in setting.numbers.items()
-            if isinstance(value, bool | int | float | str)
-        }
-        config = {"method": setting.method, **config, **setting.case, "seed": seed}
+        numbers = {name: x for name, x in setting.numbers.items() if isinstance(x, bool | int | float | str)}
+        config = {"method": setting.method, **numbers, **setting.case, "seed": seed}
         config |= {"data_seed": seed} if new_data else {}
         view = result.view(str(setting), config)
         outcome = Outcome(setting, seed, status="done", reason="", view=view, measures=measures)
@@ -121,9 +129,13 @@ class Outcome(NamedTuple):
         sentences = [finding.sentence for finding in view.findings if finding.kind == "diverged"]
         reason = (*sentences, "A loss or metric is not finite.")[0]
         # A run that is not finite on test examples alone stays a candidate: they have no say in the choice.
-        return outcome._replace(
-            status="done" if may_win(view, ("train", "valid")) else "diverged", reason=reason
-        )
+        status = "done" if may_win(view, ("train", "valid")) else "diverged"
+        return outcome._replace(status=status, reason=reason)
+
+
+def seen(outcomes: Iterable[Outcome]) -> list[RunView]:
+    """The runs as the study's statistics see them, without those that failed."""
+    return [view for outcome in outcomes if (view := outcome.seen) is not None]
 
 
 # --- which setting is chosen ----------------------------------------------------------------------------------
@@ -202,11 +214,8 @@ def choose(
       near: the runs of the setting that the others must be close to; none: the best of them.
     """
     # One lost seed drops a setting: its mean over the others would be compared with means over all seeds.
-    sound = {
-        setting: runs
-        for setting, runs in candidates.items()
-        if runs and all(may_win(run, by.splits) for run in runs)
-    }
+    won = {setting: [may_win(run, by.splits) for run in runs] for setting, runs in candidates.items()}
+    sound = {setting: runs for setting, runs in candidates.items() if runs and all(won[setting])}
     first = _scores(sound, by.split, by.statistic, metric)
     if not first:  # without a choice there need not be examples to choose by
         return Choice(next(iter(sound)), ()) if sound and len(candidates) == 1 else None
@@ -235,15 +244,6 @@ def _scores(
     return {setting: mean for setting, mean in means.items() if np.isfinite(mean)}
 
 
-def direction(statistic: str, metric: str) -> int:
-    """1 where more of a statistic is better, -1 where less is."""
-    fewer = statistic in _LESS_IS_BETTER or "error" in statistic
-    return -1 if fewer or (statistic not in _MORE_IS_BETTER and not is_higher_better(metric)) else 1
-
-
-_LESS_IS_BETTER = {"variance", "std", "angle", "kl"}
-_MORE_IS_BETTER = {"entropy", "jain"}
-"""Statistics of which less, or more, is better, whatever the metric."""
 _SAME = 1e-12
 _FEWEST = 3
 """Values of a grid that has an inside: of two, the best is always at the edge."""
@@ -257,8 +257,7 @@ def _mean(runs: Sequence[RunView], split: str, statistic: str, metric: str) -> f
 
 def _place(best: Setting) -> str:
     """The method and the condition that a remark is about."""
-    under = ", ".join(f"{name} {value}" for name, value in best.case.items())
-    return f"{best.method} under {under}" if under else best.method
+    return f"{best.method} under {condition(best.case)}" if best.case else best.method
 
 
 def _at_edges(best: Setting, settings: Sequence[Setting], tied: Sequence[Setting]) -> list[str]:
@@ -268,18 +267,14 @@ def _at_edges(best: Setting, settings: Sequence[Setting], tied: Sequence[Setting
         grid = {other.numbers[name] for other in settings if name in other.numbers}
         # Without the settings that are as good as the best: where those reach the edge of the grid, so does the best.
         tried = {other.numbers[name] for other in settings if name in other.numbers and other not in tied}
-        plain = all(isinstance(number, int | float) and not isinstance(number, bool) for number in grid)
-        if len(grid) < _FEWEST or len(tried) < 2 or not plain:
-            continue
-        if value in (min(tried), max(tried)):
+        is_line = len(grid) >= _FEWEST and len(tried) >= 2 and all(map(is_number, grid))
+        if is_line and value in (min(tried), max(tried)):
             edges.append((name, shown(value), f"{shown(min(tried))} to {shown(max(tried))}"))
-    if not edges:
-        return []
     if len(edges) == 1:
         [(name, value, grid)] = edges
         return [f"{_place(best)}: the best {name}, {value}, is at the edge of its grid ({grid}): widen it."]
     words = " and ".join(f"{name}, {value} (of {grid})" for name, value, grid in edges)
-    return [f"{_place(best)}: the best {words} are at the edges of their grids: widen them."]
+    return [f"{_place(best)}: the best {words} are at the edges of their grids: widen them."] if edges else []
 
 
 # --- which settings stop early --------------------------------------------------------------------------------
@@ -332,12 +327,9 @@ def survivors(outcomes: Sequence[Outcome], by: Rule, keep: float) -> set[Setting
         groups.setdefault(key, {}).setdefault(outcome.setting, []).append(outcome)
     kept = set[Setting]()
     for group in groups.values():
-        sound = {
-            setting: [run.seen for run in runs if run.seen is not None]
-            for setting, runs in group.items()
-            if all(run.is_sound(by.splits) for run in runs)
-        }
-        scores = _scores(sound, by.split, by.statistic, metric)
+        sound = [setting for setting, runs in group.items() if all(run.is_sound(by.splits) for run in runs)]
+        runs = {setting: seen(group[setting]) for setting in sound}
+        scores = _scores(runs, by.split, by.statistic, metric)
         best = sorted(scores, key=lambda setting: -scores[setting])  # of equal ones, the first
         # A method with a single setting keeps it, sound or not: there is nothing to choose.
         kept.update(best[: math.ceil(keep * len(group))] if len(group) > 1 else group)

@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -27,6 +27,8 @@ _UNSEALED = {
 """What the files of earlier versions have in them, at most."""
 _LATER = {"attack", "data (every row, and the clients' names)"}
 """What earlier versions did not save of a run's identity."""
+UNASKED = {"untrained": "global"}
+"""What runs do unasked, of their identity: results of earlier versions do not say so."""
 _REPEATED = "delete it, and the run is repeated"
 _T = TypeVar("_T")
 
@@ -70,15 +72,13 @@ class Store:
 
         def parts(content: Mapping[str, Any]) -> tuple[tuple[dict[str, Any], str | None], Outcome]:
             place = {"setting": content["setting"], "seed": content["seed"]}
-            # Results of earlier versions do not say what untrained clients are served.
-            saved = {"untrained": "global", **content["identity"], **place}
+            saved = UNASKED | content["identity"] | place
             return (saved, content.get(SHA256)), _outcome(setting, seed, content)
 
         ((saved, checksum), outcome), is_old = self._read(path, _UNSEALED[_RESULT], _REPEATED, parts)
+        later = _LATER - set(saved) if is_old else set[str]()
         for name, value in {"setting": str(setting), "seed": seed, **identity}.items():
-            if is_old and name in _LATER and name not in saved:
-                continue
-            if saved.get(name) != value:
+            if name not in later and saved.get(name) != value:
                 raise EvenhandError(
                     f"{path} is of another run (its {name} is {saved.get(name)}, not {value}): give another folder, or "
                     f"delete that file."
@@ -141,9 +141,8 @@ class Store:
         if fresh:
             text = json.dumps(resealed({"batches": [batch for batch in batches if batch]}), indent=1) + "\n"
             write(path, text, "The plan of the runs")
-        return [
-            batch for names in batches if (batch := [position[name] for name in names if name in position])
-        ]
+        positions = [[position[name] for name in names if name in position] for names in batches]
+        return [batch for batch in positions if batch]
 
     def describe(self, outcomes: Sequence[Outcome], fields: Mapping[str, Any]) -> None:
         """Writes which runs the study has, and its other ``fields``: rule, baseline, metric, notes, ..."""
@@ -182,14 +181,11 @@ class Store:
             raise EvenhandError(f"{self.folder} has no {_STUDY}: name the folder of a study that has ended.")
 
         def parts(content: Mapping[str, Any]) -> tuple[list[tuple[Setting, int, Any]], dict[str, Any]]:
-            runs = [
-                (
-                    Setting(str(run["method"]), dict(run["numbers"]), dict(run["case"])),
-                    int(run["seed"]),
-                    run.get(SHA256) if SHA256 in content else None,  # earlier versions did not list it
-                )
-                for run in content["runs"]
-            ]
+            runs: list[tuple[Setting, int, Any]] = []
+            for run in content["runs"]:
+                setting = Setting(str(run["method"]), dict(run["numbers"]), dict(run["case"]))
+                checksum = run.get(SHA256) if SHA256 in content else None  # earlier versions did not list it
+                runs.append((setting, int(run["seed"]), checksum))
             if content["baseline"] not in {setting.method for setting, *_ in runs}:
                 raise _Damaged("it has no runs of its baseline")
             if not isinstance(content["metric"], str):
@@ -236,14 +232,10 @@ class Store:
             content = json.loads(text)
             check_format(path, content)
             is_old = SHA256 not in content
-            names = (
-                {name for name in content if not name.isdecimal()}
-                if unsealed is None
-                else set(content) - unsealed
-            )
+            names = set(filter(str.isdecimal, content)) if unsealed is None else unsealed
             # A digit that changes no value, such as a seventeenth, is noticed by the text.
             layouts = (json.dumps(content), json.dumps(content, indent=1))
-            if names if is_old else not (is_sealed(content) and text.rstrip("\n") in layouts):
+            if set(content) - names if is_old else not (is_sealed(content) and text.rstrip("\n") in layouts):
                 raise _Damaged("it does not match its checksum")
             value = parts(content)
         except NewerFormat:
@@ -273,30 +265,16 @@ def _constant(value: Any) -> Any:
 # --- an outcome as JSON ---------------------------------------------------------------------------------------
 
 
-def _plain(outcome: Outcome) -> dict[str, Any]:
-    view = outcome.view
-    return {
-        "setting": str(outcome.setting),
-        "seed": outcome.seed,
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "measures": _lists(outcome.measures),
-        "view": None
-        if view is None
-        else {
-            "title": view.title,
-            "history": _lists(view.history),
-            "sizes": _lists(view.sizes),
-            "client_ids": list(view.client_ids),
-            "clients": {split: _lists(metrics) for split, metrics in view.clients.items()},
-            "classes": {split: _lists(columns) for split, columns in view.classes.items()},
-            "info": view.info,
-            "config": view.config,
-            "findings": [finding._asdict() for finding in view.findings],
-            "malicious": None if view.malicious is None else view.malicious.tolist(),
-            "last_round": None if view.last_round is None else view.last_round.tolist(),
-        },
-    }
+def _plain(value: Any) -> Any:
+    """An outcome, or a part of one, in the types of JSON."""
+    if isinstance(value, Setting):
+        return str(value)
+    parts = value._asdict() if isinstance(value, Outcome | RunView | Finding) else value
+    if isinstance(parts, Mapping):
+        return {name: _plain(part) for name, part in cast(Mapping[str, Any], parts).items()}
+    if isinstance(parts, list | tuple):
+        return [_plain(part) for part in cast(Sequence[Any], parts)]
+    return np.asarray(parts).tolist() if hasattr(parts, "tolist") else parts
 
 
 def _outcome(setting: Setting, seed: int, content: Mapping[str, Any]) -> Outcome:
@@ -325,23 +303,13 @@ def _outcome(setting: Setting, seed: int, content: Mapping[str, Any]) -> Outcome
 def _check_form(view: RunView) -> None:
     """Refuses a file without a checksum whose columns do not fit together, which would fail later, without its name."""
     clients, rows = (len(view.client_ids),), view.history["round"].shape
-    per_client = [*view.sizes.values(), *(() if view.malicious is None else (view.malicious,))]
-    tables = [*view.clients.values(), *view.classes.values()]
-    per_client += [values for columns in tables for values in columns.values()]
-    fit = all(values.shape == clients for values in per_client)
+    per_client = [values for values in (view.malicious, view.last_round) if values is not None]
+    for columns in (view.sizes, *view.clients.values(), *view.classes.values()):
+        per_client += columns.values()
+    fit = all(values.shape == clients for values in per_client) and len(rows) == 1 and rows[0] > 0
     fit = fit and all(values.shape == rows for values in view.history.values())
-    if (
-        not fit
-        or len(rows) != 1
-        or not rows[0]
-        or not isinstance(view.info, dict)
-        or not isinstance(view.config, dict)
-    ):
+    if not (fit and isinstance(view.info, dict) and isinstance(view.config, dict)):
         raise _Damaged("its columns do not fit together")
-
-
-def _lists(columns: Mapping[str, Any]) -> dict[str, list[Any]]:
-    return {name: np.asarray(values).tolist() for name, values in columns.items()}
 
 
 def _arrays(columns: Mapping[str, list[Any]]) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:

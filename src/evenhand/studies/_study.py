@@ -13,19 +13,10 @@ import numpy as np
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import OF_THE_DATA, Finding, least_pairs, unmeasured
 from evenhand.report import RunView, headline_split, undefined_sentence
-from evenhand.studies._selection import Choice, Outcome, Rule, Setting, choose
+from evenhand.studies import _tables
+from evenhand.studies._selection import Choice, Outcome, Rule, Setting, choose, seen
 from evenhand.studies._store import Store, write
-from evenhand.studies._tables import (
-    Line,
-    Tried,
-    alike,
-    head,
-    method_lines,
-    methods_files,
-    row,
-    settings_files,
-    summed_up,
-)
+from evenhand.studies._tables import Line, Tried
 
 if TYPE_CHECKING:
     from evenhand.studies._report import Figures
@@ -64,18 +55,15 @@ class Study:
         # By their texts, since a mapping has no hash.
         return list({str(outcome.setting.case): outcome.setting.case for outcome in self.outcomes}.values())
 
+    @property
+    def chooses(self) -> bool:
+        """Whether some method was tried at several settings, so that there was something to choose."""
+        return len(self.tried) > len(self.methods) * len(self.cases)
+
     @cached_property
     def remarks(self) -> tuple[str, ...]:
         """The notes, and remarks on the choices: ties, choices at the edge of a grid, runs that diverged or failed."""
-        seen = [outcome.seen for outcome in self.outcomes if outcome.seen is not None]
-        chooses = len(self.tried) > len(self.methods) * len(self.cases)
-        reader = "by which settings were chosen"
-        missing = undefined_sentence(seen, self.rule.split, self.metric, reader) if seen and chooses else ""
-        return (
-            *self.notes,
-            *filter(None, [missing]),
-            *_remarks(self),
-        )
+        return (*self.notes, *_remarks(self))
 
     def under(self, case: Mapping[str, str]) -> Study:
         """The part of the study under one of its conditions, such as ``{"attack": "flip"}``.
@@ -99,10 +87,8 @@ class Study:
         seeds = sorted({outcome.seed for outcome in self._reported})
         if seed not in seeds:
             raise EvenhandError(f"at({seed}): choose one of {seeds}.")
-        inside = (
-            outcome for outcome in self.outcomes if outcome.seed == seed or outcome.seed in self.tuning_seeds
-        )
-        return replace(self, outcomes=tuple(inside))
+        kept = {seed, *self.tuning_seeds}
+        return replace(self, outcomes=tuple(outcome for outcome in self.outcomes if outcome.seed in kept))
 
     def best(self, method: str | None = None) -> Setting:
         """The chosen setting of a method; of the best of all methods, by the same rule, if none is named.
@@ -140,23 +126,12 @@ class Study:
         Args:
           split: where the statistics are from; None: the test examples, where there are any.
         """
-        if split is None:
-            split = headline_split([outcome.seen for outcome in self._reported if outcome.seen], self.metric)
-        return [
-            line
-            for case in self.cases
-            for line in method_lines(
-                {
-                    method: None if choice is None else (choice.setting, self._views(choice.setting))
-                    for method in self.methods
-                    for choice in [self.choices[method, str(case)]]
-                },
-                self.baseline,
-                case,
-                split,
-                self.metric,
-            )
-        ]
+        split = headline_split(seen(self._reported), self.metric) if split is None else split
+        lines: list[Line] = []
+        for case in self.cases:
+            chosen = self._chosen(str(case))
+            lines += _tables.method_lines(self.methods, chosen, self.baseline, case, split, self.metric)
+        return lines
 
     @cached_property
     def tried(self) -> tuple[Tried, ...]:
@@ -166,7 +141,7 @@ class Study:
             by_setting.setdefault(outcome.setting, []).append(outcome)
         chosen = {str(choice.setting) for choice in self.choices.values() if choice is not None}
         return tuple(
-            summed_up(setting, outcomes, str(setting) in chosen, self.metric)
+            _tables.summed_up(setting, outcomes, str(setting) in chosen, self.metric)
             for setting, outcomes in by_setting.items()
         )
 
@@ -179,8 +154,8 @@ class Study:
         """
         from evenhand.studies._report import Figures  # it loads matplotlib, which takes long
 
-        self._condition()
-        return Figures(self.tried, self.metric, self.rule.split, self.rule.statistic, self._chosen_runs())
+        runs = {method: views for method, (_, views) in self._chosen(self._condition()).items()}
+        return Figures(self.tried, self.metric, self.rule.split, self.rule.statistic, runs)
 
     def frame(self) -> Any:
         """One row per run: method, seed, status, each hyper-parameter, and ``<split>_<statistic>`` of each split.
@@ -191,12 +166,12 @@ class Study:
 
         A pandas or polars data frame if one of them is installed, else a dict of arrays.
         """
-        cases, axes = head(self.outcomes)
-        rows = [row(outcome, axes, cases, self.metric) for outcome in self.outcomes]
+        cases, axes = _tables.head(self.outcomes)
+        rows = [_tables.row(outcome, axes, cases, self.metric) for outcome in self.outcomes]
         if self.tuning_seeds:
             rows = [{**row, "tuning": row["seed"] in self.tuning_seeds} for row in rows]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        columns = {name: alike([row.get(name, float("nan")) for row in rows]) for name in names}
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: _tables.alike([row.get(name, float("nan")) for row in rows]) for name in names}
         try:
             import pandas as frames
         except ImportError:
@@ -221,12 +196,12 @@ class Study:
           EvenhandError: another ending, or another table.
         """
         path = Path(path)
-        if table not in ("settings", "methods"):
+        if table == "settings":
+            files = _tables.settings_files(self.tried, self.metric)
+        elif table == "methods":
+            files = _tables.methods_files(self.table(), self.metric)
+        else:
             raise EvenhandError(f"export(table={table!r}): give 'settings' or 'methods'.")
-        is_all = table == "settings"
-        files = (
-            settings_files(self.tried, self.metric) if is_all else methods_files(self.table(), self.metric)
-        )
         if path.suffix not in files:
             raise EvenhandError(f"export({str(path)!r}): give a name that ends in .csv, .md or .tex.")
         write(path, files[path.suffix], f"The table {path.name}")
@@ -237,24 +212,9 @@ class Study:
 
         Methods of which each setting diverged or failed are in its tables only.
         """
-        from evenhand.studies._report import Contents, page  # it loads matplotlib, which takes long
+        from evenhand.studies._report import page  # it loads matplotlib, which takes long
 
-        def contents(part: Study) -> Contents:
-            return Contents(
-                outcomes=part.outcomes,
-                rule=part.rule,
-                baseline=part.baseline,
-                metric=part.metric,
-                about=part.about,
-                remarks=part.remarks,
-                tuning_seeds=part.tuning_seeds,
-                lines=part.table(),
-                tried=part.tried,
-                runs={} if part.cases[1:] else part._chosen_runs(),
-            )
-
-        text = page(contents(self), [(case, contents(self.under(case))) for case in self.cases])
-        write(path := Path(path), text, "The page")
+        write(path := Path(path), page(self), "The page")
         return path
 
     def __repr__(self) -> str:
@@ -266,14 +226,12 @@ class Study:
     def choices(self) -> Mapping[tuple[str, str], Choice | None]:
         """``(method, condition)`` -> what was chosen; None where no setting is sound."""
         choices: dict[tuple[str, str], Choice | None] = {}
-        for case in self.cases:
+        for case in map(str, self.cases):
             # The method that the others must be close to is chosen by itself.
-            near = self._near(str(case))
+            near = self._near(case)
             for method in self.methods:
                 goal = () if method == self.rule.near else near
-                choices[method, str(case)] = choose(
-                    self._sound(method, str(case)), self.rule, self.metric, goal
-                )
+                choices[method, case] = choose(self._sound(method, case), self.rule, self.metric, goal)
         return choices
 
     def _near(self, case: str) -> Sequence[RunView]:
@@ -284,15 +242,13 @@ class Study:
 
     def _sound(self, method: str, case: str) -> dict[Setting, list[RunView]]:
         """The runs of each setting of a method; none where one of them failed or was stopped."""
-        runs: dict[Setting, list[RunView]] = {}
-        lost = set[Setting]()
+        runs: dict[Setting, list[Outcome]] = {}
+        for run in self._tuning:
+            if run.setting.method == method and str(run.setting.case) == case:
+                runs.setdefault(run.setting, []).append(run)
         # A run that diverged stays: whether it may win depends on the splits of the rule, which `choose` checks.
-        for outcome in self._tuning:
-            setting = outcome.setting
-            if setting.method == method and str(setting.case) == case:
-                runs.setdefault(setting, []).extend([] if outcome.seen is None else [outcome.seen])
-                lost |= {setting} if outcome.status in ("failed", "stopped") else set()
-        return {setting: [] if setting in lost else views for setting, views in runs.items()}
+        lost = {setting for setting in runs if {run.status for run in runs[setting]} & {"failed", "stopped"}}
+        return {setting: [] if setting in lost else seen(outcomes) for setting, outcomes in runs.items()}
 
     @property
     def _tuning(self) -> list[Outcome]:
@@ -309,10 +265,11 @@ class Study:
         """The runs of a setting that are compared."""
         return _seen(setting, self._reported)
 
-    def _chosen_runs(self) -> dict[str, list[RunView]]:
-        """Method -> its runs that are compared, where a setting was chosen; of a single condition."""
-        choices = {method: self.choices[method, self._condition()] for method in self.methods}
-        return {name: self._views(choice.setting) for name, choice in choices.items() if choice is not None}
+    def _chosen(self, case: str) -> dict[str, tuple[Setting, list[RunView]]]:
+        """Method -> its setting and the runs that are compared, where one was chosen under the condition."""
+        choices = {method: self.choices[method, case] for method in self.methods}
+        settings = {name: choice.setting for name, choice in choices.items() if choice is not None}
+        return {name: (setting, self._views(setting)) for name, setting in settings.items()}
 
     def _condition(self) -> str:
         """The only condition, by which choices are known."""
@@ -326,7 +283,7 @@ class Study:
 
 def _seen(setting: Setting, outcomes: Sequence[Outcome]) -> list[RunView]:
     """The runs of a setting among these, except for those that failed."""
-    return [run.seen for run in outcomes if str(run.setting) == str(setting) and run.seen is not None]
+    return seen(run for run in outcomes if str(run.setting) == str(setting))
 
 
 # --- what a reader must know ----------------------------------------------------------------------------------
@@ -335,10 +292,13 @@ def _seen(setting: Setting, outcomes: Sequence[Outcome]) -> list[RunView]:
 def _remarks(study: Study) -> Iterator[str]:
     """Remarks, in sentences."""
     outcomes, split = study.outcomes, study.rule.split
+    if study.chooses and (runs := seen(outcomes)):
+        reader = "by which settings were chosen"
+        yield from filter(None, [undefined_sentence(runs, split, study.metric, reader)])
     views = [outcome.view for outcome in outcomes if outcome.view is not None]
     for kind in OF_THE_DATA:
         yield from _once([next((x for x in view.findings if x.kind == kind), None) for view in views])
-    if len({str(outcome.setting) for outcome in outcomes}) > len(study.choices):
+    if study.chooses:
         yield from _once([_without_a_say(run, split) for run in outcomes if run.view is not None])
     if any(view.malicious is not None for view in views):
         yield "Under attack, clients are the honest ones, also for the choice and in curves by round."
@@ -360,12 +320,9 @@ def _once(findings: Sequence[Finding | None]) -> Iterator[str]:
     # Runs on the same data have the same sentence; of data that are drawn anew, the first run's stands for the others'.
     sentences = [finding.sentence for finding in findings if finding is not None]
     if sentences:
-        is_same = len(set(sentences)) == 1 and len(sentences) == len(findings)
-        runs = (
-            f"{len(sentences)} of {len(findings)}"
-            if len(sentences) < len(findings)
-            else f"all {len(findings)}"
-        )
+        count, total = len(sentences), len(findings)
+        runs = f"all {total}" if count == total else f"{count} of {total}"
+        is_same = count == total and len(set(sentences)) == 1
         yield sentences[0] + ("" if is_same else f" (In {runs} runs; the numbers are those of the first.)")
 
 

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.records import held
 from evenhand.simulation import Job, check_job
-from evenhand.studies._runs import Bar, Display, Measure, Measurements, Planned, run_all
+from evenhand.studies._runs import Display, Measure, Measurements, Planned, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study, save
@@ -164,7 +164,7 @@ def study(
     measured = Measurements(measure, store)
     runs = [rounds] * (len(first) + (len(cases) * len(names) * len(seeds) if apart else 0))
     lock = nullcontext() if store is None else held(store.folder)
-    with Bar(runs, by, progress) as bar, Display(bar, watchers(watch)) as shown, lock:
+    with Display(runs, by, watchers(watch), show=progress) as shown, lock:
         outcomes = run_all(first, by, halving, measured, store, checkpoint, shown)
         metric = by.metric_of(outcome.view for outcome in outcomes)
         result = Study(tuple(outcomes), by, baseline or names[0], metric, tuning_seeds=tuple(apart))
@@ -199,20 +199,16 @@ def settings(methods: Methods, grid: Grid | None) -> list[Setting]:
     axes = {name: values for name, values in (grid or {}).items() if not isinstance(values, Mapping)}
     for name in own:
         if name not in methods:
-            raise EvenhandError(
-                f"study(grid): there is no method {name!r}{perhaps(name, methods)}: its own grid needs its name."
-            )
+            raise _slip(f"there is no method {name!r}{perhaps(name, methods)}: its own grid needs its name.")
     wanted: list[Setting] = []
     arguments = {name: _arguments(name, method) for name, method in methods.items()}
     for name, defaults in arguments.items():
         given = {**axes, **own.get(name, {})}
         if extra := [argument for argument in own.get(name, {}) if argument not in defaults]:
-            raise EvenhandError(
-                f"study(grid): {name} has no argument {extra[0]!r}{perhaps(extra[0], defaults)}."
-            )
+            raise _slip(f"{name} has no argument {extra[0]!r}{perhaps(extra[0], defaults)}.")
         if missing := [argument for argument in defaults if not (defaults[argument] or argument in given)]:
-            raise EvenhandError(
-                f"study(grid): {name} needs values of {missing[0]!r}, such as grid={{{missing[0]!r}: [0.01, 0.1]}}."
+            raise _slip(
+                f"{name} needs values of {missing[0]!r}, such as grid={{{missing[0]!r}: [0.01, 0.1]}}."
             )
         # In the order of the factory's arguments, whatever that of the grid: a setting's text names its folder.
         values = {argument: _values(argument, given[argument]) for argument in defaults if argument in given}
@@ -220,13 +216,15 @@ def settings(methods: Methods, grid: Grid | None) -> list[Setting]:
         wanted += [Setting(name, dict(zip(values, choice, strict=True))) for choice in choices]
     accepted = {argument for defaults in arguments.values() for argument in defaults}
     if unused := [axis for axis in axes if axis not in accepted]:
-        raise EvenhandError(
-            f"study(grid): no method has an argument {unused[0]!r}{perhaps(unused[0], accepted)}: leave it out."
-        )
+        raise _slip(f"no method has an argument {unused[0]!r}{perhaps(unused[0], accepted)}: leave it out.")
     if len(wanted) > _MOST:
-        raise EvenhandError(f"study(grid): that makes more than {_MOST:,} settings: give fewer values.")
+        raise _slip(f"that makes more than {_MOST:,} settings: give fewer values.")
     _expect_distinct(wanted)
     return wanted
+
+
+def _slip(words: str) -> EvenhandError:
+    return EvenhandError(f"study(grid): {words}")
 
 
 def _expect_distinct(wanted: Sequence[Setting]) -> None:
@@ -247,15 +245,11 @@ def _arguments(name: str, method: Any) -> dict[str, bool]:
     if isinstance(method, Family):
         return dict.fromkeys(method.arguments, False)
     if not callable(method):
-        raise EvenhandError(
-            f"study(methods): {name} is {method!r:.60}: give a method, or a function that makes one."
-        )
+        cure = "give a method, or a function that makes one"
+        raise EvenhandError(f"study(methods): {name} is {method!r:.60}: {cure}.")
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(method).parameters.values()
-    return {
-        parameter.name: parameter.default is not parameter.empty
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
+    return {x.name: x.default is not inspect.Parameter.empty for x in parameters if x.kind in kinds}
 
 
 def _values(argument: str, given: Any) -> list[Any]:
@@ -263,15 +257,13 @@ def _values(argument: str, given: Any) -> list[Any]:
     # As Python's numbers, which the study's files keep as numbers; NumPy's would come back as texts.
     values = [value.item() if isinstance(value, np.generic) else value for value in values]
     if argument in _COLUMNS:
-        raise EvenhandError(
-            f"study(grid): {argument!r} is a column of the results: call the argument otherwise."
-        )
+        raise _slip(f"{argument!r} is a column of the results: call the argument otherwise.")
     if not values or len({shown(value) for value in values}) < len(values):
-        raise EvenhandError(f"study(grid): {argument}={given!r:.60}: give a list of distinct values.")
+        raise _slip(f"{argument}={given!r:.60}: give a list of distinct values.")
     for value in values:
         if " at 0x" in shown(value):  # an address, which differs from process to process
-            raise EvenhandError(
-                f"study(grid): {argument} has a value of type {type(value).__name__}, which has no name to be found "
+            raise _slip(
+                f"{argument} has a value of type {type(value).__name__}, which has no name to be found "
                 "again by: give names, and let the method's function choose by them."
             )
     return values
@@ -290,9 +282,8 @@ def _made(setting: Setting, method: Any) -> Algorithm:
 def _expect_known(methods: list[str], names: Mapping[str, str | None]) -> None:
     for argument, name in names.items():
         if name is not None and name not in methods:
-            raise EvenhandError(
-                Argument(argument, f"{name:.60}"), f": there is no such method{perhaps(name, methods)}."
-            )
+            words = f": there is no such method{perhaps(name, methods)}."
+            raise EvenhandError(Argument(argument, f"{name:.60}"), words)
 
 
 def _check_seeds(name: str, given: int | Iterable[int], first: int = 0) -> list[int]:
@@ -378,7 +369,7 @@ class _Planner(NamedTuple):
         """The runs of settings under a condition."""
         planned: list[Planned] = []
         for setting, seed in itertools.product(wanted, seeds):
-            method, data = self.methods[str(setting._replace(case={}))], self.sources.at(case.source, seed)
+            method, data = self.methods[setting.expression], self.sources.at(case.source, seed)
             job = self.job(method, data, seed=seed, attack=case.attack, systems=case.systems)
             planned.append(Planned(setting._replace(case=case.names), seed, job, callable(case.source)))
         return planned
@@ -428,11 +419,10 @@ def _cases(data: Any, attack: Any, systems: Any) -> list[_Case]:
 
 def _measured_by(by: Rule, metrics: tuple[Metric, ...], model: Model) -> tuple[Metric, ...]:
     """The metrics, with the one that settings are chosen by where the model does not measure it by itself."""
-    name = by.metric
-    measured = {*model.metrics, *(metric.name for metric in metrics)}
-    return (
-        metrics if name is None or name not in BUILT_IN or name in measured else (*metrics, *resolved(name))
-    )
+    name, measured = by.metric, {*model.metrics, *(metric.name for metric in metrics)}
+    if name is None or name not in BUILT_IN or name in measured:
+        return metrics
+    return (*metrics, *resolved(name))
 
 
 def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> None:
@@ -457,18 +447,17 @@ def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> No
 
 def _cautions(
     planned: Sequence[Planned], seeds: Sequence[int], apart: Sequence[int], by: Rule, chooses: bool
-) -> list[str]:
+) -> Iterator[str]:
     """What the data and the seeds of a study do not allow to conclude, in sentences."""
-    cautions: list[str] = []
     # Of several data sets, some may be drawn anew for each seed, and others not: neither sentence holds for all.
     fresh = [run.new_data for run in planned]
     if len(seeds) > 1 and not any(fresh):
-        cautions.append(
+        yield (
             "Every seed has the same training and test examples: the intervals tell how much training varies, not what "
             "other examples would show. Data that are drawn anew for each seed (--fresh-data) tell that as well."
         )
     if len(seeds) > 1 and all(fresh):
-        cautions.append(
+        yield (
             "Each seed has training and test examples of its own, and the intervals tell how much both vary; splits of "
             "one table overlap, which makes them a little narrower than those over new examples."
         )
@@ -476,17 +465,19 @@ def _cautions(
     sizes = sizes[sizes > 0]
     if chooses and sizes.size and np.median(sizes) < _FEW:
         tail = f", the worst tenth of which are {math.ceil(0.1 * sizes.size)}" if "worst10" in by[1:4] else ""
-        cautions.append(
+        yield (
             f"Settings were chosen by {np.median(sizes):g} validation examples of a typical client, of {sizes.size} "
             f"clients{tail}: another such sample may well choose others."
         )
     if apart:
-        tuning, reported = (listed([str(seed) for seed in group]) for group in (apart, seeds))
-        cautions.append(
-            f"Settings were chosen with {'seeds' if apart[1:] else 'seed'} {tuning} alone; the methods are compared "
-            f"with {'seeds' if seeds[1:] else 'seed'} {reported}, which had no say in the choice."
+        tuning, reported = (
+            f"{'seeds' if group[1:] else 'seed'} {listed([str(seed) for seed in group])}"
+            for group in (apart, seeds)
         )
-    return cautions
+        yield (
+            f"Settings were chosen with {tuning} alone; the methods are compared with {reported}, which had no say in "
+            "the choice."
+        )
 
 
 def _facts(planned: Sequence[Planned], seeds: Sequence[int], apart: Sequence[int]) -> dict[str, Any]:
@@ -495,9 +486,9 @@ def _facts(planned: Sequence[Planned], seeds: Sequence[int], apart: Sequence[int
     facts: dict[str, Any] = {"data": ", ".join(names)}
     if len(names) == 1:
         train, valid, test = (part.rows for part in (job.data.train, job.data.valid, job.data.test))
-        facts["clients"] = job.data.num_clients
-        facts["examples"] = f"train {train:,}, valid {valid:,}, test {test:,}"
-    facts["new data for each seed"] = any(run.new_data for run in planned)
-    facts |= {"rounds": job.rounds, "cohort": job.cohort or "all", "eval_every": job.eval_every}
+        examples = f"train {train:,}, valid {valid:,}, test {test:,}"
+        facts |= {"clients": job.data.num_clients, "examples": examples}
+    facts |= {"new data for each seed": any(run.new_data for run in planned), "rounds": job.rounds}
+    facts |= {"cohort": job.cohort or "all", "eval_every": job.eval_every}
     facts["seeds"] = ", ".join(map(str, seeds))
     return facts | ({"seeds for tuning": ", ".join(map(str, apart))} if apart else {})

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evenhand.evaluation import PairedDifference, column
-from evenhand.report import STATISTICS, RunView, differences, statistics
+from evenhand.report import STATISTICS, Method, RunView, differences, statistics
 from evenhand.report.formatting import Table, Value, deviation, factor, number, over_seeds, unit
 from evenhand.report.tables import difference_text
-from evenhand.studies._selection import NDArray, Outcome, Setting, shown
+from evenhand.studies._selection import NDArray, Outcome, Setting, seen, shown
 
 # --- the methods at their chosen settings ---------------------------------------------------------------------
 
@@ -47,7 +47,8 @@ class Line(NamedTuple):
 
 
 def method_lines(
-    chosen: Mapping[str, tuple[Setting, Sequence[RunView]] | None],
+    methods: Sequence[str],
+    chosen: Mapping[str, tuple[Setting, Sequence[RunView]]],
     baseline: str,
     case: Mapping[str, str],
     split: str,
@@ -56,20 +57,20 @@ def method_lines(
     """A line for each method.
 
     Args:
-      chosen: method -> its chosen setting with its runs, one for each seed; None where there is no sound setting.
+      methods: their names.
+      chosen: method -> its chosen setting with its runs, one for each seed, where there is a sound setting.
       baseline: the method that the others are compared with.
       case: the condition.
       split: where the statistics are from.
       metric: what they are of.
     """
-    sound = {method: choice for method, choice in chosen.items() if choice is not None}
-    runs = {method: views for method, (_, views) in sound.items()}
+    runs = {method: views for method, (_, views) in chosen.items()}
     compared = differences(runs, baseline, split, metric) if baseline in runs else {}
     lines: list[Line] = []
-    for method in chosen:
-        setting, views = sound.get(method, (None, ()))
-        stats = [statistics(run, split, metric) for run in views]
-        values = {name: np.array([by_key[name] for by_key in stats]) for name in STATISTICS} if stats else {}
+    for method in methods:
+        setting, views = chosen.get(method, (None, ()))
+        stats = Method(method, tuple(views)).statistics(split, metric)
+        values = {name: stats[name] for name in STATISTICS if stats}
         by, p, gains = compared.get(method, ({}, {}, None))
         lines.append(Line(setting, method, case, values, differences=by, p=p, gains=gains))
     return lines
@@ -111,12 +112,12 @@ class Tried(NamedTuple):
 
 def summed_up(setting: Setting, outcomes: Sequence[Outcome], chosen: bool, metric: str) -> Tried:
     """A setting, with what its runs came to."""
-    views = [outcome.seen for outcome in outcomes if outcome.seen is not None]
+    views = seen(outcomes)
     lost = sum(outcome.status in ("diverged", "failed") for outcome in outcomes)
     values, ended = dict[str, NDArray](), all(outcome.status == "done" for outcome in outcomes)
     for split in views[0].clients if ended else ():
-        stats = [statistics(view, split, metric) for view in views]
-        values |= {column(split, name): np.array([by_key[name] for by_key in stats]) for name in stats[0]}
+        stats = Method(setting.method, tuple(views)).statistics(split, metric)
+        values |= {column(split, name): by_run for name, by_run in stats.items()}
         more = [further_columns(view, split) for view in views]
         names = [name for name in more[0] if all(name in columns for columns in more)]
         values |= {name: np.array([columns[name] for columns in more]) for name in names}
@@ -168,8 +169,11 @@ def alike(values: list[Any]) -> list[Any]:
 
 def settings_files(tried: Sequence[Tried], metric: str) -> dict[str, str]:
     """Ending -> the table of all settings: ``.csv`` unrounded, ``.md`` and ``.tex`` with the chosen ones in bold."""
-    rounded = _settings(tried, metric)
-    return {".csv": settings_csv(tried), ".md": rounded.markdown(), ".tex": rounded.latex()}
+    return _files(settings_csv(tried), _settings(tried, metric))
+
+
+def _files(csv: str, rounded: Table) -> dict[str, str]:
+    return {".csv": csv, ".md": rounded.markdown(), ".tex": rounded.latex()}
 
 
 def settings_csv(tried: Sequence[Tried]) -> str:
@@ -219,9 +223,13 @@ def _settings(tried: Sequence[Tried], metric: str) -> Table:
         numbers = [over_seeds(entry.values.get(name, [math.nan]), factor(name, metric)) for name in names]
         end = [f"{entry.lost} of {entry.runs}"] if lost else []
         rows.append([method, *_set(entry, cases, axes), *numbers, *end])
-    words = [f"{name.replace('_', ' ')}{unit(name, metric)}" for name in names]
-    top = ["method", *cases, *axes, *words, *(["runs lost"] if lost else [])]
+    top = ["method", *cases, *axes, *titles(names, metric), *(["runs lost"] if lost else [])]
     return Table(top, rows, 1 + len(cases) + len(axes))
+
+
+def titles(names: Sequence[str], metric: str) -> list[str]:
+    """The heads of such columns, with their units."""
+    return [name.replace("_", " ") + unit(name, metric) for name in names]
 
 
 def _set(entry: Tried, cases: Sequence[str], axes: Sequence[str]) -> list[str]:
@@ -236,8 +244,7 @@ def _set(entry: Tried, cases: Sequence[str], axes: Sequence[str]) -> list[str]:
 
 def methods_files(lines: Sequence[Line], metric: str) -> dict[str, str]:
     """Ending -> the table of the methods: ``.csv`` unrounded, ``.md`` and ``.tex`` with sure differences in bold."""
-    rounded = _methods(lines, metric)
-    return {".csv": methods_csv(lines), ".md": rounded.markdown(), ".tex": rounded.latex()}
+    return _files(methods_csv(lines), _methods(lines, metric))
 
 
 def methods_csv(lines: Sequence[Line]) -> str:
@@ -272,15 +279,14 @@ def _methods(lines: Sequence[Line], metric: str) -> Table:
             cells.append("" if values is None else over_seeds(values, factor(key, metric)))
             if by is None:
                 cells += ["", ""]
-            else:
-                marked = by.may_be_marked(compared[str(line.case)])
-                text = difference_text(by, key, metric)
-                cells += [Value(text, is_marked=marked), number(line.p[key], 2)]
+                continue
+            text, is_marked = difference_text(by, key, metric), by.may_be_marked(compared[str(line.case)])
+            cells += [Value(text, is_marked=is_marked), number(line.p[key], 2)]
         rows.append([*_words(line, cases), *cells])
     return Table(["method", *cases, "setting", *names], rows, 2 + len(cases))
 
 
 def _words(line: Line, cases: Sequence[str]) -> list[str]:
     """The method, its condition and its chosen setting."""
-    setting = "" if line.setting is None else str(line.setting._replace(case={}))
+    setting = "" if line.setting is None else line.setting.expression
     return [line.method, *(line.case.get(name, "") for name in cases), setting]
