@@ -1,7 +1,7 @@
 """Federated runs on one machine, at the speed of the chip."""
 
 from evenhand.simulation._checkpoint import identify
-from evenhand.simulation._job import Checkpoint, Execution, Job, check_job
+from evenhand.simulation._job import Checkpoint, Execution, Job, check_job, check_start
 from evenhand.simulation._many import iterate_many
 from evenhand.simulation._run import Run
 from evenhand.simulation._simulate import iterate, simulate
@@ -14,6 +14,7 @@ __all__ = [
     "Run",
     "SavedRun",
     "check_job",
+    "check_start",
     "identify",
     "iterate",
     "iterate_many",

@@ -27,7 +27,7 @@ _UNSEALED = {
 """What the files of earlier versions have in them, at most."""
 _LATER = {"attack", "data (every row, and the clients' names)"}
 """What earlier versions did not save of a run's identity."""
-UNASKED = {"untrained": "global"}
+UNASKED = {"untrained": "global", "start": "the model's own"}
 """What runs do unasked, of their identity: results of earlier versions do not say so."""
 _REPEATED = "delete it, and the run is repeated"
 _T = TypeVar("_T")

@@ -25,14 +25,14 @@ from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, pe
 from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.records import held
-from evenhand.simulation import Job, check_job
+from evenhand.simulation import Job, check_job, check_start
 from evenhand.studies._runs import Display, Measure, Measurements, Planned, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study, save
 from evenhand.systems import Systems
 from evenhand.text import listed
-from evenhand.types import Algorithm, Attack, Model
+from evenhand.types import Algorithm, Attack, Model, Params
 from evenhand.watch import Watch, watchers
 
 _FEW = 30
@@ -73,6 +73,7 @@ def study(
     eval_clients: int | None = None,
     metrics: Metrics = (),
     untrained: Literal["global", "initial"] = "global",
+    start: Params | None = None,
     measure: Measure | None = None,
     folder: str | Path | None = None,
     halving: Halving | None = None,
@@ -110,6 +111,8 @@ def study(
       metrics: metrics of a set of examples, such as ``("auc",)``, as for :func:`evenhand.simulate`; that of ``select``
         need not be among them.
       untrained: what clients are served that never trained a personal model: ``"global"`` or ``"initial"``.
+      start: the parameters from which each run begins, such as another run's ``params``, as for
+        :func:`evenhand.simulate`; None: those of its seed.
       measure: ``run -> {name: number}``, called with each run at each evaluation, for what the statistics do not cover,
         such as how the model does on other rows.  :attr:`Outcome.measures` keeps its numbers.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
@@ -121,8 +124,8 @@ def study(
       about: further lines of the page under "What was run", by name, such as ``{"batch size": 10}``.
 
     Raises:
-      EvenhandError: a number out of range, a name that does not exist, a seed for tuning that is reported, or a folder
-        of another study.
+      EvenhandError: a number out of range, a name that does not exist, a seed for tuning that is reported, a start that
+        does not fit some method's model, or a folder of another study.
 
     Warns:
       EvenhandWarning: validation examples were made.
@@ -153,13 +156,13 @@ def study(
     apart = _apart(tuning_seeds, seeds, chooses=chooses)
     metrics = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model)
     job = partial(Job, rounds=rounds, cohort=cohort, eval_every=eval_every, eval_clients=eval_clients)
-    job = partial(job, metrics=metrics, untrained=untrained)
+    job = partial(job, metrics=metrics, untrained=untrained, start=start)
     sources = _Sources(by.split == "valid" and chooses)
     planner = _Planner(algorithms, sources, job)
     cases = _cases(data, attack, systems)
     first = [run for case in cases for run in planner.runs(wanted, case, apart or seeds)]
     sources.warn()
-    _check(first[0].job, by, halving, checkpoint)
+    _check(first[0].job, algorithms.values(), by, halving, checkpoint)
     store = None if folder is None else Store(Path(folder))
     measured = Measurements(measure, store)
     runs = [rounds] * (len(first) + (len(cases) * len(names) * len(seeds) if apart else 0))
@@ -425,10 +428,14 @@ def _measured_by(by: Rule, metrics: tuple[Metric, ...], model: Model) -> tuple[M
     return (*metrics, *resolved(name))
 
 
-def _check(job: Job, by: Rule, halving: Halving | None, checkpoint: float) -> None:
+def _check(
+    job: Job, methods: Iterable[Algorithm], by: Rule, halving: Halving | None, checkpoint: float
+) -> None:
     """Finds what would make every run fail before any is made."""
     check_process()
     check_job(job)
+    for method in () if job.start is None else methods:
+        check_start(job.start, method.model)
     whole_number("rounds", job.rounds, 1)
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
     if not 0 <= checkpoint < math.inf:

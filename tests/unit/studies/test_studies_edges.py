@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -486,6 +487,49 @@ def test_a_study_keeps_when_clients_trained_and_what_the_others_are_served(tmp_p
         study({"ditto": ditto}, DATA, folder=tmp_path, untrained="initial", **how)
     with pytest.raises(eh.EvenhandError, match="give 'global' or 'initial'"):
         study({"ditto": ditto}, DATA, untrained="none", **how)
+
+
+# --- runs that begin with given parameters ---------------------------------------------------------------------------
+
+
+def test_each_run_begins_with_the_start_and_a_folder_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = eh.simulate(fedavg(0.3), DATA, rounds=3, seed=7).params
+    how: dict[str, Any] = {**HOW, "start": trained, "grid": {"lr": [0.1, 0.2]}}
+    found, own = (
+        study({"f": fedavg}, DATA, folder=tmp_path, **how),
+        study({"f": fedavg}, DATA, **HOW | {"grid": how["grid"]}),
+    )
+    first = eh.simulate(fedavg(0.1), DATA, rounds=2, eval_every=2, start=trained)
+    for each, other in zip(found.outcomes, own.outcomes, strict=True):
+        assert each.view is not None and other.view is not None
+        # Before the first round all runs have the model that they begin with, whatever their seed.
+        assert each.view.history["train_loss"][0] == pytest.approx(first.history["train_loss"][0], rel=1e-6)
+        assert each.view.history["train_loss"][0] < other.view.history["train_loss"][0]
+    assert found.outcomes[0].view is not None
+    np.testing.assert_allclose(
+        found.outcomes[0].view.history["train_loss"], first.history["train_loss"], rtol=1e-5
+    )
+    moved = {name: leaf + 1 for name, leaf in trained.items()}
+    for start in (None, moved):
+        with pytest.raises(EvenhandError, match=r"is of another run \(its start is"):
+            study({"f": fedavg}, DATA, folder=tmp_path, **how | {"start": start})
+    study({"f": fedavg}, DATA, folder=tmp_path / "own", **how | {"start": None})
+    with pytest.raises(EvenhandError, match=r"is of another run \(its start is the model's own, not"):
+        study({"f": fedavg}, DATA, folder=tmp_path / "own", **how)
+    monkeypatch.setattr(_runs, "iterate_many", None)
+    again = study({"f": fedavg}, DATA, folder=tmp_path, **how)
+    assert [each[:4] for each in again.outcomes] == [each[:4] for each in eh.load_study(tmp_path).outcomes]
+
+
+def test_a_start_of_another_structure_is_refused_as_by_a_run() -> None:
+    start = MODEL.init(jax.random.key(0)) | {"v": np.zeros(3, np.float32)}
+    with pytest.raises(EvenhandError) as alone:
+        eh.simulate(fedavg(0.1), DATA, rounds=2, start=start)
+    with pytest.raises(EvenhandError, match=r"\['v'\].*nothing.*run\.params") as refused:
+        study({"f": fedavg(0.1)}, DATA, start=start, **HOW)
+    assert str(refused.value) == str(alone.value)
 
 
 # --- metrics of sets of examples -------------------------------------------------------------------------------------
