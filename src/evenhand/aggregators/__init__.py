@@ -2,12 +2,14 @@
 
 from evenhand.aggregators._reduce import aggregate, in_loop, in_parts, in_passes, reduce_uploads
 from evenhand.aggregators.bounded_weights import bounded_weights
+from evenhand.aggregators.bucketing import bucketing
 from evenhand.aggregators.caf import caf
-from evenhand.aggregators.centers import centered_clipping, geometric_median
+from evenhand.aggregators.centered_clipping import centered_clipping
 from evenhand.aggregators.clip import arc, clip, normalize, reject
 from evenhand.aggregators.coordinatewise import coordinate_median, meamed, trimmed_mean
 from evenhand.aggregators.drift_tilted import drift_tilted
 from evenhand.aggregators.filters import loss_filter, norm_filter
+from evenhand.aggregators.geometric_median import geometric_median
 from evenhand.aggregators.krum import bulyan, krum, multi_krum
 from evenhand.aggregators.loss_weighted import (
     ascending_mixture,
@@ -20,7 +22,7 @@ from evenhand.aggregators.loss_weighted import (
 from evenhand.aggregators.mda import mda
 from evenhand.aggregators.mean import mean
 from evenhand.aggregators.min_norm import min_norm
-from evenhand.aggregators.mixing import bucketing, nnm
+from evenhand.aggregators.nnm import nnm
 from evenhand.aggregators.secure import secure
 
 __all__ = [

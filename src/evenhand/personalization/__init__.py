@@ -6,10 +6,11 @@ Ditto and finetuning go around any global method; the others are methods by them
 from evenhand.personalization.apfl import apfl
 from evenhand.personalization.ditto import ditto
 from evenhand.personalization.dynamic_ditto import dynamic_ditto
-from evenhand.personalization.fedalt import fedalt, fedsim, local_only
+from evenhand.personalization.fedalt import fedalt, fedsim
 from evenhand.personalization.fedbabu import fedbabu
 from evenhand.personalization.finetune import ewc, finetune, skl
 from evenhand.personalization.l2gd import l2gd, l2sgd
+from evenhand.personalization.local_only import local_only
 from evenhand.personalization.mapper import mapper
 from evenhand.personalization.mocha import Mocha, mocha
 from evenhand.personalization.per_fedavg import per_fedavg

@@ -1,4 +1,4 @@
-"""Mixing before another aggregator: of each upload with its nearest, or of a few that are dealt to a bucket."""
+"""Bucketing: means of a few uploads at a time, before another aggregator."""
 
 from __future__ import annotations
 
@@ -7,56 +7,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand.aggregators._reduce import before
-from evenhand.aggregators.stacked import combined, distances, least
+from evenhand.aggregators.stacked import combined
 from evenhand.errors import whole_number
 from evenhand.types import Aggregator, Array, Key, Need, PyTree, Stack, Upload
 
-__all__ = ["bucketing", "nnm"]
-
-
-def nnm(malicious: int, then: Aggregator) -> Stack:
-    r"""Replaces each upload by the mean of those nearest to it, itself included, before another aggregator.
-
-    .. math:: \Delta_i \leftarrow \frac{1}{m - f} \sum_{j \in \mathcal N_i} \Delta_j, \qquad
-        \mathcal N_i \text{ the } m - f \text{ uploads nearest to } \Delta_i
-
-    Honest uploads that are unlike each other come closer together, which is what robust rules need.
-
-    Args:
-      malicious: :math:`f`, how many uploads of a cohort may be malicious.
-      then: reduces the mixed uploads.
-
-    Raises:
-      EvenhandError: ``malicious`` below 0, or a ``then`` that weighs clients by their reports.
-
-    Robustness: that of ``then``, with a smaller error where honest clients differ; :math:`f < m / 2`.  Within a mixture
-    each upload counts alike; ``then`` gets the weight that each client reports, with the mixture around its upload.
-
-    Edge cases: ``malicious=0`` makes all uploads their mean; of equally near uploads the first.  :math:`m` counts the
-    accepted uploads.
-
-    Cost: two products of the size :math:`m^2 d`, and all uploads in memory twice.
-
-    Example:
-      >>> import evenhand as eh, jax.numpy as jnp
-      >>> rule = nnm(1, then=eh.aggregators.krum(0))
-      >>> eh.aggregators.aggregate(rule, jnp.array([[1.0], [2.0], [3.0], [90.0]])).tolist()
-      [2.0]
-
-    Source: Allouah et al., *Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity*, AISTATS 2023,
-    algorithm 1.
-    """
-    whole_number("nnm(malicious=)", malicious, 0)
-
-    def mix(uploads: Upload, present: Array, key: Key) -> tuple[Upload, Array]:
-        count = jnp.maximum(jnp.sum(present) - malicious, 1)
-        # Its own distance is 0, but so may be another's, which then comes first: either is the same upload.
-        near = jax.vmap(lambda row: least(row, present, count))(distances(uploads.delta, present, key))
-        share = near.astype(jnp.float32) / count.astype(jnp.float32)
-        return uploads._replace(delta=combined(share, uploads.delta)), present
-
-    own = Need.over(f"nnm({malicious})", malicious, lambda m: m > 2 * malicious)
-    return before(then, mix, "nnm", (own, *then.needs))
+__all__ = ["bucketing"]
 
 
 def bucketing(size: int, then: Aggregator) -> Stack:
