@@ -134,6 +134,29 @@ def test_the_checkpoint_of_another_array_in_the_method_is_refused(tmp_path):
         eh.simulate(scaffold(0.2), DATA, checkpoint=tmp_path, **SETTINGS)
 
 
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ({"Evenhand": "0.0.9", "JAX": "0.4.1"}, "with Evenhand 0.0.9 and JAX 0.4.1, which saved it"),
+        (None, "with the earlier version that saved it"),
+        ({"Evenhand": eh.__version__, "JAX": jax.__version__}, "delete that one.$"),
+    ],
+)
+def test_a_method_that_another_version_traced_names_that_version(tmp_path, versions, words):
+    eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 2})
+    (path,) = tmp_path.glob("2/about/metadata")
+    about = json.loads(path.read_text())
+    about["identity"] = {
+        name: "0" if "method" in name else value for name, value in about["identity"].items()
+    }
+    about["versions"] = versions
+    if versions is None:
+        del about["versions"]
+    path.write_text(json.dumps(resealed(about)))
+    with pytest.raises(eh.EvenhandError, match=words):
+        eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS)
+
+
 def kept(folder):
     names = {path.name for path in folder.iterdir()} - {".lock"}
     assert names == {str(done) for done in Checkpoint(folder).saved()}

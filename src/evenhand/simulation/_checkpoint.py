@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand._jaxpr.hoist import inner_constants
+from evenhand._version import __version__
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
 from evenhand.evaluation.metrics import resolved
@@ -53,6 +54,10 @@ _NO_START = {"start": "the model's own"}
 """Part of the identity of a run that has no other start; it is not saved."""
 _STATE = "sha256 of the state"
 """The checksum of the arrays; one of that and of everything else is beside it."""
+_METHOD = "method (with its settings, systems and attack)"
+"""The part of a run's identity that is a traced program, which another version may trace otherwise."""
+_VERSIONS = "versions"
+"""What traced it; missing in checkpoints of earlier versions."""
 
 
 class Snapshot(NamedTuple):
@@ -156,9 +161,10 @@ class Checkpoints:
         saved = _NO_START | about["identity"]
         for name, value in (_NO_START | dict(identity)).items():
             if name in saved and saved[name] != value:  # what earlier versions did not save is not compared
+                hint = _traced_by(about.get(_VERSIONS)) if name == _METHOD else ""
                 raise EvenhandError(
                     f"The checkpoint in {self._folder} is of another run (its {name} is {saved[name]}, not {value}): "
-                    f"give another folder, or delete that one."
+                    f"give another folder, or delete that one.{hint}"
                 )
         listed = about.get(_CLIENTS)
         saved_like = self._like if listed is None else self._like._replace(clients=())
@@ -217,6 +223,7 @@ class Checkpoints:
             "per_round": {name: values.tolist() for name, values in snapshot.per_round.items()},
             "dtypes": {name: str(values.dtype) for name, values in snapshot.per_round.items()},
             "seconds": snapshot.seconds,
+            _VERSIONS: _versions(),
             _STATE: _checksum(arrays),
         }
         if snapshot.last_round is not None:
@@ -270,6 +277,24 @@ def _checksum(arrays: Mapping[str, NDArray]) -> str:
 def _bytes(array: NDArray) -> memoryview:
     """The bytes of an array, without a copy."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _versions() -> dict[str, str]:
+    return {"Evenhand": __version__, "JAX": jax.__version__}
+
+
+def _traced_by(versions: Mapping[str, str] | None) -> str:
+    """A sentence about the versions that saved a run, in which its method may be another program; "" if these did."""
+    if versions == _versions():
+        return ""
+    names = (
+        "the earlier version that"
+        if versions is None
+        else " and ".join(map(" ".join, versions.items())) + ", which"
+    )
+    return (
+        f" The same method may be another program in another version: continue its run with {names} saved it."
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -441,7 +466,7 @@ def identity(setup: Setup, job: Job) -> dict[str, Any]:
         "data": digest.hexdigest()[:16],
         "data (every row, and the clients' names)": data.fingerprint,
         "attack": _attack(job.attack, data, job.seed),
-        "method (with its settings, systems and attack)": _fingerprint(setup),
+        _METHOD: _fingerprint(setup),
     }
     if job.start is not None:
         same["start"] = _checksum(_numbered(job.start, np.asarray))[:16]
