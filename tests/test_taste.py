@@ -10,6 +10,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -115,7 +116,7 @@ def imports_point_down(path: str, source: str) -> list[str]:
 def private_names_stay_private(path: str, source: str) -> list[str]:
     """A name that begins with ``_`` is for its own package; those directly under ``evenhand`` are for every package."""
     owner, found = _package(path), list[str]()
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("evenhand."):
             package, *inner = (node.module or "").split(".")[1:]
             names = [*inner, *(alias.name for alias in node.names)]
@@ -143,7 +144,7 @@ def functions_are_short(path: str, source: str) -> list[str]:
 
 
 def no_keyword_pass_through(path: str, source: str) -> list[str]:
-    nodes = ast.walk(ast.parse(source))
+    nodes = _nodes(source)
     return [
         f"line {node.lineno}: **{node.args.kwarg.arg}"
         for node in nodes
@@ -162,7 +163,7 @@ def no_computed_attribute_names(path: str, source: str) -> list[str]:
 
 def no_global_randomness(path: str, source: str) -> list[str]:
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         match node:
             case ast.Attribute(
                 attr=name, value=ast.Attribute(attr="random", value=ast.Name(id="np" | "numpy"))
@@ -198,7 +199,7 @@ def methods_know_no_engine(path: str, source: str) -> list[str]:
 
 def methods_inherit_nothing(path: str, source: str) -> list[str]:
     allowed = {"NamedTuple", "Protocol", "IntEnum", "Enum"}
-    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in _nodes(source) if isinstance(node, ast.ClassDef)]
     return [
         f"{node.name} inherits {ast.unparse(base)}"
         for node in classes
@@ -216,7 +217,7 @@ KEPT_WORDS = {("simulation/results.py", "who")}
 def names_are_nouns(path: str, source: str) -> list[str]:
     """Assigned names and arguments; names that a comprehension or a pattern binds are assigned, too."""
     names = []
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         match node:
             case ast.Name(id=name, ctx=ast.Store(), lineno=line) | ast.arg(arg=name, lineno=line):
                 names.append((line, name))
@@ -249,13 +250,31 @@ RULES: list[Rule] = [
 # --- reading source ----------------------------------------------------------------------------------------------
 
 
+@cache  # each file is read by all rules
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+@cache
+def _nodes(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(_parsed(source)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forgotten() -> Iterator[None]:
+    """The other tests of this process have no use for so many nodes."""
+    yield
+    _nodes.cache_clear()
+    _parsed.cache_clear()
+
+
 def _package(path: str) -> str:
     return path.split("/")[0].removesuffix(".py")
 
 
 def _imported(path: str, source: str) -> Iterator[str]:
     """The first name below ``evenhand`` of each import anywhere in the file."""
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "evenhand":
@@ -272,7 +291,7 @@ def _imported(path: str, source: str) -> Iterator[str]:
 
 
 def _functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    nodes = ast.walk(ast.parse(source))
+    nodes = _nodes(source)
     return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
@@ -290,7 +309,7 @@ def _lines(node: Any) -> int:
 
 
 def _calls(source: str) -> Iterator[tuple[ast.Call, str]]:
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield node, node.func.id
 
@@ -348,7 +367,7 @@ def _users(sources: Sources) -> dict[str, set[str]]:
     by_name = {_dotted(path): path for path in sources}
     users: dict[str, set[str]] = {path: set() for path in sources}
     for path, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in _nodes(source):
             names = list[str]()
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -407,7 +426,7 @@ def comments_and_code(source: str) -> tuple[int, int]:
     """Lines that are comments, and lines of code: no docstrings, blank lines or comments."""
     documented = {
         line
-        for node in ast.walk(ast.parse(source))
+        for node in _nodes(source)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
@@ -422,7 +441,7 @@ def repeated_classes(sources: Sources) -> list[str]:
     """Public classes of one name in different packages."""
     homes: dict[str, set[str]] = {}
     for path, source in sources.items():
-        for node in ast.parse(source).body:
+        for node in _parsed(source).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(_package(path))
     return [f"{name}: {sorted(rooms)}" for name, rooms in homes.items() if len(rooms) > 1]
@@ -456,9 +475,7 @@ def test_imports_are_a_small_part_of_the_code() -> None:
     imports = code = 0
     for source in SOURCES.values():
         code += comments_and_code(source)[1]
-        nodes = [
-            node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
+        nodes = [node for node in _nodes(source) if isinstance(node, ast.Import | ast.ImportFrom)]
         imports += sum(_lines(node) for node in nodes)
     assert imports <= 0.11 * code, f"{imports} lines of imports in {code} lines of code"
 
