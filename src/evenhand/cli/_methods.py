@@ -127,18 +127,15 @@ class NamedMethod(NamedTuple):
       name: what follows ``evenhand run``.
       factory: makes it; None: an expression does.
       types: the arguments that have an option -> the type of that option.
+      options: its options.
       others: the arguments that have none, and that only an expression can give.
     """
 
     name: str
     factory: Callable[..., Any] | None
     types: Mapping[str, Any]
+    options: Options
     others: tuple[str, ...] = ()
-
-    @property
-    def options(self) -> Options:
-        """The options of the method."""
-        return {name: taken for pair in self.types.items() for name, taken in option(*pair).items()}
 
     def text(self, values: Mapping[str, Any], before: str = "", *, has_budget: bool = False) -> str:
         """The expression that the method stands for.
@@ -183,7 +180,7 @@ class _Methods(Mapping[str, NamedMethod]):
 
     def __getitem__(self, name: str) -> NamedMethod:
         if name == COMPOSED:
-            return NamedMethod(COMPOSED, None, {"expression": str})
+            return _EXPRESSION
         factory = kinds.factory_of(_METHOD, name.replace("-", "_")) if "_" not in name else None
         if factory is None:
             raise KeyError(name)
@@ -199,6 +196,7 @@ class _Methods(Mapping[str, NamedMethod]):
         return len(list(iter(self)))
 
 
+_EXPRESSION = NamedMethod(COMPOSED, None, {"expression": str}, option("expression", str))
 METHODS: Mapping[str, NamedMethod] = _Methods()
 """The methods that ``evenhand run`` has by name, those of plug-ins included."""
 
@@ -213,7 +211,10 @@ def _method(name: str, factory: Callable[..., Any]) -> NamedMethod:
     hints, taken = get_type_hints(factory), parameters(factory)
     types = {argument: _option_type(parameter, hints[argument]) for argument, parameter in taken.items()}
     shown = {argument: type_ for argument, type_ in types.items() if type_ is not None}
-    return NamedMethod(name, factory, shown, tuple(argument for argument in types if argument not in shown))
+    options = {key: given for pair in shown.items() for key, given in option(*pair).items()}
+    return NamedMethod(
+        name, factory, shown, options, tuple(argument for argument in types if argument not in shown)
+    )
 
 
 def _option_type(parameter: inspect.Parameter, hint: Any) -> Any:
