@@ -132,7 +132,7 @@ class _Rule:
         assert gap <= self.tolerance, "Uploads that all agree are not returned as they are."
 
     def lifted(self, uploads: Upload) -> PyTree:
-        lift = jax.vmap(self.aggregator.lift, in_axes=(0, None, None))
+        lift = jax.jit(jax.vmap(self.aggregator.lift, in_axes=(0, None, None)))
         return lift(uploads, self.aggregator.publish(self.state()), jax.random.key(0))
 
     def check_nothing(self) -> None:
@@ -161,15 +161,16 @@ def check_slots(aggregator: Aggregator, uploads: Upload, ids: Any, state: PyTree
     key, noise = jax.random.key(5), jax.random.split(jax.random.key(6), len(ids))
     ids, filled = jnp.asarray(ids, jnp.int32), np.arange(len(ids)) % 3 != 1
 
-    def direction(slots: Any, present: Any) -> PyTree:
+    @jax.jit  # one program for some slots, where each operation would be one
+    def direction(uploads: Upload, state: PyTree, slots: Any, present: Any) -> PyTree:
         taken, cohort = jax.tree.map(lambda leaf: leaf[slots], uploads), Cohort.of(ids[slots], present)
         reports = tree.among(present, Report(taken.weight, taken.loss))
         weights, after, _ = rounds.weighed(aggregator, reports, cohort, state)
         taken = tree.among(present, Upload(taken.delta, weights, reports.loss))
         return reduce_uploads(aggregator, taken, present, after, key, noise[slots])[0]
 
-    some = direction(np.arange(len(ids)), jnp.asarray(filled))
-    alone = direction(np.flatnonzero(filled), jnp.ones(int(filled.sum()), bool))
+    some = direction(uploads, state, np.arange(len(ids)), filled)
+    alone = direction(uploads, state, np.flatnonzero(filled), np.ones(int(filled.sum()), bool))
     assert _gap(some, alone) <= tolerance, (
         "An empty slot counts: the direction with some slots filled is not that of the uploads in them."
     )
