@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from evenhand.studies import Halving, Outcome, Setting, _runs, load, study
 from evenhand.studies._store import Store
 from evenhand.types import Algorithm
 
+pytestmark = pytest.mark.usefixtures("figures_in_words")
+
 DATA = eh.data.load("digits", clients=10, valid_fraction=0.2)
 MODEL = eh.models.softmax_regression(features=64, classes=10)
 HALVED: dict[str, Any] = {"halving": Halving(2, 0.5)}
 
 
+@cache  # the same method each time, whose rounds are then traced once
 def fedavg(lr: float) -> Algorithm:
     return eh.algorithms.fedavg(eh.local.sgd(MODEL, lr, epochs=1, batch_size=10))
 
