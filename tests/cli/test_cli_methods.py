@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import itertools
 import re
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -371,28 +373,29 @@ def test_options_of_methods_are_not_options_of_run() -> None:
         assert not set(method.options) & set(options_of(RunCommand)), method.name
 
 
-def help_of(method: str, capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit):
-        main(["run", method, "--help"])
-    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+@functools.cache
+def help_of(method: str) -> str:
+    shown = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(shown):
+        patch.setenv("COLUMNS", "120")
+        with pytest.raises(SystemExit):
+            main(["run", method, "--help"])
+    return " ".join(shown.getvalue().replace("│", " ").split())
 
 
-def test_help_says_what_the_docstring_says(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+def test_help_says_what_the_docstring_says() -> None:
     for method in METHODS:
-        shown = help_of(method, capsys)
+        shown = help_of(method)
         assert not re.search(r":\w+:`|``|\\[a-z]|frac(?!tion)|[\^_]\w\+", shown), method
         # What only Python understands is not in it.
         assert not re.search(r"\b(None|False|True):|\boptax\.|{None", shown), method
-    shown = help_of("qfedavg", capsys)
+    shown = help_of("qfedavg")
     assert "--q FLOAT" in shown and "0 is FedAvg, larger is fairer" in shown and "(required)" in shown
     assert "for every other q (default: one over the step size of the work, which must be plain" in shown
     # "as in ``fedavg``" is looked up.
     assert "aggregate stragglers' partial work" in shown and "as in fedavg" not in shown
     assert "sgd(1.0) is plain averaging" in shown
-    assert "w^(t+1) = w^t - η 1/K Σ_k F_k^q ∇ F_k" in help_of("qfedsgd", capsys)
+    assert "w^(t+1) = w^t - η 1/K Σ_k F_k^q ∇ F_k" in help_of("qfedsgd")
 
 
 def test_no_command_of_latex_is_left_in_lists_and_help() -> None:
@@ -407,15 +410,15 @@ def test_no_command_of_latex_is_left_in_lists_and_help() -> None:
     )
 
 
-def test_calls_in_the_help_are_calls_that_an_option_accepts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_calls_in_the_help_are_calls_that_an_option_accepts() -> None:
     """As hints for what to type: ``sgd(1.0)``, not ``optax.sgd(1.0)``."""
     for method in METHODS:
-        for name in re.findall(r"(?<!\w)([a-z][\w.]+)\(", help_of(method, capsys)):
+        for name in re.findall(r"(?<!\w)([a-z][\w.]+)\(", help_of(method)):
             assert any(name in factories(room) for room in KINDS), (method, name)
 
 
-def test_the_options_of_the_method_come_first_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = help_of("fedprox", capsys)
+def test_the_options_of_the_method_come_first_in_its_help() -> None:
+    shown = help_of("fedprox")
     assert shown.index("--mu") < shown.index("--no-keep-partial") < shown.index("--rounds")
     assert shown.index("--rounds") < shown.index("--data ") < shown.index("--model ") < shown.index("--lr ")
 

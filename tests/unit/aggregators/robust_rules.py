@@ -7,6 +7,7 @@ of a rule are one program.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -242,14 +243,25 @@ RULES: dict[str, tuple[Any, Rule]] = {
 }
 
 
-def directions(rule: Any, order: Any = slice(None), updates: np.ndarray = X) -> np.ndarray:
-    """The rule's direction in every case, clients in this order; a tree of two leaves."""
+def traced(rule: Any) -> Any:
+    """A new program: ``(updates (cases, n, 5), weights (cases, n), losses (cases, n)) -> directions``."""
 
     def one(x: Any, w: Any, s: Any) -> Any:
         found = agg.aggregate(rule, {"a": x[:, :2], "b": x[:, 2:].reshape(-1, 1, 3)}, w, s)
         return jnp.concatenate([found["a"], found["b"].ravel()])
 
-    return np.asarray(jax.jit(jax.vmap(one))(updates[:, order], WEIGHTS[:, order], LOSSES[:, order]))
+    return jax.jit(jax.vmap(one))
+
+
+once = cache(traced)
+"""One for each rule."""
+
+
+def directions(
+    rule: Any, order: Any = slice(None), updates: np.ndarray = X, program: Callable[[Any], Any] = once
+) -> np.ndarray:
+    """The rule's direction in every case, clients in this order; a tree of two leaves."""
+    return np.asarray(program(rule)(updates[:, order], WEIGHTS[:, order], LOSSES[:, order]))
 
 
 def expected(definition: Rule, updates: np.ndarray = X) -> np.ndarray:
