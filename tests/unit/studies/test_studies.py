@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,12 @@ DATA = eh.data.hold_out(WHOLE, 0.4)
 A = eh.algorithms
 
 
+@cache  # the same method each time, whose rounds are then traced once
 def fedavg(lr: float) -> Algorithm:
     return A.fedavg(eh.local.sgd(MODEL, lr, epochs=1, batch_size=4))
 
 
+@cache
 def fedprox(lr: float, mu: float = 0.5) -> Algorithm:
     return A.fedprox(eh.local.sgd(MODEL, lr, epochs=1, batch_size=4), mu=mu)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ DATA = eh.data.hold_out(eh.testing.toy_data(), 0.4)
 HOW: dict[str, Any] = {"rounds": 2, "seeds": 2, "eval_every": 2}
 
 
+@cache  # the same method each time, whose rounds are then traced once
 def fedavg(lr: float) -> Algorithm:
     return eh.algorithms.fedavg(eh.local.sgd(MODEL, lr, epochs=1, batch_size=4))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ GRID: dict[str, list[Any]] = {"lr": [0.001, 0.1]}
 HOW: dict[str, Any] = {"rounds": 4, "eval_every": 2, "grid": GRID}
 
 
+@cache  # the same method each time, whose rounds are then traced once
 def fedavg(lr: float) -> eh.Algorithm:
     return eh.algorithms.fedavg(eh.local.sgd(MODEL, lr, epochs=1, batch_size=4))
 
 
+@cache
 def fedprox(lr: float) -> eh.Algorithm:
     return eh.algorithms.fedprox(eh.local.sgd(MODEL, lr, epochs=1, batch_size=4), mu=0.1)
 

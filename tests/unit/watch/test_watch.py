@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
 HOW: dict[str, Any] = {"rounds": 4, "eval_every": 2, "cohort": 4}
 
 
+@cache  # the same method each time, whose rounds are then traced once
 def fedavg(lr: float) -> eh.Algorithm:
     return eh.algorithms.fedavg(eh.local.sgd(MODEL, lr, epochs=1, batch_size=4))
 
