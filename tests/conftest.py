@@ -32,7 +32,9 @@ from typing import Any
 import hypothesis
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
+import sharing
 from nursery import Nursery
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -40,6 +42,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_platforms", "cpu")
 # Four devices for the tests that ask for them; what asks for none gets one.
 jax.config.update("jax_default_device", jax.devices()[0])
+
+# JAX sets up a compiler's context for each program, which took a quarter of the time of a small one.
+if hasattr(mlir, "make_ir_context"):
+    mlir.make_ir_context = sharing.in_turns(mlir.make_ir_context, 100)
 
 # Tracing makes so many objects that looking for cycles among all of them took a tenth of the suite's time.
 gc.set_threshold(10_000, 20, 100)
@@ -66,18 +72,13 @@ def thorough(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--thorough"))
 
 
-# The more programs a process has, the longer each new one takes to compile: twice as long after 3,000 small ones.
-# Their number shows in the memory maps, of which each takes dozens; Linux gives a process 65,530.
-_MOST_MAPS = 8_000
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(sharing)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _few_programs() -> Iterator[None]:
-    """Programs of earlier modules are let go; the persistent cache spares their compilation."""
-    yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > _MOST_MAPS:
-        jax.clear_caches()
+def pytest_collection_finish() -> None:
+    # What there is now stays; else each search for cycles would go through all of it.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
