@@ -293,10 +293,9 @@ def replaced_client(rule, state, answering):
     def scores(here, keys):
         def one(given):
             here, key = given
-            own, *others = jax.random.split(key, answering)
-            words = lifted(jnp.where(here, 100.0, -100.0), own)
-            for each in others:
-                words = words + lifted(0.0, each)
+            keys = jax.random.split(key, answering)
+            words = lifted(jnp.where(here, 100.0, -100.0), keys[0])
+            words = words + jnp.sum(jax.vmap(lambda key: lifted(0.0, key))(keys[1:]), axis=0)
             return rule.lower((words, jnp.uint32(ANSWERING)), state, key)[0][0]
 
         return jax.lax.map(one, (here, keys), batch_size=2000)
