@@ -6,7 +6,7 @@ import json
 import pickle
 import re
 import warnings
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -25,8 +25,9 @@ MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
 
 
-def method(step, model=MODEL):
-    return eh.algorithms.fedavg(eh.local.sgd(model, step, epochs=2, batch_size=4))
+@cache  # the same method each time, whose rounds are then traced once
+def method(step):
+    return eh.algorithms.fedavg(eh.local.sgd(MODEL, step, epochs=2, batch_size=4))
 
 
 def run_of(algorithm, data=DATA, **options):
