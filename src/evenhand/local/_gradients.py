@@ -68,16 +68,14 @@ def _over_rows(
 
 
 def _sum_loss(params: Params, model: Model, x: Array, y: Array, inside: Array, key: Key | None) -> Array:
-    return jnp.sum(losses_of(params, model, x, y, inside, key))
+    return jnp.sum(jnp.where(inside, model.losses(_outputs(params, model, x, key), y), 0.0))
 
 
-def losses_of(params: Params, model: Model, x: Array, y: Array, inside: Array, key: Key | None) -> Array:
-    """The loss of each example, 0 where not ``inside``; with a ``key``, that of the forward pass for training."""
+def _outputs(params: Params, model: Model, x: Array, key: Key | None) -> Array:
+    """What the model gives; with a ``key``, by its forward pass for training."""
     if key is None or model.apply_train is None:
-        outputs = lowered(model.apply)(params, x)
-    else:
-        outputs = lowered(model.apply_train)(params, x, key)
-    return jnp.where(inside, model.losses(outputs, y), 0.0)
+        return lowered(model.apply)(params, x)
+    return lowered(model.apply_train)(params, x, key)
 
 
 # --- on a batch --------------------------------------------------------------------------------------------------
@@ -110,7 +108,8 @@ def batch_gradient(model: Model, risk: RowRisk | None = None) -> Estimator:
 def _batch_loss(
     model: Model, risk: RowRisk | None, params: Params, x: Array, y: Array, inside: Array, key: Key
 ) -> Array:
-    losses = losses_of(params, model, x, y, inside, key)
+    # No function of its own: an error in a loss is read through everything that calls it.
+    losses = jnp.where(inside, model.losses(_outputs(params, model, x, key), y), 0.0)
     if risk is None:
         return jnp.sum(losses) / jnp.maximum(jnp.sum(inside), 1).astype(jnp.float32)
     return (risk if isinstance(risk, Risk) else risk(y)).value(losses, inside.astype(losses.dtype))
