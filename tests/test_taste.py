@@ -332,6 +332,16 @@ def test_all_of_the_source_is_read() -> None:
     assert packages == set(MAY_IMPORT), "MAY_IMPORT must list exactly the packages that exist"
 
 
+def test_the_map_lists_the_packages_in_the_order_of_their_imports() -> None:
+    page = ROOT.parent.parent / "docs" / "architecture.md"
+    table = page.read_text("utf-8").split("| package |")[1].split("\n\n")[0]
+    listed = [name for row in table.split("\n")[2:] for name in re.findall(r"`(\w+)/?`", row.split("|")[1])]
+    assert sorted(listed) == sorted(MAY_IMPORT), "docs/architecture.md lists each package once"
+    place = {name: position for position, name in enumerate(listed)}
+    for package, others in MAY_IMPORT.items():
+        assert not [name for name in others if place[name] > place[package]], package
+
+
 def test_the_order_of_imports_has_no_cycle() -> None:
     rank: dict[str, int] = {}
     while len(rank) < len(MAY_IMPORT):
