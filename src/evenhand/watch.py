@@ -82,7 +82,7 @@ def watchers(watch: Watch) -> list[Watcher]:
 
 
 class Watching:
-    """A run and the trackers that follow it; one that fails is dropped with a warning, and the training goes on.
+    """A run and the trackers that follow it; one that fails is dropped with a warning, and training continues.
 
     Args:
       trackers: they begin now.

@@ -154,7 +154,7 @@ def reject(longest: float, then: Aggregator) -> Aggregator:
     Robustness: a last resort that keeps a model finite: whoever can make the direction too long can also stop the
     training.
 
-    Edge cases: the server still steps, along zeros: an optimiser with momentum goes on in its old direction.
+    Edge cases: the server still steps, along zeros: an optimiser with momentum continues in its old direction.
 
     Differs from the paper: the authors' code also ends the run after 20 rejections in a row.
 

@@ -11,7 +11,7 @@ __all__ = ["loss_filter", "norm_filter"]
 
 
 def norm_filter(malicious: int, *, weighted: bool = False) -> Stack:
-    r"""The mean of the uploads without the longest: k-norm.
+    r"""k-norm: averages the uploads after dropping a given number of the longest.
 
     .. math:: \Delta = \frac{1}{m - f} \sum_{k \in S} \Delta_k, \qquad
         S \text{ without the } f \text{ uploads of largest } \|\Delta_k\|
@@ -50,7 +50,7 @@ def norm_filter(malicious: int, *, weighted: bool = False) -> Stack:
 
 
 def loss_filter(malicious: int, *, several: bool = False, weighted: bool = False) -> Stack:
-    r"""The upload of the client with the largest loss but ``malicious``: k-loss.
+    r"""k-loss: drops a given number of uploads with the largest losses and selects the one with the next largest.
 
     .. math:: \Delta = \Delta_k, \qquad F_k(w^t) \text{ the } (f + 1)\text{-th largest loss of the cohort}
 

@@ -15,7 +15,7 @@ __all__ = ["bulyan", "krum", "multi_krum"]
 
 
 def krum(malicious: int) -> Stack:
-    r"""The one upload whose nearest others are nearest.
+    r"""Krum: selects the upload closest to its nearest neighbours.
 
     .. math::
         s_i = \sum_{j \in \mathcal N_i} \|\Delta_i - \Delta_j\|^2, \qquad \Delta = \Delta_{\arg\min_i s_i}

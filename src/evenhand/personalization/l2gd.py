@@ -107,7 +107,7 @@ def l2sgd(work: local.Work, *, lam: float, exact: bool = True, aggregator: Aggre
         \min_{v_1, \dots, v_K} \sum_k F_k(v_k) + \frac{\lambda}{2} \|v_k - \bar v\|^2, \qquad
         \bar v = \frac1K \sum_k v_k
 
-    A client that is drawn goes on from its own :math:`v_k` with :math:`v_k \leftarrow v_k - \eta \big( \nabla F_k(v_k;
+    A client that is drawn continues from its :math:`v_k` with :math:`v_k \leftarrow v_k - \eta \big( \nabla F_k(v_k;
     b) + \lambda (v_k - \bar v) \big)`, at a fixed :math:`\bar v`, and uploads the change :math:`v_k^+ - v_k`:
 
     .. math:: \bar v \leftarrow \bar v + \frac{|S|}{K} \, \mathrm{mean}_{k \in S} (v_k^+ - v_k).

@@ -123,11 +123,11 @@ def _crews(jobs: Sequence[Job], chosen: set[int], traced: dict[Any, _Traced]) ->
 
 
 def _kind(job: Job) -> Any:
-    """Equal for runs that may be one program; None for one that had better train alone."""
+    """Equal for runs that may be one program; None for one that should train alone."""
     try:
         check_job(job)
         params = jax.eval_shape(job.algorithm.model.init, jax.random.key(0))
-    except Exception:  # it will be found, and told, when the run begins
+    except Exception:  # the run reports the error when it begins
         return None
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     if parameters > SMALL_MODEL or must_stream(job.data.train) or jax.process_count() > 1:
@@ -151,7 +151,7 @@ def _program(job: Job, traced: dict[Any, _Traced]) -> Any:
         try:
             check_job(job)
             setup = set_up(job._replace(execution=Execution(devices=1, offload=False)))
-        except Exception:  # it will be found, and told, when the run begins
+        except Exception:  # the run reports the error when it begins
             return object()
         program = hoist_rounds(setup.program, setup.state, setup.rows, setup.keys)
         if program is None:

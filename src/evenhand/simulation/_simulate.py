@@ -447,7 +447,7 @@ class Session:
             "devices": self.program.devices.size,
             "floats": dict(self.setup.traffic),
             "restarts": self.setup.restarts,
-            # A copy: what has been handed out must not change while training goes on.
+            # A copy: what has been handed out must not change while training continues.
             "seconds": dict(self.seconds),
             **self._work(),
         }

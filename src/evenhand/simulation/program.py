@@ -189,7 +189,7 @@ def gathered(part: NDArray, index: NDArray, room: int = 0) -> NDArray:
 
 
 def must_stream(*splits: Split) -> bool:
-    """Whether rows had better stay on the host: in a file, or too many for the device."""
+    """Whether rows should stay on the host: they are in a file, or too large for the device."""
     parts = [part for split in splits for part in (split.x, split.y)]
     if any(is_mapped(part) for part in parts):
         return True

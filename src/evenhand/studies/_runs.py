@@ -141,7 +141,7 @@ class _Runs:
         *before, phase = phases
         runs = sorted(i for batch in phase.batches for i in batch)
         saved = {i: self._saved(i, phase.rung) for i in runs}
-        # One that was stopped may go on now.
+        # A run that was stopped may continue now.
         outcomes = {i: run for i, run in saved.items() if run is not None and run.status != "stopped"}
         missing = [i for i in runs if i not in outcomes]
         for i in outcomes if phase.rung is None else ():

@@ -319,7 +319,7 @@ def rungs(halving: Halving | None, rounds: int, eval_every: int) -> list[int]:
 
 
 def survivors(outcomes: Sequence[Outcome], by: Rule, keep: float) -> set[Setting]:
-    """The settings that go on: of each method under each condition, the share that is best by the rule's statistic."""
+    """The settings that continue: for each method and condition, the share that is best by the rule's statistic."""
     metric = by.metric_of(outcome.view for outcome in outcomes)
     groups: dict[tuple[str, str], dict[Setting, list[Outcome]]] = {}
     for outcome in outcomes:

@@ -310,7 +310,7 @@ def _remarks(study: Study) -> Iterator[str]:
             yield f"{len(bad)} of {len(outcomes)} runs {status}; the first is {_first(bad)}"
     if bad := [outcome for outcome in outcomes if outcome.status == "done" and outcome.reason]:
         runs = f"{len(bad)} of {len(outcomes)} runs have test numbers that are not finite"
-        yield f"{runs}, which has no say in the choice; the first is {_first(bad)}"
+        yield f"{runs}, which is not used for the choice; the first is {_first(bad)}"
     if stopped := sum(outcome.status == "stopped" for outcome in outcomes):
         yield f"{stopped} of {len(outcomes)} runs were stopped early, as asked; none of them can be chosen."
 

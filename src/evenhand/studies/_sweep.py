@@ -460,13 +460,14 @@ def _cautions(
     fresh = [run.new_data for run in planned]
     if len(seeds) > 1 and not any(fresh):
         yield (
-            "Every seed has the same training and test examples: the intervals tell how much training varies, not what "
-            "other examples would show. Data that are drawn anew for each seed (--fresh-data) tell that as well."
+            "Every seed has the same training and test examples, so the intervals reflect training randomness only. "
+            "With data drawn anew for each seed (--fresh-data), they would also cover split-to-split variation."
         )
     if len(seeds) > 1 and all(fresh):
         yield (
-            "Each seed has training and test examples of its own, and the intervals tell how much both vary; splits of "
-            "one table overlap, which makes them a little narrower than those over new examples."
+            "Each seed has its own training and test examples, so the intervals cover training randomness and "
+            "split-to-split variation. If the examples are splits of one table, they overlap, and the intervals are a "
+            "little narrower than with new examples."
         )
     sizes = np.asarray(planned[0].job.data.valid.sizes)
     sizes = sizes[sizes > 0]
@@ -474,7 +475,7 @@ def _cautions(
         tail = f", the worst tenth of which are {math.ceil(0.1 * sizes.size)}" if "worst10" in by[1:4] else ""
         yield (
             f"Settings were chosen by {np.median(sizes):g} validation examples of a typical client, of {sizes.size} "
-            f"clients{tail}: another such sample may well choose others."
+            f"clients{tail}: a different validation sample could select other settings."
         )
     if apart:
         tuning, reported = (
@@ -482,8 +483,8 @@ def _cautions(
             for group in (apart, seeds)
         )
         yield (
-            f"Settings were chosen with {tuning} alone; the methods are compared with {reported}, which had no say in "
-            "the choice."
+            f"Settings were chosen with {tuning} alone; the methods are compared with {reported}, which were not used "
+            "for the choice."
         )
 
 
