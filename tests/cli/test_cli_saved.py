@@ -86,7 +86,22 @@ def test_no_command_repeats_or_continues_it(
     assert main([named.get(word, word) for word in words]) == 2
     said = capsys.readouterr().err
     assert "was saved from Python, so no command repeats or continues it" in said and said.count("\n") == 1
+    assert "damaged" not in said
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("words", [["resume", "A"], ["run", "--config", "A", "--out", "B"]])
+def test_what_a_later_version_wrote_is_not_called_damaged(
+    words: list[str], commanded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(commanded, tmp_path / "a")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99, "evenhand": "9.0"}))
+    named = {"A": str(folder), "B": str(tmp_path / "b")}
+    assert main([named.get(word, word) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert f"{path} has format 99, which" in said and "read it with Evenhand 9.0 or later." in said
+    assert "damaged" not in said and said.count("\n") == 1
 
 
 def test_a_model_that_only_python_has(

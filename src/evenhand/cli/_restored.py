@@ -33,7 +33,7 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import is_share, outputs, unlabelled
 from evenhand.evaluation.metrics import check, measure, resolved
 from evenhand.expressions import canonical, plugins
-from evenhand.records import CHECKSUMS, check_format, held, read_json, replacing, writing
+from evenhand.records import CHECKSUMS, NewerFormat, check_format, held, read_json, replacing, writing
 from evenhand.simulation import Checkpoint, SavedRun, load_run
 from evenhand.simulation import folder as files
 from evenhand.simulation.saving import SAVED_BY
@@ -46,17 +46,22 @@ from evenhand.types import Params
 _EITHER = {"epochs": "steps", "steps": "epochs", "stragglers": "systems", "systems": "stragglers"}
 
 
+class _SavedFromPython(EvenhandError):
+    """A run that no command repeats or continues."""
+
+
 def recorded(path: Path) -> Recorded:
     """What a run folder or its ``config.json`` says.
 
     Raises:
+      NewerFormat: a later version of Evenhand wrote it.
       EvenhandError: the file is missing, not JSON, or not the configuration of a run.
     """
     path = config_file(path)
     config = read_json(path)
     check_format(path, config)
     if SAVED_BY in config:
-        raise EvenhandError(
+        raise _SavedFromPython(
             f"{path.parent} was saved from Python, so no command repeats or continues it: train it again there."
         )
     method, options = config.get("method"), config.get("options")
@@ -178,6 +183,8 @@ def _restored(path: Path) -> RunCommand:
     """The command that a ``config.json`` records."""
     try:
         before = recorded(path)
+    except (NewerFormat, _SavedFromPython):
+        raise  # the file is as it was written
     except EvenhandError as error:
         raise _damaged(path, error) from None
     plugins.moved(path, before.plugins)  # one that is missing is not damage
