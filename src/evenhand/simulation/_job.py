@@ -190,8 +190,14 @@ def check_model(model: Model, data: FederatedDataset) -> None:
         )
 
 
-def check_start(start: Params, model: Model) -> None:
+def check_start(start: Params, model: Model, *, caller: str = "simulate", owner: str = "") -> None:
     """A model to start from has the structure and the shapes of the method's own.
+
+    Args:
+      start: its parameters.
+      model: that of the method.
+      caller: the function that took the start.
+      owner: the method, where there may be several; "": it needs no name.
 
     Raises:
       EvenhandError: it has others; the sentence names the first array that differs.
@@ -204,8 +210,9 @@ def check_start(start: Params, model: Model) -> None:
     for place in dict.fromkeys([*wanted, *given]):
         own, like = (_in_words(params.get(place)) for params in (given, wanted))
         if own != like:
+            whose = f"the model of {owner:.60}" if owner else "the model"
             raise EvenhandError(
-                f"simulate(start=...): it has {own} at {place or 'its root'}, where the model has {like}: give the "
+                f"{caller}(start=...): it has {own} at {place or 'its root'}, where {whose} has {like}: give the "
                 "parameters of such a model, as run.params gives them."
             )
 

@@ -162,7 +162,7 @@ def study(
     cases = _cases(data, attack, systems)
     first = [run for case in cases for run in planner.runs(wanted, case, apart or seeds)]
     sources.warn()
-    _check(first[0].job, algorithms.values(), by, halving, checkpoint)
+    _check(first[0].job, algorithms, by, halving, checkpoint)
     store = None if folder is None else Store(Path(folder))
     measured = Measurements(measure, store)
     runs = [rounds] * (len(first) + (len(cases) * len(names) * len(seeds) if apart else 0))
@@ -429,13 +429,13 @@ def _measured_by(by: Rule, metrics: tuple[Metric, ...], model: Model) -> tuple[M
 
 
 def _check(
-    job: Job, methods: Iterable[Algorithm], by: Rule, halving: Halving | None, checkpoint: float
+    job: Job, methods: Mapping[str, Algorithm], by: Rule, halving: Halving | None, checkpoint: float
 ) -> None:
     """Finds what would make every run fail before any is made."""
     check_process()
     check_job(job)
-    for method in () if job.start is None else methods:
-        check_start(job.start, method.model)
+    for name, method in methods.items() if job.start is not None else ():
+        check_start(job.start, method.model, caller="study", owner=name)
     whole_number("rounds", job.rounds, 1)
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
     if not 0 <= checkpoint < math.inf:

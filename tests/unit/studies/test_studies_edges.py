@@ -531,7 +531,17 @@ def test_a_start_of_another_structure_is_refused_as_by_a_run() -> None:
         eh.simulate(fedavg(0.1), DATA, rounds=2, start=start)
     with pytest.raises(EvenhandError, match=r"\['v'\].*nothing.*run\.params") as refused:
         study({"f": fedavg(0.1)}, DATA, start=start, **HOW)
-    assert str(refused.value) == str(alone.value)
+    assert str(alone.value).startswith("simulate(start=...): ")
+    wanted = str(alone.value).replace("simulate(", "study(").replace("the model has", "the model of f() has")
+    assert str(refused.value) == wanted
+
+
+def test_a_start_that_does_not_fit_one_of_the_methods_names_it() -> None:
+    start = MODEL.init(jax.random.key(0))
+    larger = eh.models.mlp(DATA.feature_shape[0], hidden=[2], classes=DATA.num_classes or 0)
+    other = eh.algorithms.fedavg(eh.local.sgd(larger, 0.1, epochs=1, batch_size=5))
+    with pytest.raises(EvenhandError, match=r"^study\(start=\.\.\.\): .* the model of second\(\) has "):
+        study({"first": fedavg(0.1), "second": other}, DATA, start=start, **HOW)
 
 
 # --- metrics of sets of examples -------------------------------------------------------------------------------------
