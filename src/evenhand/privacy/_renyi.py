@@ -301,9 +301,10 @@ def joint(noise_multipliers: Sequence[float]) -> float:
     Source: Li et al., *Differentially Private Adaptive Optimization with Delayed Preconditioners*, ICLR 2023, the
     first ablation (one sample, two queries); Dong, Roth and Su, *Gaussian Differential Privacy*, 2022, corollary 3.3.
     """
-    if 0.0 in noise_multipliers:
+    hiding = [checks.noise("noise_multipliers", z) for z in noise_multipliers if z != math.inf]
+    if 0.0 in hiding:
         return 0.0
-    total = sum(checks.noise("noise_multipliers", z) ** -2 for z in noise_multipliers if z != math.inf)
+    total = sum(z**-2 for z in hiding)
     return math.inf if total == 0.0 else total**-0.5
 
 

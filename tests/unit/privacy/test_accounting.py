@@ -489,6 +489,14 @@ def test_two_queries_of_one_sample_are_one_with_less_noise():
     assert joint([3.0, math.inf]) == 3.0
 
 
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, -math.inf, "1", True])
+@pytest.mark.parametrize("others", [[], [0.0], [math.inf]])
+def test_each_of_several_queries_is_checked(wrong, others):
+    for parts in ([wrong, *others], [*others, wrong]):
+        with pytest.raises(EvenhandError, match=r"noise_multipliers=.*: give a number of at least 0"):
+            joint(parts)
+
+
 def test_both_accountants():
     plain: dict[str, Any] = {"noise_multiplier": 1.0, "rate": 0.01, "steps": 1000, "delta": 1e-5}
     assert round(epsilon(**plain), 4) == 2.1014
