@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import numpy as np
 import pytest
 
 import malformed
-from evenhand.data import FederatedDataset, from_arrays, load, loaders
+from evenhand.data import FederatedDataset, from_arrays, from_frame, load, load_leaf, loaders
 from evenhand.data.loaders._load import Site, download
+from evenhand.data.loaders._source import Options
 from evenhand.errors import EvenhandError
 
 
@@ -28,6 +31,19 @@ def assert_same(one: FederatedDataset, other: FederatedDataset) -> None:
 def table(n: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
     return random.normal(size=(n, 3)), random.integers(0, 3, n), random.integers(8, 12, n)
+
+
+@pytest.mark.parametrize(
+    ("loader", "sources"),
+    [(load, {"source"}), (from_frame, {"frame", "name"}), (load_leaf, {"train", "test"})],
+)
+def test_each_argument_of_a_loader_is_an_option(loader: Callable[..., Any], sources: set[str]) -> None:
+    """Options are taken from a loader's arguments by name, and what has none of the names is dropped."""
+    parameters = inspect.signature(loader).parameters
+    options = {name: each.default for name, each in parameters.items() if name not in sources}
+    assert sources <= set(parameters) and set(options) <= set(Options._fields)
+    assert loader is not load or set(options) == set(Options._fields)
+    assert Options.from_arguments(options) == Options()
 
 
 class TestNpz:

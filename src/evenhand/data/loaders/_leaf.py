@@ -59,6 +59,7 @@ def load_leaf(
       >>> data.client_ids, data.train.sizes, data.num_classes
       (('ann',), array([1]), 5)
     """
+    # In the first line, while locals() are the arguments and nothing else.
     options = Options.from_arguments(locals())
     with readable(Path(train)):
         return leaf_dataset(Path(train), None if test is None else Path(test), options)

@@ -284,6 +284,7 @@ def from_frame(
       >>> data.features.inputs, data.classes
       (('age', 'sex = f', 'sex = m'), ('no', 'yes'))
     """
+    # In the first line, while locals() are the arguments and nothing else.
     options = Options.from_arguments(locals())
     if isinstance(frame, str | Path):
         raise EvenhandError(f"{frame}: from_frame reads tables in memory: give a file to evenhand.data.load.")
