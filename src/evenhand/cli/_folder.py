@@ -15,17 +15,13 @@ from typing import NamedTuple
 
 from evenhand.cli._terminal import remark
 from evenhand.errors import EvenhandError
-from evenhand.records import CHECKSUMS, LOCK, held
+from evenhand.records import LOCK, held
 from evenhand.report import RunView
 from evenhand.simulation import Checkpoint, load_run
 from evenhand.simulation import folder as files
 from evenhand.studies import load
 
 PAGE = "study.html"
-_FILES = (
-    *(files.CONFIG, CHECKSUMS, files.FEATURES, files.METRICS, files.CLIENTS),
-    *(files.PARAMS, files.RESULTS, files.SUMMARY, files.REPORT),
-)
 
 
 # --- folders that are new or free ---------------------------------------------------------------------------
@@ -76,7 +72,7 @@ def claim(folder: Path, *, checkpoint: bool) -> None:
         for part in place.iterdir():
             if part.name != LOCK:
                 os.replace(part, old / part.name)  # in one step: half a state must not pass for a state
-    for name in _FILES:
+    for name in files.FILES:
         (folder / name).unlink(missing_ok=True)
     if old.is_dir():
         shutil.rmtree(old)
