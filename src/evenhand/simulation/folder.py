@@ -58,6 +58,7 @@ from evenhand.records import CHECKSUMS, LOCK, Checksum
 from evenhand.text import spreadsheet_cell, spreadsheet_name
 from evenhand.types import Params
 
+# What other packages take; the other names are for this package.
 __all__ = [
     "BEST",
     "CHECKPOINT",

@@ -27,6 +27,7 @@ from evenhand.rounds import malicious_clients, poisoned
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, ClientData, Cohort, Effort, PyTree, Report, Sampling
 
+# What other packages take; the other names are for this package.
 __all__ = ["EXECUTED", "Program", "Rows"]
 
 NDArray = npt.NDArray[Any]

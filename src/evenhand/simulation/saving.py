@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     # As a type alone: it imports this module for its method save().
     from evenhand.simulation import Run
 
+# What other packages take; the other names are for this package.
 __all__ = ["SAVED_BY", "configuration", "with_history", "write_results", "write_summary"]
 
 
