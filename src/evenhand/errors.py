@@ -1,7 +1,9 @@
 """The exception for bad input, the warning for misleading results, and how both are worded."""
 
+import inspect
 import operator
 import shlex
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import FunctionType, UnionType
@@ -17,6 +19,7 @@ __all__ = [
     "named",
     "nearest",
     "perhaps",
+    "warn_caller",
     "whole_number",
 ]
 
@@ -86,6 +89,14 @@ class EvenhandWarning(_Sentence, UserWarning):
     Args:
       parts: as of :class:`EvenhandError`.
     """
+
+
+def warn_caller(warning: EvenhandWarning) -> None:
+    """Warns at the line that called this package, however far from it the cause was found."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "evenhand":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(warning, stacklevel=level)
 
 
 def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) -> int:

@@ -288,8 +288,11 @@ def test_damage_is_seen_and_the_state_before_it_leads_to_the_same_bits(whole, tw
     damage(folder / "6")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     runs = eh.simulation.iterate(METHOD, DATA, checkpoint=folder, **SETTINGS)
-    with pytest.warns(EvenhandWarning, match=r"after round 6, is damaged \(.*from the one after round 4"):
+    with pytest.warns(
+        EvenhandWarning, match=r"after round 6, is damaged \(.*from the one after round 4"
+    ) as told:
         assert next(runs).info["rounds"] == 4
+    assert told[0].filename == __file__
     # Nothing is deleted before a newer state is saved.
     assert {path: path.read_bytes() for path in before} == before
     assert next(runs).info["rounds"] == 6 and kept(folder) == [4, 6]
@@ -309,8 +312,9 @@ def test_a_checkpoint_without_checksums_is_read_with_a_warning(whole, two_states
         del about["identity"]["eval_clients"], about["identity"]["untrained"]
         del about["last_round"], about["versions"]
         path.write_text(json.dumps(about))
-    with pytest.warns(EvenhandWarning, match="by an earlier version of Evenhand, without checksums"):
+    with pytest.warns(EvenhandWarning, match="by an earlier version of Evenhand, without checksums") as told:
         run = eh.simulate(METHOD, DATA, checkpoint=tmp_path / "run", **SETTINGS)
+    assert told[0].filename == __file__
     assert_same_run(run, whole)
     np.testing.assert_array_equal(run.last_round, whole.last_round)
     # A checkpoint whose checksum is itself damaged is not one of an earlier version.

@@ -12,7 +12,6 @@ import math
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache, partial
@@ -27,7 +26,7 @@ import numpy as np
 from evenhand._jaxpr.hoist import inner_constants
 from evenhand._version import __version__
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
+from evenhand.errors import EvenhandError, EvenhandWarning, StorageError, warn_caller
 from evenhand.evaluation.metrics import resolved
 from evenhand.records import held, is_sealed, resealed, uninterrupted
 from evenhand.rounds import RoundState, malicious_clients, poisoned
@@ -135,14 +134,18 @@ class Checkpoints:
                 continue
             if reasons:
                 self._stale = steps[: len(reasons)]
-                _warn(
-                    f"The newest state in {self._folder}, after round {steps[0]}, is damaged ({reasons[0]}): the run "
-                    f"continues from the one after round {step}."
+                warn_caller(
+                    EvenhandWarning(
+                        f"The newest state in {self._folder}, after round {steps[0]}, is damaged ({reasons[0]}): the "
+                        f"run continues from the one after round {step}."
+                    )
                 )
             if is_old:
-                _warn(
-                    f"The checkpoint in {self._folder} was written by an earlier version of Evenhand, without "
-                    f"checksums: damage to it would not be noticed."
+                warn_caller(
+                    EvenhandWarning(
+                        f"The checkpoint in {self._folder} was written by an earlier version of Evenhand, without "
+                        f"checksums: damage to it would not be noticed."
+                    )
                 )
             return snapshot
         raise StorageError(
@@ -299,10 +302,6 @@ def _traced_by(versions: Mapping[str, str] | None) -> str:
 
 def _first_line(error: Exception) -> str:
     return (f"{error}".strip() or type(error).__name__).partition("\n")[0][:200]
-
-
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, EvenhandWarning, stacklevel=5)  # the line that called simulate()
 
 
 def _check_writable(folder: Path) -> None:

@@ -113,6 +113,15 @@ def test_a_column_with_another_whole_number_in_each_row_is_asked_about(ids, opti
         )
 
 
+def test_the_question_names_the_line_that_loads_the_table(tmp_path):
+    path = tmp_path / "t.csv"
+    lines = [f"{c},{7000 + i},{i % 2}" for i, c in enumerate(CLIENT)]
+    path.write_text("\n".join(["client,patient,label", *lines]))
+    with pytest.warns(EvenhandWarning, match="column 'patient' has another") as told:
+        load(path)
+    assert [each.filename for each in told] == [__file__]
+
+
 def test_twenty_rows_are_too_few_to_call_a_column_an_id():
     few = pyarrow.table({"client": [0] * 20, "n": np.arange(20), "label": np.arange(20) % 2})
     with warnings.catch_warnings():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -18,7 +17,7 @@ from evenhand.data.loaders._csv import CellColumn, layout_of, read_cells
 from evenhand.data.loaders._frames import Frame, open_frame, parquet_names, read_jsonl, read_parquet
 from evenhand.data.loaders._source import DEFAULT_CLIENT, Options, bare_suffix, listing
 from evenhand.data.partition import owners
-from evenhand.errors import Argument, EvenhandError, EvenhandWarning, named, nearest
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning, named, nearest, warn_caller
 
 _FEW_ROWS = 20
 """Rows up to which whole numbers that all differ are no sign of an id."""
@@ -421,7 +420,7 @@ def _ask_about_ids(source: str, features: Sequence[Series], options: Options) ->
                 Argument("features", "NAMES"),
                 " if it is an amount.",
             )
-            warnings.warn(question, stacklevel=4)  # the line that called load() or from_frame()
+            warn_caller(question)
 
 
 def _check_weights(source: str, weight: Series, row: Row) -> None:
