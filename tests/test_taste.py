@@ -232,6 +232,23 @@ def names_are_nouns(path: str, source: str) -> list[str]:
     ]
 
 
+def long_values_are_given_by_keyword(path: str, source: str) -> list[str]:
+    """Of six values or more at most the first has no name, in a class of the package with more than five fields."""
+    found = []
+    for node in _nodes(source):
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=values, keywords=named):
+                unpacked = any(isinstance(value, ast.Starred) for value in values) or any(
+                    keyword.arg is None for keyword in named
+                )
+                many = len(values) > 1 and len(values) + len(named) > 5
+                if many and not unpacked and name in _long_classes():
+                    found.append(f"line {node.lineno}: {name} of {len(values)} values without a name")
+            case _:
+                pass
+    return found
+
+
 RULES: list[Rule] = [
     imports_point_down,
     private_names_stay_private,
@@ -244,6 +261,7 @@ RULES: list[Rule] = [
     methods_know_no_engine,
     methods_inherit_nothing,
     names_are_nouns,
+    long_values_are_given_by_keyword,
 ]
 
 
@@ -266,6 +284,21 @@ def _forgotten() -> Iterator[None]:
     yield
     _nodes.cache_clear()
     _parsed.cache_clear()
+
+
+@cache
+def _long_classes() -> frozenset[str]:
+    """The named tuples and dataclasses of the package with more than five fields."""
+    sources = ((ROOT / path).read_text("utf-8") for path in FILES)
+    classes = [node for source in sources for node in _nodes(source) if isinstance(node, ast.ClassDef)]
+    return frozenset(
+        node.name
+        for node in classes
+        if any(
+            re.match(r"NamedTuple\b|dataclass\b", ast.unparse(x)) for x in (*node.bases, *node.decorator_list)
+        )
+        and sum(isinstance(field, ast.AnnAssign) for field in node.body) > 5
+    )
 
 
 def _package(path: str) -> str:
@@ -645,6 +678,14 @@ _INNER_TEXT = (
         (names_are_nouns, "local.py", "for _one in y:\n    pass"),
         (names_are_nouns, "local.py", "match x:\n    case [what]:\n        pass"),
         (names_are_nouns, "local.py", "def summary(who): pass"),
+        (long_values_are_given_by_keyword, "rounds.py", "ClientData(x, y, start, size, progress, 8)"),
+        (long_values_are_given_by_keyword, "rounds.py", "types.ClientData(x, y, start, size, progress, 8)"),
+        (
+            long_values_are_given_by_keyword,
+            "studies/_store.py",
+            "Outcome(a, b, status=c, reason=d, view=e, measures=f)",
+        ),
+        (long_values_are_given_by_keyword, "cli/_run.py", "DataOptions(a, b, c, d, e, f)"),
     ],
 )
 def test_the_rule_catches(rule: Rule, path: str, source: str) -> None:
@@ -679,6 +720,13 @@ def test_the_rule_catches(rule: Rule, path: str, source: str) -> None:
         (methods_inherit_nothing, "algorithms/fedavg.py", "class State(NamedTuple):\n    x: int"),
         (names_are_nouns, "local.py", "ones = found_rows = f(of=1).known"),
         (names_are_nouns, "simulation/results.py", "def summary(who): pass"),
+        (
+            long_values_are_given_by_keyword,
+            "rounds.py",
+            "ClientData(x, y=y, start=a, size=b, progress=c, capacity=8)\n"
+            "ClientData(*windows, jnp.float32(1.0), 8, 9, 10, 11)\n"
+            "Effort(1, 2, 3, 4, 5, 6)\nModel(init, apply, losses, metrics)",
+        ),
     ],
 )
 def test_the_rule_allows(rule: Rule, path: str, source: str) -> None:

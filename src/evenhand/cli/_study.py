@@ -280,7 +280,9 @@ class StudyCommand:
                 "SPLIT:STATISTIC:METRIC, e.g. valid:mean or valid:worst10:auc."
             )
         split, statistic, metric = *parts[:2], parts[2] if parts[2:] else None
-        return Rule(split, statistic, self.study.within, self.study.then, metric).checked()
+        return Rule(
+            split=split, statistic=statistic, within=self.study.within, then=self.study.then, metric=metric
+        ).checked()
 
     def _drawn(self, seed: int) -> FederatedDataset:
         return replace(self.data, data_seed=self.data.data_seed + seed).load()

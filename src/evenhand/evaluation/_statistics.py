@@ -402,7 +402,9 @@ def paired_difference(
         )
     mean, half = float(np.mean(d)), half_width(d, level)
     gains, losses = int(np.sum(d > 0)), int(np.sum(d < 0))
-    return PairedDifference(len(d), mean, mean - half, mean + half, _by_signs(d), gains, losses)
+    return PairedDifference(
+        pairs=len(d), mean=mean, low=mean - half, high=mean + half, p=_by_signs(d), gains=gains, losses=losses
+    )
 
 
 def half_width(values: Vector, level: float = 0.95) -> float:

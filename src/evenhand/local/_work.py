@@ -185,7 +185,15 @@ def sgd(
         parts = Parts(schedule, batch_gradient(model, risk), optimiser)
         # Work that already has a risk does not take another.
         another = of_risk if risk is None else None
-        return Work(model, descent(*parts), schedule.effort, step_size, another, parts, continued(*parts))
+        return Work(
+            model=model,
+            solve=descent(*parts),
+            effort=schedule.effort,
+            step_size=step_size,
+            of_risk=another,
+            parts=parts,
+            continued=continued(*parts),
+        )
 
     return of_risk(risk)
 

@@ -118,7 +118,14 @@ def from_flax(
         ) from error
     chosen = default_metrics(row_loss) if metrics is None else metrics
     name = type(module).__name__ if isinstance(module, nn.Module) else ""
-    return Model(functions.init, functions.apply, row_loss, dict(chosen), functions.apply_train, name)
+    return Model(
+        init=functions.init,
+        apply=functions.apply,
+        losses=row_loss,
+        metrics=dict(chosen),
+        apply_train=functions.apply_train,
+        name=name,
+    )
 
 
 class _Functions(NamedTuple):

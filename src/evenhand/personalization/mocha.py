@@ -172,7 +172,14 @@ def mocha(
             EvenhandWarning,
             stacklevel=2,
         )
-    return Mocha(weights, np.asarray(relations), primal, dual, malicious, np.concatenate(rejected))
+    return Mocha(
+        weights=weights,
+        relations=np.asarray(relations),
+        primal=primal,
+        dual=dual,
+        malicious=malicious,
+        rejected=np.concatenate(rejected),
+    )
 
 
 # --- malicious clients -------------------------------------------------------------------------------------------

@@ -328,9 +328,9 @@ def discrete_mean(
         return tree.scale(enough / (state.scale * state.cohort), jax.tree.map(_signed, words)), state
 
     return Sum(
-        init,
-        lift,
-        lower,
+        init=init,
+        lift=lift,
+        lower=lower,
         publish=lambda state: state.scale,
         summation=Summation(32, None if integers_only else masked_words),
         release=Release(noise_multiplier / 2.0, rate, "fixed", mechanism="concentrated"),

@@ -117,7 +117,9 @@ class Public(NamedTuple):
         """The examples as those of a client."""
         size = len(self.x)
         x, y = jnp.asarray(self.x), jnp.asarray(self.y)
-        return ClientData(x, y, jnp.int32(0), jnp.int32(size), jnp.float32(1.0), size)
+        return ClientData(
+            x=x, y=y, start=jnp.int32(0), size=jnp.int32(size), progress=jnp.float32(1.0), capacity=size
+        )
 
     def gradient(self, params: Params, key: Key) -> Params:
         """The mean gradient on a mini-batch drawn without replacement, or on all examples."""

@@ -186,7 +186,7 @@ def histogram(
     sigma = checked_sigma(sigma, "histogram")
     whole_number("histogram(scale=)", scale, 1)
     whole_number("histogram(bits=)", bits, 2, 32)
-    return Histogram(bins, float(largest), sigma, scale, bits, flat)
+    return Histogram(bins=bins, largest=float(largest), sigma=sigma, scale=scale, bits=bits, flat=flat)
 
 
 def quantile(

@@ -96,7 +96,7 @@ def adadps(
     """
     moment = Moment(kind, decay, eps)
     side = side_information("adadps", model, divided_by, public, public_batch_size, moment, refresh_every)
-    rule = UpdateRule("adadps", optimiser, side.init, side.before)
+    rule = UpdateRule(method="adadps", optimiser=optimiser, init=side.init, before=side.before)
     return private_work(model, rule, Noise(clip, noise_multiplier, rate, steps))
 
 
@@ -195,7 +195,7 @@ def adas(
     """
     moment = Moment(kind, decay, eps)
     side = side_information("adas", model, divided_by, public, public_batch_size, moment, refresh_every)
-    rule = UpdateRule("adas", optimiser, side.init, side.before)
+    rule = UpdateRule(method="adas", optimiser=optimiser, init=side.init, before=side.before)
     return update_rules.clean_work(model, rule, epochs=epochs, steps=steps, batch_size=batch_size)
 
 
@@ -241,5 +241,5 @@ def ideal_adadps(
         state = moment.follow(state, squares(iteration.gradient()))
         return Query(divided_by=moment.root(state)), state
 
-    rule = UpdateRule("ideal_adadps", optimiser, tree.zeros_like, before)
+    rule = UpdateRule(method="ideal_adadps", optimiser=optimiser, init=tree.zeros_like, before=before)
     return update_rules.oracle_work(model, rule, Noise(clip, noise_multiplier, rate, steps))

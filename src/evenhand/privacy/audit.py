@@ -250,7 +250,14 @@ def audit_work(
 
     def ended(given: tuple[Array, Array, Array]) -> Array:
         rows, count, key = given
-        data = ClientData(rows, jnp.zeros(most), jnp.int32(0), count, jnp.float32(1.0), most)
+        data = ClientData(
+            x=rows,
+            y=jnp.zeros(most),
+            start=jnp.int32(0),
+            size=count,
+            progress=jnp.float32(1.0),
+            capacity=most,
+        )
         end, _ = work.solve(init(key), data, key, optax.identity())
         # Steps are divided by the number of examples, which differs from run to run.
         return count.astype(jnp.float32) * _whole(end)

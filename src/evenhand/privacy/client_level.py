@@ -114,12 +114,12 @@ def promise(
 ) -> Privacy:
     """The promise to clients of a method whose rounds release this, and nothing else."""
     return Privacy(
-        "client",
-        releases,
-        neighbours,
-        ("the global model after every round",),
-        ("how many clients there are", "the settings of the method"),
-        (
+        unit="client",
+        releases=releases,
+        neighbours=neighbours,
+        released=("the global model after every round",),
+        public=("how many clients there are", "the settings of the method"),
+        unprotected=(
             server,
             "the seed, from which a simulation draws its noise",
             "what is measured in a simulation, such as the accuracy of a client and the training loss",

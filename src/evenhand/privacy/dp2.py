@@ -194,7 +194,7 @@ def delayed_rule(
         state = _DelayedState(state.step + 1, tree.add(state.total, direction), state.moment)
         return tree.scale(jnp.where(plain, *sizes), direction), state
 
-    return UpdateRule(method, 1.0, init, before, after)
+    return UpdateRule(method=method, optimiser=1.0, init=init, before=before, after=after)
 
 
 class _TwoQueryState(NamedTuple):
@@ -289,7 +289,9 @@ def dp2_extra_query(
         single = -(-steps // delay)
         return {1: single, 2: steps - single}
 
-    rule = UpdateRule("dp2_extra_query", 1.0, init, before, after, queries=queries)
+    rule = UpdateRule(
+        method="dp2_extra_query", optimiser=1.0, init=init, before=before, after=after, queries=queries
+    )
     return private_work(model, rule, Noise(tuple(clips), noise_multiplier, rate, steps))
 
 

@@ -113,9 +113,15 @@ def _counts(work: local.Work, aggregator: Sum) -> Phase:
     def server(state: ServerState, direction: Array, reported: Array, key: Key) -> tuple[ServerState, Info]:
         return state._replace(extra=direction), {"quantile": direction}
 
-    plain = Phase(_broadcast, _report, loss, aggregator, server)
-    # Losses only: a pass over the examples, and no gradient.
-    return plain._replace(effort=lambda data: local.every_row(data)._replace(rows=jnp.int32(0)))
+    return Phase(
+        broadcast=_broadcast,
+        report=_report,
+        work=loss,
+        aggregator=aggregator,
+        server=server,
+        # Losses only: a pass over the examples, and no gradient.
+        effort=lambda data: local.every_row(data)._replace(rows=jnp.int32(0)),
+    )
 
 
 def _trains(
@@ -135,7 +141,9 @@ def _trains(
         params = optax.apply_updates(state.params, updates)
         return ServerState(params, optimiser, state.extra), {"update_norm": tree.norm(gradient)}
 
-    return Phase(_broadcast, _report, train, mean, server, effort=work.effort)
+    return Phase(
+        broadcast=_broadcast, report=_report, work=train, aggregator=mean, server=server, effort=work.effort
+    )
 
 
 def _broadcast(state: ServerState, client: Array) -> Message:

@@ -143,5 +143,7 @@ def scale_then_privatize(
         noisy = jax.tree.map(jnp.multiply, answer, scaled.root(state.second))
         return adam.step(state, noisy, noisy)
 
-    rule = UpdateRule(name, checked_step(name, step_size), adam.init, before, after)
+    rule = UpdateRule(
+        method=name, optimiser=checked_step(name, step_size), init=adam.init, before=before, after=after
+    )
     return private_work(model, rule, Noise(clip, noise_multiplier, rate, steps))

@@ -120,9 +120,9 @@ def noisy_mean(
         return mean, state._replace(clip=state.clip * jnp.exp(-adapt.step * (share - adapt.quantile)))
 
     return Sum(
-        init,
-        lift,
-        lower,
+        init=init,
+        lift=lift,
+        lower=lower,
         publish=lambda state: state.clip,
         sensitivity=None if adapt is not None else first,
         release=Release(noise_multiplier / (1.0 if sampling == "poisson" else 2.0), rate, sampling),

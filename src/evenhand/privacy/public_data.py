@@ -123,7 +123,7 @@ def dp_r_pub(
     def after(answer: Params, state: PyTree, iteration: Iteration) -> tuple[Params, PyTree]:
         return tree.divide(answer, side.query(state).divided_by), state
 
-    rule = UpdateRule("dp_r_pub", optimiser, side.init, before, after)
+    rule = UpdateRule(method="dp_r_pub", optimiser=optimiser, init=side.init, before=before, after=after)
     return private_work(model, rule, Noise(clip, noise_multiplier, rate, steps))
 
 
@@ -183,7 +183,9 @@ def dp_adam_pub(
         public_gradient = examples.gradient(iteration.params, iteration.key)
         return adam.step(state, tree.mix(betas[0], answer, public_gradient), public_gradient)
 
-    rule = UpdateRule("dp_adam_pub", checked_step("dp_adam_pub", step_size), adam.init, after=after)
+    rule = UpdateRule(
+        method="dp_adam_pub", optimiser=checked_step("dp_adam_pub", step_size), init=adam.init, after=after
+    )
     return private_work(model, rule, Noise(clip, noise_multiplier, rate, steps))
 
 
@@ -241,7 +243,7 @@ def pda_dpmd(
         share = jnp.cos(jnp.pi / 2.0 * done)
         return tree.mix(share, answer, examples.gradient(iteration.params, iteration.key)), state + 1
 
-    rule = UpdateRule("pda_dpmd", optimiser, lambda params: jnp.int32(0), after=after)
+    rule = UpdateRule(method="pda_dpmd", optimiser=optimiser, init=lambda params: jnp.int32(0), after=after)
     return private_work(model, rule, Noise(clip, noise_multiplier, rate, steps))
 
 
@@ -328,5 +330,7 @@ def projected_adagrad(
         scales = jax.tree.map(lambda h: h + eps, tree_of((flat @ rows.T) @ rows))
         return tree.divide(answer, scales), state
 
-    rule = UpdateRule("projected_adagrad", optimiser, tree.zeros_like, before, after)
+    rule = UpdateRule(
+        method="projected_adagrad", optimiser=optimiser, init=tree.zeros_like, before=before, after=after
+    )
     return oracle_work(model, rule, Noise(tuple(clips), noise_multiplier, rate, steps))

@@ -184,12 +184,12 @@ def private_work(model: Model, rule: UpdateRule, noise: Noise) -> local.Work:
         )
 
     promise = Privacy(
-        "example",
-        releases,
-        "one example added or removed",
-        ("the model that a client sends after every round",),
-        ("how many examples each client has", "the settings of the method"),
-        (
+        unit="example",
+        releases=releases,
+        neighbours="one example added or removed",
+        released=("the model that a client sends after every round",),
+        public=("how many examples each client has", "the settings of the method"),
+        unprotected=(
             "which clients take part",
             "the seed, from which a simulation draws its noise",
             "what is measured in a simulation, such as the accuracy of a client and the training loss",

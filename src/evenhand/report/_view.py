@@ -415,8 +415,18 @@ def read_clients_csv(path: str | Path) -> RunView:
         clients[split] = metrics
     malicious = columns[_MALICIOUS] == 1 if _MALICIOUS in columns else None
     last_round = np.nan_to_num(columns[_LAST_ROUND]).astype(np.int64) if _LAST_ROUND in columns else None
-    view = RunView("", {}, sizes, client_ids, clients, info={}, config={}, classes=classes)
-    view = view._replace(malicious=malicious, last_round=last_round)
+    view = RunView(
+        title="",
+        history={},
+        sizes=sizes,
+        client_ids=client_ids,
+        clients=clients,
+        info={},
+        config={},
+        malicious=malicious,
+        last_round=last_round,
+        classes=classes,
+    )
     if _UNSEEN not in columns:
         return view
     is_unseen = columns[_UNSEEN] == 1

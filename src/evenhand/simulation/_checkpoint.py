@@ -188,7 +188,15 @@ class Checkpoints:
         clients = state.clients if listed is None else self._like.clients
         state = state._replace(clients=self._segments.restored(listed, clients, newcomer))
         last = None if _LAST_ROUND not in about else np.array(about[_LAST_ROUND], np.int32)
-        return Snapshot(state, step, about["history"], per_round, about["seconds"], last), is_old
+        snapshot = Snapshot(
+            state=state,
+            done=step,
+            history=about["history"],
+            per_round=per_round,
+            seconds=about["seconds"],
+            last_round=last,
+        )
+        return snapshot, is_old
 
     def _check_form(self, leaf: jax.ShapeDtypeStruct, saved: NDArray) -> None:
         """Whether an array of the state is whole: up to version 0.1.0, a few were not."""
@@ -493,7 +501,12 @@ def _of_computation(identity: ById, structure: Any, form: tuple[jax.ShapeDtypeSt
 
         def adapted(state: RoundState, rows: Rows, key: Key) -> Params:
             data = ClientData(
-                rows.x, rows.y, rows.starts[0], rows.sizes[0], jnp.float32(1.0), program.capacity
+                x=rows.x,
+                y=rows.y,
+                start=rows.starts[0],
+                size=rows.sizes[0],
+                progress=jnp.float32(1.0),
+                capacity=program.capacity,
             )
             return adapt(program.algorithm.global_params(state.server), data, key)
 

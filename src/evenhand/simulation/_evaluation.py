@@ -421,7 +421,7 @@ class _AdaptedClient(NamedTuple):
 
     def __call__(self, states: PyTree, root: Key, x: Array, y: Array, window: tuple[Array, ...]) -> Params:
         k, place, start, size = window
-        data = ClientData(x, y, start, size, jnp.float32(1.0), self.capacity)
+        data = ClientData(x=x, y=y, start=start, size=size, progress=jnp.float32(1.0), capacity=self.capacity)
         params = self.params_of(states, place)
         # The same key at every evaluation, so that evaluations differ by the model alone.
         return self.adapt(params, data, client_stream(stream(root, Purpose.PERSONAL, 0, 1), k))

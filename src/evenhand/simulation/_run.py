@@ -330,7 +330,14 @@ class Run(Results):
           EvenhandError: the model does not fit the examples.
         """
         check_process()
-        job = Job(self.algorithm, data, 0, seed=self.seed, metrics=self.metrics, untrained=self.untrained)
+        job = Job(
+            algorithm=self.algorithm,
+            data=data,
+            rounds=0,
+            seed=self.seed,
+            metrics=self.metrics,
+            untrained=self.untrained,
+        )
         served = serve_newcomers(job, self.kept.server, self.data.form)
         # A new object, so that no cached finding, baseline or account of the old clients goes with it.
         return replace(self, **served, evaluated=None, initial_loss=np.zeros(0))

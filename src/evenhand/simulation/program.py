@@ -259,7 +259,9 @@ class Groups(NamedTuple):
         slots = jnp.where(live, steps[place], 0).astype(jnp.float32)
         executed = jnp.sum(jnp.max(slots, axis=-1)) * ranks.shape[2]
         useful = jnp.sum(steps.astype(jnp.float32))
-        return Groups(devices, members, order, ranks, useful, executed)
+        return Groups(
+            devices=devices, members=members, order=order, ranks=ranks, useful=useful, executed=executed
+        )
 
     def with_reports(self, report: Report, present: Array) -> Groups:
         """The same groups with what their members reported, and who is left: fields ``(m,)`` in the cohort's order."""
@@ -374,4 +376,11 @@ def client_data(capacity: int, rows: Rows, member: Members) -> ClientData:
     """The rows that a member of a cohort works on, and how much of its work it gets done."""
     # An empty slot has no rows, so that its local work is done at once.
     size = jnp.where(member.present, rows.sizes[member.ids], 0)
-    return ClientData(rows.x, rows.y, rows.starts[member.ids], size, member.progress, capacity)
+    return ClientData(
+        x=rows.x,
+        y=rows.y,
+        start=rows.starts[member.ids],
+        size=size,
+        progress=member.progress,
+        capacity=capacity,
+    )

@@ -104,7 +104,14 @@ def _client(
     key: Key,
 ) -> tuple[Report, PyTree, PyTree]:
     phase, attack = program.algorithm.phases[index], program.attack
-    data = ClientData(rows.x, rows.y, rows.starts[k], rows.sizes[k], progress, program.capacity)
+    data = ClientData(
+        x=rows.x,
+        y=rows.y,
+        start=rows.starts[k],
+        size=rows.sizes[k],
+        progress=progress,
+        capacity=program.capacity,
+    )
     data = rounds.fresh_data(attack, data, rows.malicious, k, round, key)
     report = rounds.false_report(attack, phase.report(message, state, data), rows.malicious[k], round, key)
     delta, state = phase.work(message, state, data, key)

@@ -123,7 +123,7 @@ class Outcome(NamedTuple):
         config = {"method": setting.method, **numbers, **setting.case, "seed": seed}
         config |= {"data_seed": seed} if new_data else {}
         view = result.view(str(setting), config)
-        outcome = Outcome(setting, seed, status="done", reason="", view=view, measures=measures)
+        outcome = Outcome(setting=setting, seed=seed, status="done", reason="", view=view, measures=measures)
         if may_win(view):
             return outcome
         sentences = [finding.sentence for finding in view.findings if finding.kind == "diverged"]

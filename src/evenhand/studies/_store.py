@@ -297,7 +297,14 @@ def _outcome(setting: Setting, seed: int, content: Mapping[str, Any]) -> Outcome
     if content["status"] not in get_args(Status) or not isinstance(content["reason"], str):
         raise _Damaged("it has no status")
     measures = _arrays(content.get("measures", {}))
-    return Outcome(setting, seed, content["status"], content["reason"], view, measures)
+    return Outcome(
+        setting=setting,
+        seed=seed,
+        status=content["status"],
+        reason=content["reason"],
+        view=view,
+        measures=measures,
+    )
 
 
 def _check_form(view: RunView) -> None:

@@ -72,7 +72,9 @@ def method_lines(
         stats = Method(method, tuple(views)).statistics(split, metric)
         values = {name: stats[name] for name in STATISTICS if stats}
         by, p, gains = compared.get(method, ({}, {}, None))
-        lines.append(Line(setting, method, case, values, differences=by, p=p, gains=gains))
+        lines.append(
+            Line(setting=setting, method=method, case=case, values=values, differences=by, p=p, gains=gains)
+        )
     return lines
 
 
@@ -124,7 +126,7 @@ def summed_up(setting: Setting, outcomes: Sequence[Outcome], chosen: bool, metri
     # The function that measures may leave out a number, even in all evaluations of a run.
     for name in outcomes[0].measures if ended else ():
         values[name] = np.array([x.measures[name][-1] for x in outcomes if name in x.measures])
-    return Tried(setting, chosen, runs=len(outcomes), lost=lost, values=values, views=views)
+    return Tried(setting=setting, chosen=chosen, runs=len(outcomes), lost=lost, values=values, views=views)
 
 
 def row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: str) -> dict[str, Any]:

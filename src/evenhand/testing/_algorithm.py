@@ -121,7 +121,15 @@ def algorithm_checks(
     """
     ways = tuple((count, device_count) for device_count in devices for count in lanes)
     data = toy_data() if data is None else data
-    program = Program(algorithm, cohort, int(data.train.sizes.max()), 1, systems, attack, buffer=rounds)
+    program = Program(
+        algorithm=algorithm,
+        cohort=cohort,
+        capacity=int(data.train.sizes.max()),
+        lanes=1,
+        systems=systems,
+        attack=attack,
+        buffer=rounds,
+    )
     subject = _Subject(program, data, ways, tolerance)
     return checks_of(
         (True, "parameters have the form of the model", subject.check_forms),
@@ -249,7 +257,14 @@ class _Subject:
         if algorithm.adapt is not None:
 
             def data(x: Any) -> ClientData:
-                return ClientData(x, rows.y, rows.starts[k], rows.sizes[k], jnp.float32(1.0), size)
+                return ClientData(
+                    x=x,
+                    y=rows.y,
+                    start=rows.starts[k],
+                    size=rows.sizes[k],
+                    progress=jnp.float32(1.0),
+                    capacity=size,
+                )
 
             served, adapt_client = algorithm.global_params(state.server), algorithm.adapt
             adapt = jax.jit(lambda x: adapt_client(served, data(x), jax.random.key(3)))
