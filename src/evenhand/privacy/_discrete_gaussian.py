@@ -30,6 +30,19 @@ _LARGEST = 2.0**12
 
 
 _BITS = 64
+"""Of the uniform numbers that draws are made from."""
+
+
+_DIGITS = 50
+"""Decimal ones, with which the thresholds are computed."""
+
+
+_MOST_TERMS = 2**20
+"""Of the sum of :func:`psi` that are computed; the last bounds the others."""
+
+
+_NEGLIGIBLE = 1e-60
+"""The largest probability at the ends of a law that is left out."""
 
 
 class Law(NamedTuple):
@@ -189,7 +202,7 @@ def psi(sigma: float, *, clients: int) -> float:
     if not (0.0 < sigma < math.inf):
         raise EvenhandError(f"psi(sigma={sigma}): give a number above 0.")
     count = whole_number("psi(clients=)", clients, 1) - 1
-    i = np.arange(1, min(count, 2**20) + 1, dtype=np.float64)
+    i = np.arange(1, min(count, _MOST_TERMS) + 1, dtype=np.float64)
     terms = np.exp(-2.0 * math.pi**2 * sigma**2 * i / (i + 1.0))
     # They fall, so that the last one bounds those that are not computed.
     rest = (count - len(terms)) * terms[-1] if len(terms) else 0.0
@@ -213,7 +226,7 @@ def _thresholds(sigma: float) -> NDArray:
     if sigma == 0.0:
         return np.zeros((0, 2), np.uint32)
     with localcontext() as context:
-        context.prec = 50
+        context.prec = _DIGITS
         scale = 2 * Decimal(sigma) ** 2
         masses = [(-(Decimal(k) ** 2) / scale).exp() for k in range(_reach(sigma) + 1)]
         total = 2 * sum(masses[1:]) + masses[0]
@@ -228,7 +241,7 @@ def _thresholds(sigma: float) -> NDArray:
 def _trimmed(masses: NDArray) -> NDArray:
     """Normalised, without the ends that are negligible; symmetric."""
     masses = masses / np.sum(masses)
-    first = int(np.argmax(masses > 1e-60))
+    first = int(np.argmax(masses > _NEGLIGIBLE))
     return masses[first : len(masses) - first]
 
 

@@ -28,6 +28,9 @@ Sensitivity: TypeAlias = Literal["paper", "tight"]
 # --- the histogram ---------------------------------------------------------------------------------------
 
 
+_MOST_BINS = 2**16
+
+
 class Histogram(NamedTuple):
     """How clients count their losses together: the client's half is :meth:`encode`, the server's :meth:`decode`.
 
@@ -178,7 +181,7 @@ def histogram(
       >>> counting.encode(2.2, jax.random.key(0)).tolist()
       [0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
     """
-    whole_number("histogram(bins=)", bins, 2, 2**16)
+    whole_number("histogram(bins=)", bins, 2, _MOST_BINS)
     if bins & (bins - 1):
         raise EvenhandError(f"histogram(bins={bins}): give a power of two.")
     if not 0.0 < largest < math.inf:

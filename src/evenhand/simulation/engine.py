@@ -26,8 +26,19 @@ from evenhand._jaxpr.hoist import Hoisted, Keyed, hoist, is_switched_on, unchang
 from evenhand.aggregators import in_loop, in_passes, reduce_uploads
 from evenhand.devices import as_entry, entry, everywhere
 from evenhand.rounds import RoundState
-from evenhand.simulation import program as pieces
-from evenhand.simulation.program import WORK, ById, Groups, Members, Program, Rows, side_by_side
+from evenhand.simulation.program import (
+    WORK,
+    ById,
+    Groups,
+    Members,
+    Program,
+    Rows,
+    client_data,
+    efforts,
+    observe,
+    side_by_side,
+    sum_of,
+)
 from evenhand.simulation.store import States
 from evenhand.streams import Keys, Purpose, stream
 from evenhand.types import Aggregator, Array, ClientData, Cohort, Info, Key, PyTree, Report, Sum, Upload
@@ -184,14 +195,14 @@ def one_round(program: Program, state: RoundState, rows: Rows, keys: Keys, round
     """The state after a round, and what its phases show."""
     algorithm = program.algorithm
     if algorithm.observe is not None:
-        state = state._replace(server=pieces.observe(algorithm, state.server, rows))
+        state = state._replace(server=observe(algorithm, state.server, rows))
     infos: _Infos = dict.fromkeys((*WORK, "rejected"), jnp.float32(0.0))
     reported = jnp.float32(0.0)
     for index, phase in enumerate(algorithm.phases):
         cohort = rounds.cohort(
             algorithm, program.systems, rows.sizes, program.cohort, keys, round, index, rows.table
         )
-        effort = pieces.efforts(phase.effort, program.capacity, rows, cohort)
+        effort = efforts(phase.effort, program.capacity, rows, cohort)
         groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices)
         shared = Shared(state.server, rows, keys, round)
         exchange, info = _exchange(program, index, state, shared, cohort, groups)
@@ -415,7 +426,7 @@ def _lifted(public: PyTree, turn: Array | int, client: Client, shared: Shared, g
         key = jax.random.fold_in(client.noise(shared, member), turn)
         return client.lift(shared, member.ids, upload, public, key)
 
-    return pieces.sum_of(accepted, side_by_side(lift, members.ids.shape[0])(members, uploads))
+    return sum_of(accepted, side_by_side(lift, members.ids.shape[0])(members, uploads))
 
 
 # --- one client in one phase ------------------------------------------------------------------------------------------
@@ -475,7 +486,7 @@ class Client(NamedTuple):
         largest = rounds.largest_weight(algorithm, program.capacity)
 
         def data(shared: Shared, member: Members, key: Key) -> ClientData:
-            rows, clean = shared.rows, pieces.client_data(program.capacity, shared.rows, member)
+            rows, clean = shared.rows, client_data(program.capacity, shared.rows, member)
             return rounds.fresh_data(attack, clean, rows.malicious, member.ids, shared.round, key)
 
         def reported(shared: Shared, member: Members, message: PyTree, state: PyTree, key: Key) -> _Reported:

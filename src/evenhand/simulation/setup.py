@@ -25,9 +25,23 @@ from evenhand.data import FederatedDataset
 from evenhand.devices import copies, everywhere, here, over
 from evenhand.errors import EvenhandError
 from evenhand.rounds import RoundState, malicious_clients
-from evenhand.simulation import program as pieces
 from evenhand.simulation._job import Job, check_start
-from evenhand.simulation.program import ById, Program, Resident, Rows, Source, must_stream, resident
+from evenhand.simulation.program import (
+    ById,
+    Program,
+    Resident,
+    Rows,
+    Source,
+    deal,
+    efforts,
+    gathered,
+    must_stream,
+    poison,
+    resident,
+    rows_of,
+    sent,
+    tabulated,
+)
 from evenhand.simulation.store import HostStore, NDArray, stored
 from evenhand.streams import Keys, Purpose, keys_of, stream
 from evenhand.types import Array, Attack, Cohort, Params, PyTree
@@ -209,7 +223,7 @@ def _steps(program: Program, rows: Rows) -> NDArray:
     @jax.jit  # one program, where each operation would be one
     def effort(rows: Rows, ids: Array) -> Array:
         effort_of = program.algorithm.phases[-1].effort
-        return pieces.efforts(effort_of, program.capacity, rows, Cohort.of(ids)).steps
+        return efforts(effort_of, program.capacity, rows, Cohort.of(ids)).steps
 
     steps = effort(rows, jnp.asarray(chosen.ravel()))
     steps = np.asarray(steps, np.float64).reshape(chosen.shape)
@@ -218,7 +232,7 @@ def _steps(program: Program, rows: Rows) -> NDArray:
 
 def _waste(program: Program, steps: NDArray, lanes: int) -> float:
     """Executed over useful local steps, over these cohorts."""
-    ranks = np.minimum(pieces.deal(program.cohort, lanes, program.devices.size), program.cohort)
+    ranks = np.minimum(deal(program.cohort, lanes, program.devices.size), program.cohort)
     executed = steps[:, ranks].max(axis=-1).sum() * ranks.shape[-1]
     return float(executed / max(steps.sum(), 1.0))
 
@@ -332,7 +346,7 @@ class Streamed:
         self._clients, self._sizes = data.num_clients, train.sizes
         self._malicious = malicious_clients(program.attack, data.client_ids, seed)
         sizes = train.sizes.astype(np.int32)
-        table = pieces.tabulated(program.algorithm.sampling, sizes)
+        table = tabulated(program.algorithm.sampling, sizes)
         self._shared: tuple[Array, Array, PyTree] = everywhere(self._mesh, (sizes, self._malicious, table))
         x, y = jax.eval_shape(lambda: tuple(jnp.zeros(part.shape, part.dtype) for part in (train.x, train.y)))
         starts: Any = jax.ShapeDtypeStruct((self._clients,), np.int32)
@@ -367,16 +381,16 @@ class Streamed:
         until, clients = _fitting(drawn, self._sizes, room)
         if until == 0:
             until, clients = 1, np.unique(drawn[0][drawn[0] >= 0])
-        index, offsets = pieces.rows_of(self._train, clients)
+        index, offsets = rows_of(self._train, clients)
         room = max(room, _round_up(len(index), self._train.rows))
-        x, y = (pieces.gathered(part, index, room + 1) for part in (self._train.x, self._train.y))
+        x, y = (gathered(part, index, room + 1) for part in (self._train.x, self._train.y))
         for part in (x, y):  # the last row is one that no client may train on
             part[-1] = np.nan if part.dtype.kind == "f" else np.iinfo(part.dtype).max
         if self._attack is not None and self._attack.rows is not None:
             bad = self._malicious[clients]
             windows = zip(clients[bad], offsets[:-1][bad], offsets[1:][bad], strict=True)
-            pieces.poison(self._attack, self._seed, x, y, windows)
-        x, y = pieces.sent(self._mesh, (x, y))
+            poison(self._attack, self._seed, x, y, windows)
+        x, y = sent(self._mesh, (x, y))
         return RowBlock(first=first, until=first + until, clients=clients, starts=offsets[:-1], x=x, y=y)
 
     def _resize(self, room: int) -> None:
