@@ -153,7 +153,11 @@ def test_python_m_evenhand_is_the_command() -> None:
 
 
 def test_importing_the_package_leaves_ctrl_c_alone() -> None:
-    code = "import signal, evenhand; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    # Set first: a process that a shell starts in the background ignores Ctrl-C, and so does what it starts.
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import evenhand; "
+        "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, "-m", "evenhand"], capture_output=True, text=True, check=True
     )
