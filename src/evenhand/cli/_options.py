@@ -105,7 +105,10 @@ class Budget(NamedTuple):
         if total.epsilon <= self.epsilon:
             return method._replace(privacy=method.privacy._replace(delta=self.delta))
         if resumed:
-            spent_in = lambda rounds: self._replace(rounds=rounds)._spent(method, data).epsilon  # noqa: E731
+
+            def spent_in(rounds: int) -> float:
+                return self._replace(rounds=rounds)._spent(method, data).epsilon
+
             most = bisect_right(range(1, self.rounds), self.epsilon, key=spent_in)
             cure = (
                 f"{most} rounds are the most that it affords with the noise that this run began with. For "

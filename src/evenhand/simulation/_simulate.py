@@ -376,7 +376,7 @@ class Session:
         self.initial_loss = self.evaluation.initial_loss(state)
         self.history, self.per_round, self.seconds = snapshot.history, snapshot.per_round, snapshot.seconds
         if last is None:
-            # A checkpoint of an earlier version: drawing its cohorts again tells, except for rejected uploads.
+            # An earlier version did not save it: the cohorts are drawn again, which misses rejected uploads only.
             last = drawn_last(self.program, self.setup.rows, self.setup.keys, done)
         # Placed anew: the devices of this run need not be those of the one that saved it.
         return everywhere(self.program.mesh, snapshot.state._replace(last_round=last)), done, False

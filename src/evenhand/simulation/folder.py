@@ -281,7 +281,7 @@ def _repair(folder: Path) -> str:
 def condition_of(folder: Path) -> Condition:
     """The state of a run folder that has a ``config.json``."""
     if not (folder / CHECKSUMS).exists():
-        # A version without checksums wrote here: only the summary tells whether there are results.
+        # A version without checksums wrote here: there are results if there is a summary.
         return Condition("unchecked" if (folder / SUMMARY).exists() else "none")
     sums = _known_sums(folder)
     if sums is None:

@@ -202,7 +202,9 @@ def settings(methods: Methods, grid: Grid | None) -> list[Setting]:
     axes = {name: values for name, values in (grid or {}).items() if not isinstance(values, Mapping)}
     for name in own:
         if name not in methods:
-            raise _slip(f"there is no method {name!r}{perhaps(name, methods)}: its own grid needs its name.")
+            raise _slip(
+                f"there is no method {name!r}{perhaps(name, methods)}: give a grid for one method under its name."
+            )
     wanted: list[Setting] = []
     arguments = {name: _arguments(name, method) for name, method in methods.items()}
     for name, defaults in arguments.items():
