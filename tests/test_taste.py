@@ -397,7 +397,7 @@ SPLINTER = 120
 """Lines below which a module needs a second user, or a comment at its top that says why it is alone."""
 LEVELS = 5
 """The most levels of imports inside a room."""
-METHOD_ROOMS = ("aggregators", "algorithms", "attacks", "personalization", "privacy", "risks")
+METHOD_ROOMS = ("aggregators", "algorithms", "attacks", "centralized", "personalization", "privacy", "risks")
 """Rooms whose public modules are methods, one a file, however short."""
 EXPLAINED_ROOMS = ("simulation", "studies", "rounds")
 """Rooms whose code is the hardest to follow: at least two comments for 100 lines of it."""
@@ -494,7 +494,8 @@ SOURCES = {path: (ROOT / path).read_text("utf-8") for path in FILES}
 
 
 def test_rooms_have_few_files_and_no_splinters() -> None:
-    assert len(FILES) <= 230, f"{len(FILES)} files"
+    # 212 with the federated methods; each method of central training that came since is one more.
+    assert len(FILES) <= 240, f"{len(FILES)} files"
     assert not splinters(SOURCES), "\n".join(splinters(SOURCES))
 
 

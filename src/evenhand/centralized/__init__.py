@@ -5,5 +5,6 @@ Solvers are values; :func:`fit` runs them.
 
 from evenhand.centralized._fit import Fit, Solver, fit
 from evenhand.centralized._solvers import batch, grouped, stochastic
+from evenhand.centralized._weighting import Weighed, Weighting
 
-__all__ = ["Fit", "Solver", "batch", "fit", "grouped", "stochastic"]
+__all__ = ["Fit", "Solver", "Weighed", "Weighting", "batch", "fit", "grouped", "stochastic"]

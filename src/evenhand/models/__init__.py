@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from evenhand.models._adapters import from_flax, from_functions, standardized
 from evenhand.models._linear import Margin, linear_regression, softmax_regression, svm
-from evenhand.models._losses import (
+from evenhand.models._networks import cnn_cifar, cnn_femnist, cnn_femnist_dropout, lstm, mlp
+from evenhand.models.losses import (
     absolute_error,
     accuracy,
     binary_accuracy,
@@ -17,7 +18,6 @@ from evenhand.models._losses import (
     logistic,
     squared_error,
 )
-from evenhand.models._networks import cnn_cifar, cnn_femnist, cnn_femnist_dropout, lstm, mlp
 
 __all__ = [
     "Margin",

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
-from evenhand.models._losses import Loss, PerRow, default_metrics, resolve
+from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
 
 # --- functions and flax modules -----------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def from_functions(
 def from_flax(
     module: nn.Module | _Factory,
     *,
-    loss: Loss,
+    loss: LossLike,
     sample: npt.ArrayLike,
     metrics: Mapping[str, PerRow] | None = None,
 ) -> Model:

@@ -11,7 +11,7 @@ import pytest
 
 from evenhand import models
 from evenhand.errors import EvenhandError
-from evenhand.models._losses import default_metrics, resolve
+from evenhand.models.losses import default_metrics, resolve
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(7, 4)).astype(np.float32)

@@ -1,5 +1,8 @@
 r"""Losses and metrics, one number per example: nothing here is averaged over examples.
 
+A :class:`Loss` is a loss as a value, made by a factory such as ``huber(1.0)``; models take one wherever they take a
+function ``(outputs, y) -> (rows,)``, and :func:`evenhand.models.with_loss` gives a model another one.
+
 ``outputs`` has rows first.  A single score may come as ``(n,)`` or ``(n, 1)``, and so may its labels.
 Results are float32 at least, whatever the precision of the outputs.
 """
@@ -7,7 +10,7 @@ Results are float32 at least, whatever the precision of the outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +18,45 @@ import jax.numpy as jnp
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.types import Array, PyTree
 
+__all__ = [
+    "Loss",
+    "LossLike",
+    "LossName",
+    "PerRow",
+    "absolute_error",
+    "accuracy",
+    "binary_accuracy",
+    "cross_entropy",
+    "default_metrics",
+    "hinge",
+    "logistic",
+    "resolve",
+    "squared_error",
+]
+
 PerRow: TypeAlias = Callable[[PyTree, Array], Array]
 LossName: TypeAlias = Literal["cross_entropy", "squared_error", "hinge", "logistic"]
-Loss: TypeAlias = PerRow | LossName
+
+
+class Loss(NamedTuple):
+    """A loss as a value: a function of outputs and labels, which calling it calls.
+
+    Attributes:
+      per_row: ``(outputs, y) -> (rows,)``, one loss per example.
+      metrics: those of models that have no others.
+      name: as an expression makes it, such as ``"huber(delta=1)"``.
+    """
+
+    per_row: PerRow
+    metrics: Mapping[str, PerRow]
+    name: str
+
+    def __call__(self, outputs: PyTree, y: Array) -> Array:
+        """One loss per example, ``(rows,)``."""
+        return self.per_row(outputs, y)
+
+
+LossLike: TypeAlias = PerRow | Loss | LossName
 
 
 def cross_entropy(outputs: Array, y: Array) -> Array:
@@ -166,7 +205,7 @@ _METRICS: Mapping[PerRow, Mapping[str, PerRow]] = {
 }
 
 
-def resolve(loss: Loss) -> PerRow:
+def resolve(loss: LossLike) -> PerRow:
     """The loss function, looked up if it is given by name."""
     if not isinstance(loss, str):
         return loss
@@ -181,6 +220,8 @@ def resolve(loss: Loss) -> PerRow:
 
 def default_metrics(loss: PerRow) -> Mapping[str, PerRow]:
     """The metrics that go with one of the losses above; none for any other."""
+    if isinstance(loss, Loss):
+        return loss.metrics
     return _METRICS.get(loss, {})
 
 
