@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "theory": {"errors"},
     "aggregators": _WORK | {"risks", "secure"},
     "attacks": _BASE | {"aggregators"},
-    "centralized": _WORK | {"risks"},
+    "centralized": _WORK | {"aggregators", "evaluation", "live", "models", "report", "risks"},
     "algorithms": _WORK | {"risks", "aggregators"},
     "personalization": _WORK | {"aggregators", "algorithms", "rounds"},  # MOCHA runs its own rounds
     "privacy": _WORK | {"aggregators", "algorithms", "risks", "secure"},

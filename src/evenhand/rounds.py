@@ -254,7 +254,11 @@ def wires(
         return wire._replace(restarts=programs.has_call(program, SCHEDULE))
 
     # Made outside, as a client keeps it from round to round: what begins in it does not restart.
-    client_state = jax.eval_shape(algorithm.init_client, params)
+    client_state = (
+        jax.eval_shape(algorithm.init_client, params)
+        if algorithm.pooled is None
+        else jax.eval_shape(algorithm.pooled, params, *rows)
+    )
     return tuple(map(wire_of, algorithm.phases))
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import optax
 
 from evenhand import tree
-from evenhand.centralized._fit import Solver, check_parts, weighted_gradient
+from evenhand.centralized._solver import Solver, check_parts, weighted_gradient
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.risks import tilted
 from evenhand.types import Array, Key, Model, Params, PyTree, Risk

@@ -179,6 +179,14 @@ class FederatedDataset:
                 digest.update(block.reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
+    @cached_property
+    def pooled(self) -> FederatedDataset:
+        """The same examples, in the same order, as those of a single client."""
+        splits = {
+            name: split._replace(offsets=np.array([0, split.rows])) for name, split in self._splits.items()
+        }
+        return replace(self, **splits, client_ids=("all",))
+
     def describe(self) -> str:
         """A few lines to read: clients, examples per client with mean and standard deviation, features."""
         head = f"{'rows':<7}{'total':>9}{'mean':>10}{'std':>10}{'least':>8}{'most':>8}  per client"

@@ -102,13 +102,18 @@ class Job(NamedTuple):
         return Job(**task, execution=Execution(**execution))
 
     @property
+    def trained(self) -> FederatedDataset:
+        """The data as the method trains on them: of a single client, for a method that pools the examples of all."""
+        return self.data if self.algorithm.pooled is None else self.data.pooled
+
+    @property
     def slots(self) -> int:
         """The slots of a cohort, no more than there are clients.
 
         Raises:
           EvenhandError: the method's sampling draws another number.
         """
-        sampling, clients, cohort = self.algorithm.sampling, self.data.num_clients, self.cohort
+        sampling, clients, cohort = self.algorithm.sampling, self.trained.num_clients, self.cohort
         if sampling.slots is None:
             return clients if cohort is None else min(cohort, clients)
         slots = sampling.slots(clients)
@@ -157,6 +162,13 @@ def check_job(job: Job) -> None:
         raise EvenhandError(
             "This method keeps a state at each client, and its sampling can draw a client twice in one round: "
             "sample without replacement, e.g. sampling=eh.sampling.uniform()."
+        )
+    if algorithm.pooled is not None and (job.attack is not None or job.systems is not None):
+        part = "attack" if job.attack is not None else "systems"
+        raise EvenhandError(
+            Argument(part, "..."),
+            f": {algorithm.name or 'this method'} trains on the examples of all clients together, of which none takes "
+            "part by itself: leave it out.",
         )
     slots = job.slots
     for need in (need for phase in algorithm.phases for need in phase.aggregator.needs):

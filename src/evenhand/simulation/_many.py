@@ -207,7 +207,7 @@ class _Crew:
         self._places = list(chain.from_iterable(columns))
         first = jobs[columns[0][0]]
         self._mesh = over(len(columns))
-        self._rows = resident(first.data, first.attack, first.seed, self._mesh, first.algorithm.sampling)
+        self._rows = resident(first.trained, first.attack, first.seed, self._mesh, first.algorithm.sampling)
         # Each session is a run on one device: it sees the first device's rows, which all columns share.
         self._resident = Resident(here(self._rows.rows))
         self._evaluations: dict[int, Evaluation] = {}

@@ -465,10 +465,15 @@ class Session:
             classes=served.classes,
             malicious=self.evaluation.malicious,
             metrics=self.metrics,
-            last_round=np.asarray(here(state.last_round), np.int64),
+            last_round=self._last_round(state),
             untrained=self.job.untrained,
             initial_loss=self.initial_loss,
         )
+
+    def _last_round(self, state: RoundState) -> NDArray:
+        """When each client last trained: where the examples of all are pooled, all at once."""
+        last = np.asarray(here(state.last_round), np.int64)
+        return last if self.program.algorithm.pooled is None else np.repeat(last, self.job.data.num_clients)
 
     def _work(self) -> dict[str, Any]:
         """How much was trained, how fast, and which share of the executed steps was padding."""

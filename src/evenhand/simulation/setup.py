@@ -107,7 +107,7 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
       job: the run.
       rows: those of another run of the same data, sampling, seed and attack, or of any seed where there is no attack.
     """
-    algorithm, data, seed = job.algorithm, job.data, job.seed
+    algorithm, data, seed = job.algorithm, job.trained, job.seed
     if data.train.rows >= 2**31:
         raise EvenhandError(
             f"{data.name} has {data.train.rows:,} training rows: give fewer than 2,147,483,648."
@@ -141,9 +141,11 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         program = program._replace(lanes=_default_lanes(program, params, source))
     like = source.rows
     wires, begin = _beginning(ById(program), *tree.form((params, (like.x, like.y))), clients)
-
+    beginning = begin(params)
+    if algorithm.pooled is not None:  # it may look at all examples before the first round
+        beginning = beginning._replace(clients=jax.jit(algorithm.pooled)(params, data.train.x, data.train.y))
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
-    state = copies(everywhere(program.mesh, begin(params)._replace(last_round=jnp.zeros(clients, jnp.int32))))
+    state = copies(everywhere(program.mesh, beginning._replace(last_round=jnp.zeros(clients, jnp.int32))))
     offloaded = None
     if _on_host(state.clients, clients, execution.offload):
         folder = Path(execution.offload) if isinstance(execution.offload, str | Path) else None

@@ -426,6 +426,9 @@ class Algorithm(NamedTuple):
         examples, before evaluation; None: it does not.
       received: ``message -> params``, the global model in the last phase's broadcast, for methods that wrap this one.
       privacy: what it promises about the privacy of clients or examples; None: nothing.
+      pooled: ``(params, x, y) -> client_state`` before the first round, for a method that trains on the examples of all
+        clients together, as if one client had them; clients are then only evaluated.  None: each client trains on its
+        own examples.
       name: shown to users, e.g. ``"fedprox(mu=0.1)"``.
     """
 
@@ -441,6 +444,7 @@ class Algorithm(NamedTuple):
     adapt: Callable[[Params, ClientData, Key], Params] | None = None
     received: Callable[[PyTree], Params] = lambda message: message.params
     privacy: Privacy | None = None
+    pooled: Callable[[Params, Array, Array], State] | None = None
     name: str = ""
     __repr__ = short
 

@@ -1,0 +1,189 @@
+"""Central training as a method, which runs, studies and the command line take like a federated one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from evenhand.aggregators import mean as average
+from evenhand.centralized._solver import Solver, check_model
+from evenhand.centralized._weighting import Weighed, Weighting, weighted
+from evenhand.centralized.quasi_newton import quasi_newton
+from evenhand.errors import EvenhandError, expect, whole_number
+from evenhand.models import with_loss
+from evenhand.models.losses import Loss
+from evenhand.risks import hierarchical, mean
+from evenhand.sampling import uniform
+from evenhand.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    Effort,
+    Key,
+    Model,
+    Params,
+    Phase,
+    PyTree,
+    Report,
+    Risk,
+)
+
+__all__ = ["fit"]
+
+_MEAN = mean()
+_RATE = 0.01
+"""Adam's step size where none is given, for features and targets on the usual scale."""
+
+
+class _State(NamedTuple):
+    """The solver's state, and how many steps it has done."""
+
+    solver: PyTree
+    number: Array
+
+
+def fit(
+    model: Model,
+    *,
+    risk: Risk = _MEAN,
+    inner: Risk | None = None,
+    loss: Loss | None = None,
+    weighting: Weighting | None = None,
+    learning_rate: float | None = None,
+    batch_size: int | None = None,
+    steps: int = 10,
+    length: int = 500,
+) -> Algorithm:
+    r"""Trains one model on the examples of all clients together, on any risk of their losses.
+
+    .. math:: \min_\theta R\big(f(x_1, y_1; \theta), \dots, f(x_N, y_N; \theta)\big)
+
+    Rounds only say when the model is measured and saved; clients, or groups of examples that take their place, are only
+    evaluated.
+
+    Args:
+      model: what is trained.
+      risk: :math:`R`, such as ``eh.risks.tilted(50.0)``.
+      inner: the risk within each class of the labels, such as ``eh.risks.mean()``: ``risk`` is then one over classes, as
+        in hierarchical TERM.  None: ``risk`` is over all examples.
+      loss: of each example, such as ``eh.models.losses.focal(2.0)``; None: the model's own.
+      weighting: of examples, such as ``eh.centralized.self_paced()``, in place of a risk.
+      learning_rate: the step size of Adam; None: 0.01 with batches or a weighting, else L-BFGS, which has no step size
+        to choose.
+      batch_size: examples per step, drawn uniformly with replacement; the risk is that of each batch.  None: all.
+      steps: steps per round.
+      length: the number of steps in the whole training, for weightings that change with the progress.
+
+    Raises:
+      EvenhandError: a number out of range, a weighting beside a risk, a class risk without classes, or L-BFGS for a
+        model that draws random numbers in training.
+
+    Edge cases: the risk of a batch is a biased estimate of that of all examples, the more so the larger the tilt;
+    :func:`evenhand.centralized.stochastic` corrects this with a running normaliser.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.load("digits", clients=5)
+      >>> model = eh.models.softmax_regression(features=64, classes=10)
+      >>> run = eh.simulate(fit(model, risk=eh.risks.tilted(1.0)), data, rounds=3)
+      >>> bool(run.history["test_accuracy"][-1] > 0.9)
+      True
+
+    Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023.
+    """
+    check_model(model)
+    whole_number("steps", steps, 1, 10**6)
+    model = model if loss is None else with_loss(model, loss)
+    solver = _solver(model, risk, inner, weighting, learning_rate, batch_size, length)
+
+    def begin(params: Params, x: Array, y: Array) -> _State:
+        return _State(solver.init(params, x, y), jnp.int32(0))
+
+    def train(message: Params, state: _State, data: ClientData, key: Key) -> tuple[Params, _State]:
+        # All rows are this client's, so that the window on them is the whole.
+        x, y = (lax.dynamic_slice_in_dim(part, data.start, data.capacity) for part in (data.x, data.y))
+
+        def step(i: Array, inside: PyTree) -> PyTree:
+            return solver.step(inside, x, y, state.number + i, jax.random.fold_in(key, i))
+
+        after = lax.fori_loop(0, steps, step, state.solver)
+        return solver.params(after), _State(after, state.number + steps)
+
+    def effort(data: ClientData) -> Effort:
+        rows = data.size if batch_size is None else jnp.int32(batch_size)
+        return Effort(jnp.int32(steps), steps * rows)
+
+    phase = Phase(
+        broadcast=lambda state, client: state,
+        report=lambda message, state, data: Report(jnp.float32(1.0), jnp.float32(jnp.nan)),
+        work=train,
+        aggregator=average(),
+        # The upload is the model itself: a difference added to the old one would round.
+        server=lambda state, direction, reported, key: (direction, {}),
+        effort=effort,
+    )
+    return Algorithm(
+        model=model,
+        init=lambda params, clients: params,
+        phases=(phase,),
+        global_params=lambda state: state,
+        sampling=uniform(weighted=False),
+        received=lambda message: message,
+        pooled=begin,
+        name="fit",
+    )
+
+
+def _solver(
+    model: Model,
+    risk: Risk,
+    inner: Risk | None,
+    weighting: Weighting | None,
+    learning_rate: float | None,
+    batch_size: int | None,
+    length: int,
+) -> Solver:
+    """L-BFGS on all examples, or Adam on weights from the risk or the weighting."""
+    expect("risk", risk, Risk, "eh.risks.tilted(1.0)")
+    over_labels = risk if inner is None else _over_classes(model, risk, inner)
+    if weighting is None and learning_rate is None and batch_size is None:
+        return quasi_newton(model, over_labels)
+    if weighting is None:
+        weighting = _by_risk(over_labels)
+    elif risk is not _MEAN or inner is not None:
+        raise EvenhandError("fit() got a weighting and a risk: both weigh examples, so give one of them.")
+    rate = _RATE if learning_rate is None else learning_rate
+    return weighted(model, weighting, batch_size=batch_size, optimiser=optax.adam(rate), steps=length)
+
+
+def _over_classes(model: Model, outer: Risk, inner: Risk) -> Callable[[Array], Risk]:
+    """``labels -> risk``: over the classes of the labels, of the risk within each."""
+
+    def risk(y: Array) -> Risk:
+        if not jnp.issubdtype(y.dtype, jnp.integer):
+            raise EvenhandError(
+                "fit(inner=...) is for a risk over classes, but the labels are real numbers: leave it out."
+            )
+        labels = y.reshape(y.shape[0])
+        # Two classes, -1 and 1 or 0 and 1, where the model has one logit.
+        return hierarchical(outer, inner, jnp.maximum(labels, 0), classes)
+
+    def outputs(params: Params) -> Array:
+        raise NotImplementedError
+
+    classes = 2
+    return risk
+
+
+def _by_risk(risk: RowRisk) -> Weighting:
+    """The weights of a risk of each batch."""
+
+    def weigh(model: Model, state: PyTree, batch: Weighed) -> tuple[Array, PyTree]:
+        now = risk if isinstance(risk, Risk) else risk(batch.y)
+        return batch.losses.shape[0] * now.weights(batch.losses), state
+
+    return Weighting(init=lambda model, x, y: (), weigh=weigh, name="a risk")
