@@ -12,7 +12,7 @@ from jax import lax
 from evenhand.aggregators import mean as average
 from evenhand.centralized._solver import Solver, check_model
 from evenhand.centralized._weighting import Weighed, Weighting, weighted
-from evenhand.centralized.quasi_newton import quasi_newton
+from evenhand.centralized.quasi_newton import RiskOf, quasi_newton
 from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.models import with_loss
 from evenhand.models.losses import Loss
@@ -160,30 +160,28 @@ def _solver(
     return weighted(model, weighting, batch_size=batch_size, optimiser=optax.adam(rate), steps=length)
 
 
-def _over_classes(model: Model, outer: Risk, inner: Risk) -> Callable[[Array], Risk]:
-    """``labels -> risk``: over the classes of the labels, of the risk within each."""
+def _over_classes(model: Model, outer: Risk, inner: Risk) -> RiskOf:
+    """A risk over the classes of the labels, of the risk within each."""
 
-    def risk(y: Array) -> Risk:
-        if not jnp.issubdtype(y.dtype, jnp.integer):
+    def risk(params: Params, x: Array, y: Array) -> Risk:
+        labels = y.reshape(y.shape[0])
+        if not jnp.issubdtype(labels.dtype, jnp.integer):
             raise EvenhandError(
                 "fit(inner=...) is for a risk over classes, but the labels are real numbers: leave it out."
             )
-        labels = y.reshape(y.shape[0])
-        # Two classes, -1 and 1 or 0 and 1, where the model has one logit.
-        return hierarchical(outer, inner, jnp.maximum(labels, 0), classes)
+        shape = jax.eval_shape(model.apply, params, x).shape
+        is_binary = len(shape) < 2 or shape[-1] == 1  # one score, for labels 0 and 1, or -1 and 1
+        classes = 2 if is_binary else shape[-1]
+        return hierarchical(outer, inner, (labels > 0).astype(jnp.int32) if is_binary else labels, classes)
 
-    def outputs(params: Params) -> Array:
-        raise NotImplementedError
-
-    classes = 2
     return risk
 
 
-def _by_risk(risk: RowRisk) -> Weighting:
+def _by_risk(risk: Risk | RiskOf) -> Weighting:
     """The weights of a risk of each batch."""
 
     def weigh(model: Model, state: PyTree, batch: Weighed) -> tuple[Array, PyTree]:
-        now = risk if isinstance(risk, Risk) else risk(batch.y)
+        now = risk if isinstance(risk, Risk) else risk(batch.params, batch.x, batch.y)
         return batch.losses.shape[0] * now.weights(batch.losses), state
 
     return Weighting(init=lambda model, x, y: (), weigh=weigh, name="a risk")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from types import FunctionType
+from typing import NamedTuple, TypeAlias
 
 import jax
 import optax
@@ -13,7 +15,10 @@ from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.lowering import lowered
 from evenhand.types import Array, Key, Model, Params, PyTree, Risk
 
-__all__ = ["quasi_newton"]
+__all__ = ["RiskOf", "quasi_newton"]
+
+RiskOf: TypeAlias = Callable[[Params, Array, Array], Risk]
+"""``(params, x, y) -> risk``, such as one over the classes of the labels."""
 
 
 class _Descent(NamedTuple):
@@ -21,7 +26,7 @@ class _Descent(NamedTuple):
     optimiser: optax.OptState
 
 
-def quasi_newton(model: Model, risk: Risk, *, memory: int = 10) -> Solver:
+def quasi_newton(model: Model, risk: Risk | RiskOf, *, memory: int = 10) -> Solver:
     r"""L-BFGS with a line search on a risk of all examples.
 
     .. math::
@@ -33,7 +38,7 @@ def quasi_newton(model: Model, risk: Risk, *, memory: int = 10) -> Solver:
 
     Args:
       model: what is trained.
-      risk: over all examples.
+      risk: over all examples; or a function ``(params, x, y)`` that gives one.
       memory: the number of steps that :math:`H` is made of.
 
     Raises:
@@ -58,7 +63,7 @@ def quasi_newton(model: Model, risk: Risk, *, memory: int = 10) -> Solver:
     Source: Liu and Nocedal, *On the Limited Memory BFGS Method for Large Scale Optimization*, 1989, as in optax.
     """
     check_model(model)
-    expect("risk", risk, Risk, "eh.risks.tilted(1.0)")
+    expect("risk", risk, Risk | FunctionType, "eh.risks.tilted(1.0)")
     whole_number("memory", memory, 1, 100)
     if model.apply_train is not None:
         raise EvenhandError(
@@ -72,7 +77,8 @@ def quasi_newton(model: Model, risk: Risk, *, memory: int = 10) -> Solver:
 
     def step(state: _Descent, x: Array, y: Array, number: Array, key: Key) -> _Descent:
         def value(params: Params) -> Array:
-            return risk.value(model.losses(lowered(model.apply)(params, x), y))
+            now = risk if isinstance(risk, Risk) else risk(params, x, y)
+            return now.value(model.losses(lowered(model.apply)(params, x), y))
 
         before, gradient = jax.value_and_grad(value)(state.params)
         updates, memory = optimiser.update(
