@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "watch",
     },
     "testing": _MEASURED | {"report", "simulation"},
-    "expressions": _METHODS | {"attacks", "personalization", "privacy"},
+    "expressions": _METHODS | {"attacks", "centralized", "personalization", "privacy"},
     "cli": _MEASURED
     | {
         *(

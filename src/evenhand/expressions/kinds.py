@@ -18,6 +18,7 @@ from evenhand import (
     aggregators,
     algorithms,
     attacks,
+    centralized,
     local,
     personalization,
     privacy,
@@ -26,6 +27,8 @@ from evenhand import (
     server_opt,
     systems,
 )
+from evenhand.centralized import Weighting
+from evenhand.centralized import methods as central_methods
 from evenhand.errors import EvenhandError
 from evenhand.expressions import plugins
 from evenhand.types import Algorithm, Attack, Model, Risk, Sampling, Stack, Sum
@@ -72,9 +75,10 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind("method", (Algorithm,), (algorithms, personalization, privacy), "evenhand.methods"),
+    Kind("method", (Algorithm,), (algorithms, personalization, privacy, central_methods), "evenhand.methods"),
     Kind("aggregator", (Sum, Stack), (aggregators, privacy), "evenhand.aggregators"),
     Kind("risk", (Risk,), (risks,)),
+    Kind("weighting", (Weighting,), (centralized,)),
     Kind("server optimiser", (optax.GradientTransformation,), (server_opt,)),
     Kind("sampling", (Sampling,), (sampling,)),
     Kind("systems", (systems.Systems,), (systems,)),
