@@ -28,6 +28,8 @@ RISKS: dict[str, Risk] = {
     "inverse_superquantile": risks.inverse_superquantile(0.3),
     "smoothed_superquantile": risks.smoothed_superquantile(0.5, 0.4),
     "squared_superquantile": risks.squared_superquantile(0.5, 1.0),
+    "chi_square_ball": risks.chi_square_ball(0.3),
+    "human_risk": risks.human_risk(0.4, 0.3),
     "value_at_risk": risks.value_at_risk(0.5),
     "kth_smallest": risks.kth_smallest(3),
     "tail_mean": risks.tail_mean(0.5),
