@@ -1,6 +1,7 @@
 """What the papers of q-FFL and FedTilt prove about their risks.
 
-Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020; Zhang et al., *FedTilt*, 2025.
+Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020; the conjecture on entropies is that of section
+4.4.1 of the first author's dissertation; Zhang et al., *FedTilt*, 2025.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 
 from evenhand.risks import hierarchical, power, tilted
 
@@ -95,6 +97,71 @@ def test_three_clients_need_not_become_more_alike() -> None:
     variances = [float(_losses(_minimiser(p)).var()) for p in (1, 2, 3, 5, 10)]
     np.testing.assert_allclose(variances, [0.15217, 0.09490, 0.08622, 0.08395, 0.08407], atol=6e-6)
     assert np.all(np.diff(variances[:4]) < 0) and variances[4] > variances[3]
+
+
+# --- the conjecture that entropies grow: for any q, and for any number of clients ----------------------------------
+
+_POWERS = (1.5, 2.0, 3.0, 5.0, 10.0)
+
+
+def _entropy_slope(p: float, q: float, a: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """The derivative of ``H(F^q(w_p))`` in ``p``, with that of the minimiser ``w_p`` of ``sum F^p`` by its equation."""
+    w = _minimiser(p, a, c, d)
+    f, slopes = _losses(w, a, c, d), a * (w[..., None] - c)
+    bend = np.sum((p - 1) * f ** (p - 2) * slopes**2 + f ** (p - 1) * a, axis=-1)
+    moved = -np.sum(f ** (p - 1) * np.log(f) * slopes, axis=-1) / bend
+    share = f**q / np.sum(f**q, axis=-1, keepdims=True)
+    grown = q * slopes / f
+    grown = share * (grown - np.sum(share * grown, axis=-1, keepdims=True))
+    return -np.sum(grown * np.log(share), axis=-1) * moved
+
+
+def _falls(m: int, qs: tuple[float, ...]) -> np.ndarray:
+    """Which of 2000 families have an ``H(F^q(w_p))`` that falls by more than 1e-6 between two of the powers ``p``."""
+    family = _families(6, m)
+    losses = [_losses(_minimiser(p, *family), *family) for p in _POWERS]
+    entropies = np.array([[_entropy(f**q) for f in losses] for q in qs])
+    return np.any(np.diff(entropies, axis=1) < -1e-6, axis=(0, 1))
+
+
+def test_three_quadratics_whose_losses_have_less_entropy_at_larger_powers() -> None:
+    """SciPy's minimisers in float64: the entropies of square roots and of the losses themselves fall as ``p`` grows."""
+    a, c, b = (
+        np.array([1.186, 0.314, 2.952]),
+        np.array([-1.597, 0.568, -2.667]),
+        np.array([0.316, 1.599, 0.346]),
+    )
+    entropies = dict[float, list[float]]()
+    for p in (*_POWERS, 20.0):
+
+        def objective(w: float, p: float = p) -> float:
+            return float(np.sum((a * (w - c) ** 2 + b) ** p) ** (1 / p))
+
+        w = minimize_scalar(objective, bounds=(-2.667, 0.568), method="bounded", options={"xatol": 1e-9}).x
+        assert float(_minimiser(p, 2 * a, c, b)) == pytest.approx(w, abs=2e-8)
+        entropies[p] = [float(_entropy((a * (w - c) ** 2 + b) ** q)) for q in (0.5, 1.0)]
+    roots, plain = np.array(list(entropies.values())).T
+    np.testing.assert_allclose(roots, [1.02801, 1.02587, 1.01911, 1.01086, 1.00438, 1.00128], atol=6e-6)
+    np.testing.assert_allclose(plain, [0.85020, 0.86151, 0.86867, 0.86679, 0.86134, 0.85766], atol=6e-6)
+    assert (
+        np.all(np.diff(roots) < -1e-3)
+        and np.all(np.diff(plain)[:2] > 1e-3)
+        and np.all(np.diff(plain)[2:] < -1e-3)
+    )
+
+
+def test_entropy_falls_in_many_families_and_never_in_pairs_or_at_equal_powers() -> None:
+    """2000 families a number of clients: the shares that docs/fairness.md quotes; lemmas 4 and 5 without a step."""
+    for m, share, plain in ((2, 0.0, 0.0), (3, 0.354, 0.328), (4, 0.452, 0.408)):
+        assert np.mean(_falls(m, (0.5, 1.0, 2.0))) == pytest.approx(share, abs=1e-3 if share else 0)
+        assert np.mean(_falls(m, (1.0,))) == pytest.approx(plain, abs=1e-3 if plain else 0)
+    for m in (2, 3, 4, 6):
+        family = _families(7, m)
+        for p in _POWERS:
+            assert np.min(_entropy_slope(p, p, *family)) >= -1e-12
+            assert (np.min(_entropy_slope(p, 0.5, *family)) >= -1e-12) == (m == 2)
+    ends = [_entropy(_losses(_minimiser(3 + h, *family), *family) ** 0.5) for h in (1e-4, -1e-4)]
+    np.testing.assert_allclose((ends[0] - ends[1]) / 2e-4, _entropy_slope(3.0, 0.5, *family), atol=1e-6)
 
 
 def test_power_means_bound_mixtures() -> None:
