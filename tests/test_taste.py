@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": {"_version", "errors"},
     "memory": set(),
     "data": {"errors", "memory", "records", "text", "types"},
-    "models": {"_platform", "errors", "types"},
+    "models": {"_platform", "errors", "text", "types"},
     "risks": {"errors", "types"},
     "secure": {"errors", "types"},
     "theory": {"errors"},
@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "watch",
     },
     "testing": _MEASURED | {"report", "simulation"},
-    "expressions": _METHODS | {"attacks", "centralized", "personalization", "privacy"},
+    "expressions": _METHODS | {"attacks", "centralized", "models", "personalization", "privacy"},
     "cli": _MEASURED
     | {
         *(

@@ -25,6 +25,7 @@ from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError, EvenhandWarning, ModelError, perhaps, whole_number
 from evenhand.expressions import parse, with_noise
 from evenhand.expressions.reading import NOISE
+from evenhand.models.losses import Loss
 from evenhand.privacy import Account, account, spent, usual_delta
 from evenhand.testing import toy_model
 from evenhand.types import Algorithm, Model, Privacy
@@ -451,6 +452,14 @@ class ModelOptions:
     """softmax, linear, svm, mlp, cnn_femnist, cnn_femnist_dropout, cnn_cifar, lstm; see `evenhand list`"""
     hidden: int = 128
     """width of the hidden layer of mlp"""
+    loss: Annotated[str | None, arg(metavar="LOSS", help_behavior_hint="(default: the model's own)")] = None
+    """what an example costs in place of the model's own loss: 'focal(gamma=2)'; see `evenhand list losses`"""
+
+    def row_loss(self, model: Model) -> Loss | None:
+        """The loss that takes the place of the model's own, read where ``model`` is trained."""
+        if self.loss is None:
+            return None
+        return parse(self.loss, Loss, model, lambda: LocalOptions().work(model))
 
     def build(self, form: Form) -> Model:
         """The model, with inputs and outputs that fit data of this form, which need not be at hand.
@@ -459,6 +468,8 @@ class ModelOptions:
           EvenhandError: the model and the data do not fit together.
         """
         model = _model(self.model, form, self.hidden)
+        if (loss := self.row_loss(model)) is not None:
+            model = models.with_loss(model, loss)
         if form.target is None:
             return model
         return models.standardized(model, mean=form.target.mean, deviation=form.target.deviation)

@@ -138,7 +138,7 @@ class RunCommand:
         return hold_out_clients(data, self.training.unseen) if self.training.unseen else (data, None)
 
     def check(self, before: Recorded | None = None) -> None:
-        """Builds the method, the systems and the attack for a toy model: faults are found before the data are loaded.
+        """Builds the method and its parts for a toy model: faults are found before the data are loaded.
 
         Args:
           before: the configuration that the run starts from; a fault that it holds is reported with its file.
@@ -148,6 +148,7 @@ class RunCommand:
             ("method", self.method, self.recipe.build),
             ("systems", self.training.systems, self.systems),
             ("attack", self.training.attack, self.attack),
+            ("loss", self.model.loss, self.model.row_loss),
         ):
             path = before.path if before and recorded.get(name) == text else None
             with naming(path), suppress(ModelError):  # a toy model is not the user's

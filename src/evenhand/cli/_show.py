@@ -25,6 +25,7 @@ from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.expressions import signature
 from evenhand.expressions.kinds import factory_of, ignored_plugins, kind_of, names_of
 from evenhand.local import Work
+from evenhand.models.losses import Loss
 from evenhand.records import replacing, writing
 from evenhand.report import compare, figures, write_report
 from evenhand.simulation.folder import REPORT
@@ -200,6 +201,7 @@ TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
     "methods": lambda: _factories(Algorithm),
     "aggregators": lambda: _factories(Sum),
     "risks": lambda: _factories(Risk),
+    "losses": lambda: _factories(Loss),
     "parts": lambda: _factories(optax.GradientTransformation, Sampling, Systems, Work),
     "attacks": lambda: _factories(Attack),
     "metrics": lambda: (Entry(name, first_line(factory), "") for name, factory in BUILT_IN.items()),
@@ -216,7 +218,7 @@ else:
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Show methods, the parts they are composed of, metrics, data sets and models."""
+    """Show methods, the parts they are composed of, losses, metrics, data sets and models."""
 
     topic: Positional[Topic] = "all"
     """the list to show"""

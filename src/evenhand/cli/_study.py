@@ -158,6 +158,7 @@ class StudyCommand:
                     family.make(setting)
         for make in [*self._systems().values(), *self._attacks().values()]:
             make(model)
+        self.model.row_loss(model)
         self._seeds()
         self._tuning_seeds()
         self._rule()

@@ -31,6 +31,7 @@ from evenhand.centralized import Weighting
 from evenhand.centralized import methods as central_methods
 from evenhand.errors import EvenhandError
 from evenhand.expressions import plugins
+from evenhand.models import losses
 from evenhand.types import Algorithm, Attack, Model, Risk, Sampling, Stack, Sum
 
 __all__ = [
@@ -79,6 +80,7 @@ KINDS = (
     Kind("aggregator", (Sum, Stack), (aggregators, privacy), "evenhand.aggregators"),
     Kind("risk", (Risk,), (risks,)),
     Kind("weighting", (Weighting,), (centralized,)),
+    Kind("loss", (losses.Loss,), (losses,)),
     Kind("server optimiser", (optax.GradientTransformation,), (server_opt,)),
     Kind("sampling", (Sampling,), (sampling,)),
     Kind("systems", (systems.Systems,), (systems,)),

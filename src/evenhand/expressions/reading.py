@@ -58,7 +58,7 @@ def parse(text: str, kind: type, model: Model, work: Work | Callable[[], Work]) 
 
     Args:
       text: such as ``"fedprox(mu=0.1)"``.
-      kind: the type that it must have: ``Algorithm``, ``Sum``, ``Risk``, ``Attack``, ``Systems``, ...
+      kind: the type that it must have: ``Algorithm``, ``Sum``, ``Risk``, ``Loss``, ``Attack``, ...
       model: what is trained; it is filled in where a factory takes a model.
       work: the clients' local work, or a function that makes it; it is filled in where the expression has none.
 

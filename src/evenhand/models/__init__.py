@@ -1,12 +1,12 @@
 """Models: parameters, a forward pass, and one loss per example.
 
 To make a model of your own use :func:`from_flax` or :func:`from_functions`; the losses and metrics here fit
-both.
+both.  :func:`with_loss` gives any model another loss, such as one of :mod:`evenhand.models.losses`.
 """
 
 from __future__ import annotations
 
-from evenhand.models._adapters import from_flax, from_functions, standardized
+from evenhand.models._adapters import from_flax, from_functions, standardized, with_loss
 from evenhand.models._linear import Margin, linear_regression, softmax_regression, svm
 from evenhand.models._networks import cnn_cifar, cnn_femnist, cnn_femnist_dropout, lstm, mlp
 from evenhand.models.losses import (
@@ -39,4 +39,5 @@ __all__ = [
     "squared_error",
     "standardized",
     "svm",
+    "with_loss",
 ]

@@ -1,12 +1,13 @@
-"""Models from the user's functions, from a flax module, and from another model whose targets are rescaled."""
+"""Models from the user's functions, from a flax module, and from another model: with another loss, or other targets."""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
 import flax.errors
 import flax.linen as nn
@@ -15,8 +16,8 @@ import jax.numpy as jnp
 import numpy.typing as npt
 
 from evenhand._platform import check_process
-from evenhand.errors import EvenhandError
-from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
+from evenhand.errors import Argument, EvenhandError, expect
+from evenhand.models.losses import Loss, LossLike, LossName, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
 
 # --- functions and flax modules -----------------------------------------------------------------------------
@@ -34,7 +35,7 @@ _STATISTICS = (
 def from_functions(
     init: Callable[[Key], Params],
     apply: Callable[[Params, Array], PyTree],
-    losses: PerRow,
+    losses: PerRow | Loss,
     metrics: Mapping[str, PerRow] | None = None,
     apply_train: Callable[[Params, Array, Key], PyTree] | None = None,
 ) -> Model:
@@ -43,8 +44,8 @@ def from_functions(
     Args:
       init: ``key -> params``, a pytree of float arrays.
       apply: ``(params, x) -> outputs``; ``x`` and outputs have rows first.
-      losses: ``(outputs, y) -> (rows,)``, one loss per example, not their mean.
-      metrics: name -> ``(outputs, y) -> (rows,)``; None: none.
+      losses: ``(outputs, y) -> (rows,)``, one loss per example, not their mean; or a loss such as ``huber(1.0)``.
+      metrics: name -> ``(outputs, y) -> (rows,)``; None: those of a loss such as ``huber(1.0)``, none of a function.
       apply_train: ``(params, x, key) -> outputs`` in training; None: ``apply``.
 
     Example:
@@ -58,7 +59,9 @@ def from_functions(
       >>> model.losses(model.apply(model.init(jax.random.key(0)), jnp.eye(2)), jnp.array([1.0, 2.0]))
       Array([1., 4.], dtype=float32)
     """
-    return Model(init, apply, losses, {} if metrics is None else dict(metrics), apply_train)
+    if metrics is None:
+        metrics = losses.metrics if isinstance(losses, Loss) else {}
+    return Model(init, apply, losses, dict(metrics), apply_train)
 
 
 def from_flax(
@@ -79,8 +82,8 @@ def from_flax(
     Args:
       module: a linen module; or a function ``rngs -> nnx.Module``, e.g. ``lambda rngs: Net(rngs=rngs)``,
         since an nnx module already holds its parameters.
-      loss: ``(outputs, y) -> (rows,)``, or ``"cross_entropy"``, ``"squared_error"``, ``"hinge"``,
-        ``"logistic"``.
+      loss: ``(outputs, y) -> (rows,)``; one of :mod:`evenhand.models.losses`, such as ``focal(gamma=2.0)``; or
+        ``"cross_entropy"``, ``"squared_error"``, ``"hinge"``, ``"logistic"``.
       sample: inputs of the right shape and dtype, ``(rows, ...)``, e.g. ``x[:1]``; their values do not
         matter.
       metrics: name -> ``(outputs, y) -> (rows,)``; None: those that go with the loss (accuracy, errors), if
@@ -241,6 +244,88 @@ def _check_rows_first(functions: _Functions, sample: Array) -> None:
                     f"The module's outputs must have rows first, but for {rows} inputs of shape "
                     f"{sample.shape[1:]} it returned shape {leaf.shape}; reduce over other axes only."
                 )
+
+
+# --- another loss -------------------------------------------------------------------------------------------
+
+
+def with_loss(model: Model, loss: LossLike) -> Model:
+    r"""``model`` with another loss: the same parameters and outputs, trained and judged by ``loss``.
+
+    Its metrics stay; where it has none, it gets those of the loss, if any.
+
+    Args:
+      model: its outputs are one array.
+      loss: one of :mod:`evenhand.models.losses`, such as ``focal(gamma=2.0)``; ``(outputs, y) -> (rows,)``; or
+        ``"cross_entropy"``, ``"squared_error"``, ``"hinge"``, ``"logistic"``.
+
+    Raises:
+      EvenhandError: the loss has an unknown name; the metrics say that the model is for classes and the loss for real
+        targets, or the reverse; the outputs are no array, as those of :func:`svm`, which hold a penalty beside the
+        score; or the model reports another loss than its own, as those of :func:`standardized` do.
+
+    Example:
+      >>> from evenhand import models
+      >>> models.with_loss(models.softmax_regression(features=64, classes=10), models.losses.focal(gamma=2.0))
+      <Model softmax_regression(features=64, classes=10, loss=focal(gamma=2))>
+    """
+    expect("model", model, Model, "eh.models.softmax_regression(features=64, classes=10)")
+    row_loss = resolve(loss)
+    name = loss if isinstance(loss, str) else _name_of(row_loss)
+    given, whose = Argument("loss", name), model.name or "this model"
+    if not callable(row_loss):
+        raise EvenhandError(
+            given, ": give a function (outputs, y) -> (rows,), or a loss such as focal(gamma=2.0)."
+        )
+    if model.name.startswith("svm("):
+        raise EvenhandError(
+            given,
+            f" does not fit {whose}, whose outputs are a score and a penalty: give a model of one array.",
+        )
+    if "loss" in model.metrics:
+        raise EvenhandError(
+            given,
+            f": {whose} reports a loss of its own. Give the loss first, as in standardized(with_loss(...), ...).",
+        )
+    own = default_metrics(row_loss)
+    for_model, for_loss = _labels_of(model.metrics), _labels_of(own)
+    if for_model and for_loss and for_model != for_loss:
+        raise EvenhandError(
+            given, f" is for {for_loss}, and {whose} for {for_model}: give a loss of {for_model}."
+        )
+    return model._replace(
+        losses=row_loss,
+        metrics=dict(model.metrics or own),
+        name=_name_with(model.name, name),
+    )
+
+
+def _labels_of(metrics: Mapping[str, PerRow]) -> str:
+    """The labels that these metrics are for; empty if they do not say."""
+    if "accuracy" in metrics:
+        return "classes"
+    return "real targets" if "squared_error" in metrics else ""
+
+
+def _name_of(loss: PerRow) -> str:
+    """What a loss is called; a user's function never has the name of another one of the library."""
+    name = loss.name if isinstance(loss, Loss) else getattr(loss, "__name__", "<lambda>")
+    is_another = name in get_args(LossName) and resolve(cast(LossName, name)) is not loss
+    return type(loss).__name__ if name == "<lambda>" or is_another else name
+
+
+def _name_with(model: str, loss: str) -> str:
+    """A model's name with ``loss`` as its last argument, in the place of an earlier one; that of no name is none."""
+    if not model:
+        return ""
+    try:
+        call, value = (ast.parse(text, mode="eval").body for text in (model, loss))
+    except SyntaxError:  # the user's own names
+        return f"{model} with {loss}"
+    if not isinstance(call, ast.Call):
+        call = ast.Call(call, [], [])
+    kept = [word for word in call.keywords if word.arg != "loss"]
+    return ast.unparse(ast.Call(call.func, call.args, [*kept, ast.keyword("loss", value)]))
 
 
 # --- real targets in standard units -------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import platform
 import re
 import shutil
@@ -17,6 +18,7 @@ from evenhand import models, records
 from evenhand._version import __version__
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
+from evenhand.models import losses
 from evenhand.report import among, covered, honest, statistics, write_clients_csv
 from evenhand.simulation import folder as files
 from evenhand.simulation.folder import Arrays, NDArray
@@ -224,6 +226,9 @@ _NETWORKS = (models.cnn_cifar, models.cnn_femnist, models.cnn_femnist_dropout, m
 _FACTORIES: Mapping[str, Callable[..., Any]] = {
     factory.__name__: factory for factory in (*_LINEAR, *_NETWORKS)
 }
+_MADE_LOSSES: Mapping[str, Callable[..., losses.Loss]] = {
+    factory.__name__: factory for factory in (losses.focal, losses.generalized_cross_entropy, losses.huber)
+}
 
 
 def described(name: str) -> Model | None:
@@ -241,8 +246,23 @@ def _made(node: ast.expr) -> Model:
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FACTORIES):
         raise ValueError("no call of a factory")
     places = [_made(arg) if isinstance(arg, ast.Call) else ast.literal_eval(arg) for arg in node.args]
-    words = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in node.keywords}
-    return _FACTORIES[node.func.id](*places, **words)
+    nodes = {keyword.arg or "": keyword.value for keyword in node.keywords}
+    loss = nodes.pop("loss", None)
+    model = _FACTORIES[node.func.id](*places, **{name: _constant(value) for name, value in nodes.items()})
+    return model if loss is None else models.with_loss(model, _loss(loss))
+
+
+def _loss(node: ast.expr) -> losses.LossLike:
+    """A loss of the library, which a call makes or a name stands for."""
+    if isinstance(node, ast.Name):
+        return losses.resolve(cast(losses.LossName, node.id))
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _MADE_LOSSES):
+        raise ValueError("no call of a factory")
+    return _MADE_LOSSES[node.func.id](**{word.arg or "": _constant(word.value) for word in node.keywords})
+
+
+def _constant(node: ast.expr) -> Any:
+    return math.inf if isinstance(node, ast.Name) and node.id == "inf" else ast.literal_eval(node)
 
 
 def _computation(model: Model, data: FederatedDataset) -> str:
