@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -25,7 +24,6 @@ import tyro
 
 import evenhand as eh
 from evenhand import privacy
-from evenhand.types import Array, Model
 from experiments.fairness import Experiment
 from experiments.private.table import (
     BY_ERROR,
@@ -113,40 +111,11 @@ def images(config: Config) -> Images:
     return Images(data, (jnp.asarray(train[public]), jnp.zeros(len(public))))
 
 
-class Autoencoder(nn.Module):
-    """Sigmoids after every layer but the code; what it returns is the difference to the image."""
-
-    widths: tuple[int, ...]
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        code = len(self.widths) - 1
-        hidden = x
-        for layer, width in enumerate((*self.widths, *self.widths[-2::-1], x.shape[-1])):
-            hidden = nn.Dense(width, name=f"dense_{layer}", kernel_init=nn.initializers.glorot_uniform())(
-                hidden
-            )
-            hidden = hidden if layer == code else nn.sigmoid(hidden)
-        return hidden - x
-
-
-def squared(outputs: Array, y: Array) -> Array:
-    """The mean over the pixels of each image."""
-    return jnp.mean(jnp.square(outputs), axis=1)
-
-
-def model_of(config: Config) -> Model:
-    """The network with its error per pixel."""
-    sample = jnp.zeros((1, 784), jnp.float32)
-    return eh.models.from_flax(
-        Autoencoder(config.widths), loss=squared, sample=sample, metrics={"squared_error": squared}
-    )
-
-
 def candidates(config: Config) -> dict[str, Candidate]:
     """All methods; each takes six settings."""
     data, public = images(config)
-    model, rows, steps = model_of(config), data.train.rows, config.steps
+    model = eh.models.autoencoder(784, widths=config.widths)
+    rows, steps = data.train.rows, config.steps
     rate, delta = config.batch / rows, 1 / rows
     noise = privacy.noise_for(epsilon=config.epsilon, rate=rate, steps=steps, delta=delta)
     common: dict[str, Any] = {"noise_multiplier": noise, "rate": rate, "steps": steps}

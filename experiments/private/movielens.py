@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ import tyro
 import evenhand as eh
 from evenhand import privacy
 from evenhand.evaluation import worst
-from evenhand.types import Array, Key, Model, Params
+from evenhand.types import Model
 from experiments.fairness import Experiment
 from experiments.private.table import (
     BY_ERROR,
@@ -139,26 +138,9 @@ class Ratings:
 
 
 def model_of(dimension: int) -> Model:
-    """The product of a user's vector and a film's, with half the squared error, as in the authors' code."""
+    """The product of a user's vector and a film's, as in the authors' code."""
 
-    def init(key: Key) -> Params:
-        keys = jax.random.split(key)
-        sizes = {"users": USERS, "films": FILMS}
-        return {
-            name: 0.01 * jax.random.truncated_normal(of, -2.0, 2.0, (size, dimension))
-            for of, (name, size) in zip(keys, sizes.items(), strict=True)
-        }
-
-    def apply(params: Params, x: Array) -> Array:
-        return jnp.sum(params["users"][x[:, 0]] * params["films"][x[:, 1]], axis=1)
-
-    def losses(outputs: Array, y: Array) -> Array:
-        return 0.5 * jnp.square(outputs - y)
-
-    def squared_error(outputs: Array, y: Array) -> Array:
-        return jnp.square(outputs - y)
-
-    return eh.models.from_functions(init, apply, losses, {"squared_error": squared_error})
+    return eh.models.matrix_factorisation(USERS, FILMS, dimension=dimension)
 
 
 def served(run: eh.Run) -> Mapping[str, float]:

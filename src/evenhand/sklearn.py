@@ -216,7 +216,9 @@ def tilted(losses: NDArray, p: NDArray, t: float, groups: NDArray | None = None)
         return value, (weights / safe)[groups] * p
     logs = np.log(p, where=p > 0, out=np.full_like(p, -np.inf))
     spread = np.ptp(losses[p > 0])
-    if abs(t) * spread < 1e-6:  # where a difference of logarithms would lose the digits: the mean and half a variance
+    if (
+        abs(t) * spread < 1e-6
+    ):  # where a difference of logarithms would lose the digits: the mean and half a variance
         mean = p @ losses
         return float(mean + 0.5 * t * (p @ np.square(losses - mean))), p
     powers = t * losses + logs
@@ -235,7 +237,9 @@ def _minimum(
     theta, iterations = zeros, 0
     for share in _STAGES if t != 0.0 else ():
         # A stage only gives the next one its start: it need not be exact.
-        stage = minimize(objective, theta, args=(share * t,), jac=True, method="L-BFGS-B", options={"maxiter": 100})
+        stage = minimize(
+            objective, theta, args=(share * t,), jac=True, method="L-BFGS-B", options={"maxiter": 100}
+        )
         theta, iterations = stage.x, iterations + stage.nit
     options = {"maxiter": max_iter, "gtol": tol, "ftol": 1e-14, "maxfun": 20 * max_iter}
     ends = [
@@ -271,9 +275,7 @@ class _Features(NamedTuple):
         """``(n, outputs)``, from ``(features + 1, outputs)`` with the intercepts last."""
         return self.rows @ theta
 
-    def penalised(
-        self, value: float, slopes: NDArray, theta: NDArray, alpha: float
-    ) -> tuple[float, NDArray]:
+    def penalised(self, value: float, slopes: NDArray, theta: NDArray, alpha: float) -> tuple[float, NDArray]:
         """An objective with its penalty, and the gradient, from the slopes of the scores."""
         gradient = self.rows.T @ slopes
         gradient[:-1] += alpha * theta[:-1]

@@ -65,6 +65,12 @@ def test_malformed_data(variant: str, tmp_path: Path, capsys: pytest.CaptureFixt
         ("--checkpoint -1", "Checkpoint(seconds=-1.0)"),
         ("--lanes 0", "--lanes 0: "),
         ("--model cnn_femnist", "28"),
+        ("--model lenet", "--model lenet needs 28 × 28 grey images, that is 784 numbers, but an example of"),
+        (
+            "--model resnet20",
+            "--model resnet20 needs 32 × 32 colour images, that is 3072 numbers, but an example",
+        ),
+        ("--model resnet32", "use --model mlp."),
         ("--model lstm", "lstm"),
         ("--config nowhere/config.json", "nowhere/config.json does not exist"),
     ],

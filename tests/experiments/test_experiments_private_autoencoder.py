@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -64,29 +63,6 @@ def test_every_private_method_spends_the_same(made_up: Path) -> None:
         assert (promise is None) == (name in ("SGD", "Adam", "AdaS"))
         if promise is not None:
             assert spent(promise.releases(1), delta=1 / 40).epsilon == pytest.approx(1.6, abs=0.01)
-
-
-def test_the_network_is_the_papers_at_its_widths() -> None:
-    from experiments.private import autoencoder
-
-    model = autoencoder.model_of(autoencoder.Config(widths=(1000, 500, 250, 30)))
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 2_837_314
-
-
-def test_the_error_is_that_of_sigmoids_around_a_linear_code() -> None:
-    from experiments.private import autoencoder
-
-    model = autoencoder.model_of(autoencoder.Config(widths=(3, 2)))
-    params, x = model.init(jax.random.key(0)), jax.random.uniform(jax.random.key(1), (5, 784))
-    hidden = np.asarray(x)
-    for layer in range(4):
-        of = params[f"dense_{layer}"]
-        hidden = hidden @ np.asarray(of["kernel"]) + np.asarray(of["bias"])
-        hidden = hidden if layer == 1 else 1 / (1 + np.exp(-hidden))
-    expected = np.square(hidden - np.asarray(x)).mean(axis=1)
-    found = model.losses(model.apply(params, x), jnp.zeros(5))
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ def test_users_count_alike_and_the_worst_tenth_is_their_mean() -> None:
     found = movielens.by_user(squares, user)
     assert found == {"users": pytest.approx(10 / 20), "worst10": pytest.approx(5.0)}
 
-    params = {"users": jnp.ones((2, 3)), "films": jnp.ones((1, 3))}
+    params = {"users": jnp.ones((2, 3)), "items": jnp.ones((1, 3))}
     test = SimpleNamespace(x=np.array([[0, 0], [1, 0]]), y=np.array([3.0, 1.0]))
     run = SimpleNamespace(
         params=params,

@@ -438,7 +438,17 @@ def several(name: str, text: str, read: Callable[[str], Any]) -> list[Any]:
 
 
 ModelName: TypeAlias = Literal[
-    "softmax", "linear", "svm", "mlp", "cnn_femnist", "cnn_femnist_dropout", "cnn_cifar", "lstm"
+    "softmax",
+    "linear",
+    "svm",
+    "mlp",
+    "cnn_femnist",
+    "cnn_femnist_dropout",
+    "cnn_cifar",
+    "lenet",
+    "resnet20",
+    "resnet32",
+    "lstm",
 ]
 
 _DEFAULT_MODEL = "(default: softmax; linear for real labels, lstm for tokens)"
@@ -449,7 +459,8 @@ class ModelOptions:
     """What is trained."""
 
     model: Annotated[ModelName | None, arg(metavar="NAME", help_behavior_hint=_DEFAULT_MODEL)] = None
-    """softmax, linear, svm, mlp, cnn_femnist, cnn_femnist_dropout, cnn_cifar, lstm; see `evenhand list`"""
+    """softmax, linear, svm, mlp, cnn_femnist, cnn_femnist_dropout, cnn_cifar, lenet, resnet20, resnet32, lstm;
+    see `evenhand list`"""
     hidden: int = 128
     """width of the hidden layer of mlp"""
     loss: Annotated[str | None, arg(metavar="LOSS", help_behavior_hint="(default: the model's own)")] = None
@@ -473,6 +484,19 @@ class ModelOptions:
         if form.target is None:
             return model
         return models.standardized(model, mean=form.target.mean, deviation=form.target.deviation)
+
+
+_GREY, _COLOUR = (28, 28, 1), (32, 32, 3)
+
+_PIXELS: Mapping[ModelName, tuple[int, int, int]] = {
+    "cnn_femnist": _GREY,
+    "cnn_femnist_dropout": _GREY,
+    "cnn_cifar": _COLOUR,
+    "lenet": _GREY,
+    "resnet20": _COLOUR,
+    "resnet32": _COLOUR,
+}
+"""Height, width and channels of the images that a model is for."""
 
 
 def _model(name: ModelName | None, form: Form, hidden: int) -> Model:
@@ -501,6 +525,13 @@ def _model(name: ModelName | None, form: Form, hidden: int) -> Model:
         raise EvenhandError(
             f"--model svm is for two classes, but {form.name} has {form.classes}: use --model softmax."
         )
+    pixels = _PIXELS.get(name)
+    if pixels is not None and features != math.prod(pixels):
+        height, width, channels = pixels
+        raise EvenhandError(
+            f"--model {name} needs {height} × {width} {'colour' if channels == 3 else 'grey'} images, that is "
+            f"{math.prod(pixels)} numbers, but an example of {form.name} has shape {form.shape}: use --model mlp."
+        )
     factories: Mapping[ModelName, Callable[[], Model]] = {
         "softmax": lambda: models.softmax_regression(features, classes=classes),
         "linear": lambda: models.linear_regression(features, outputs=form.targets),
@@ -509,12 +540,16 @@ def _model(name: ModelName | None, form: Form, hidden: int) -> Model:
         "cnn_femnist": lambda: models.cnn_femnist(classes),
         "cnn_femnist_dropout": lambda: models.cnn_femnist_dropout(classes),
         "cnn_cifar": lambda: models.cnn_cifar(classes),
+        "lenet": lambda: models.lenet(classes),
+        "resnet20": lambda: models.resnet20(classes),
+        "resnet32": lambda: models.resnet32(classes),
         "lstm": lambda: models.lstm(max(form.tokens, classes)),
     }
     return factories[name]()
 
 
 _FEMNIST, _REDDI = "28 × 28 grey pixels", "Reddi et al., ICLR 2021"
+_RESIDUAL, _HE = "ResNet of {} layers, group normalisation, 32 × 32 colour pixels", "He et al., CVPR 2016"
 
 MODELS = (
     ("softmax", "Softmax (logistic) regression; for classes.", ""),
@@ -524,6 +559,9 @@ MODELS = (
     ("cnn_femnist", f"Two convolutions, {_FEMNIST}; 1.7 million parameters.", "McMahan et al., AISTATS 2017"),
     ("cnn_femnist_dropout", f"Two convolutions and dropout, {_FEMNIST}; 1.2 million parameters.", _REDDI),
     ("cnn_cifar", "The same for 32 × 32 colour pixels; 1.6 million parameters.", _REDDI),
+    ("lenet", f"Three convolutions, {_FEMNIST}; 0.17 million parameters.", "Li et al., JMLR 2023"),
+    ("resnet20", f"{_RESIDUAL.format(20)}; 0.27 million parameters.", _HE),
+    ("resnet32", f"{_RESIDUAL.format(32)}; 0.46 million parameters.", _HE),
     ("lstm", "Two LSTM layers that predict the next character.", "Caldas et al., 2018"),
 )
 """Name, what it is, source."""

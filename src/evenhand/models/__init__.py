@@ -7,6 +7,15 @@ both.  :func:`with_loss` gives any model another loss, such as one of :mod:`even
 from __future__ import annotations
 
 from evenhand.models._adapters import from_flax, from_functions, standardized, with_loss
+from evenhand.models._factors import (
+    Reconstruction,
+    autoencoder,
+    matrix_factorisation,
+    on_orthonormal,
+    orthonormal,
+    pca,
+)
+from evenhand.models._images import lenet, resnet20, resnet32
 from evenhand.models._linear import Margin, linear_regression, softmax_regression, svm
 from evenhand.models._networks import cnn_cifar, cnn_femnist, cnn_femnist_dropout, lstm, mlp
 from evenhand.models.losses import (
@@ -21,8 +30,10 @@ from evenhand.models.losses import (
 
 __all__ = [
     "Margin",
+    "Reconstruction",
     "absolute_error",
     "accuracy",
+    "autoencoder",
     "binary_accuracy",
     "cnn_cifar",
     "cnn_femnist",
@@ -31,10 +42,17 @@ __all__ = [
     "from_flax",
     "from_functions",
     "hinge",
+    "lenet",
     "linear_regression",
     "logistic",
     "lstm",
+    "matrix_factorisation",
     "mlp",
+    "on_orthonormal",
+    "orthonormal",
+    "pca",
+    "resnet20",
+    "resnet32",
     "softmax_regression",
     "squared_error",
     "standardized",

@@ -197,6 +197,14 @@ CASES: dict[str, tuple[Model, Any, Any]] = {
     "cnn_femnist": (models.cnn_femnist(5, hidden=8), _numbers(28, 28), _labels(5)),
     "cnn_femnist_dropout": (models.cnn_femnist_dropout(5), _numbers(784), _labels(5)),
     "cnn_cifar": (models.cnn_cifar(5), _numbers(32, 32, 3), _labels(5)),
+    "lenet": (models.lenet(5), _numbers(784), _labels(5)),
+    "pca": (models.pca(6, components=2), VECTORS, np.zeros(ROWS, np.float32)),
+    "autoencoder": (models.autoencoder(6, widths=(4, 2)), VECTORS, np.zeros(ROWS, np.float32)),
+    "ratings": (
+        models.matrix_factorisation(9, 9, dimension=4),
+        _labels(9, 2),
+        _numbers(),
+    ),
     "lstm": (models.lstm(10, hidden=4), _labels(10, 5), _labels(10)),
     "images": (_flax(_Images(), PIXELS), PIXELS, _labels(3)),
     "tokens": (_flax(_Tokens(False), TOKENS), TOKENS, _labels(40)),
@@ -215,6 +223,8 @@ LAYERS = {
     "svm": 0,  # its kernel is penalised, too
     "mlp": 3,
     "cnn_femnist": 4,
+    "lenet": 5,
+    "autoencoder": 4,
     "lstm": 2,
     "images": 4,  # all but those in groups
     "tokens": 7,
@@ -233,7 +243,7 @@ def test_sums_equal_those_of_a_loop_over_examples(name: str) -> None:
     )
     # Interpolated convolutions are off by 1e-5.  In float32 two loops over examples, one of them with convolutions as
     # products of patches, are 2e-6 apart already.
-    limit = 5e-6 if "cnn" in name or name == "images" else 1e-6
+    limit = 5e-6 if "cnn" in name or name in ("images", "lenet") else 1e-6
     with jax.default_matmul_precision("highest"):
         gradients, found_by = one_by_one(model, params, x, y, KEY), compiled(model)
         for divided_by in (None, divisor):

@@ -11,12 +11,8 @@ MODELS = {
     "film reviews, softmax": (models.softmax_regression(features=10_000, classes=2), 20_002),
     "film reviews, one logit": (models.linear_regression(10_000), 10_001),
     "questions": (models.softmax_regression(features=10_000, classes=500), 5_000_500),
-    "autoencoder": (
-        models.mlp(
-            784, hidden=(1000, 500, 250, 30, 250, 500, 1000), classes=784
-        ),  # its shape; not its sigmoids
-        2_837_314,
-    ),
+    "autoencoder": (models.autoencoder(784), 2_837_314),
+    "ratings of films": (models.matrix_factorisation(943, 1682), 262_500),
 }
 
 
