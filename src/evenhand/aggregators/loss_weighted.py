@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from evenhand import risks, tree
-from evenhand.aggregators.mean import mean
+from evenhand.aggregators.mean import mean, reciprocal
 from evenhand.errors import EvenhandError
 from evenhand.risks.power import positive
 from evenhand.types import Array, Cohort, Key, PyTree, Report, Risk, Sum, Upload
@@ -50,7 +50,7 @@ def risk_weighted(risk: Risk) -> Sum:
 # --- AFL ---------------------------------------------------------------------------------------------------------
 
 
-def ascending_mixture(step_size: float) -> Sum:
+def ascending_mixture(step_size: float, *, unbiased: bool = False) -> Sum:
     r"""Weights uploads by a mixture over all clients that follows their losses by projected gradient ascent.
 
     .. math::
@@ -61,15 +61,19 @@ def ascending_mixture(step_size: float) -> Sum:
 
     Args:
       step_size: :math:`\gamma_\lambda \ge 0`; 0 keeps the plain mean over clients.
+      unbiased: for cohorts that are drawn uniformly: a direction of :math:`\frac{N}{m} \sum_{k \in S} \lambda_k
+        \Delta_k`, whose expectation is the mixture over all clients, as in TR-MAML.  False: scale the members' weights
+        to sum to 1.
 
     Raises:
       EvenhandError: ``step_size`` negative or not finite.
 
-    Edge cases: meant for cohorts of all clients.  In a smaller cohort, the members' weights are scaled to sum to 1, and
-    only they are updated.  A loss so large that its step is not finite updates nothing, and its client is left out of
+    Edge cases: meant for cohorts of all clients, where both forms are the same.  In a smaller cohort, only the members'
+    weights are updated.  A loss so large that its step is not finite updates nothing, and its client is left out of
     that round.
 
-    Source: Mohri et al., *Agnostic Federated Learning*, ICML 2019, in the deterministic form that q-FFL is compared to.
+    Source: Mohri et al., *Agnostic Federated Learning*, ICML 2019, in the deterministic form that q-FFL is compared to;
+    ``unbiased``: Collins, Mokhtari and Shakkottai, *Task-Robust Model-Agnostic Meta-Learning*, NeurIPS 2020.
     """
     if not 0.0 <= step_size < math.inf:
         raise EvenhandError(f"ascending_mixture(step_size={step_size}): give a finite number >= 0.")
@@ -80,9 +84,20 @@ def ascending_mixture(step_size: float) -> Sum:
         climbed = state.at[cohort.ids].add(jnp.where(counts, step_size * reports.loss, 0.0))
         return weights, risks.project_simplex(climbed)
 
-    return mean()._replace(
+    rule = mean()._replace(
         init=lambda like, clients: jnp.full(clients, 1.0 / clients, jnp.float32), weigh=weigh, needs_loss=True
     )
+    if not unbiased:
+        return rule
+
+    def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
+        return tree.scale(upload.weight, upload.delta), jnp.float32(1.0)
+
+    def lower(total: PyTree, state: Array, key: Key) -> tuple[PyTree, Array]:
+        deltas, members = total
+        return tree.scale(state.shape[0] * reciprocal(members), deltas), state
+
+    return rule._replace(lift=lift, lower=lower)
 
 
 # --- q-FFL -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""q-MAML: an initial model from which every client, not just the average one, learns well in one step."""
+"""q-MAML and its relatives: an initial model from which every client, not just the average one, learns in one step."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
@@ -10,7 +11,18 @@ from evenhand import aggregators, local, tree
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.sampling import proportional
-from evenhand.types import Algorithm, ClientData, Effort, Key, Model, Params, PyTree, Report, Sampling
+from evenhand.types import (
+    Aggregator,
+    Algorithm,
+    ClientData,
+    Effort,
+    Key,
+    Model,
+    Params,
+    PyTree,
+    Report,
+    Sampling,
+)
 
 __all__ = ["qmaml"]
 
@@ -18,40 +30,57 @@ __all__ = ["qmaml"]
 def qmaml(
     model: Model,
     *,
-    q: float,
+    q: float | None = None,
     step_size: float,
     lipschitz: float | None = None,
     adapt: bool = True,
+    second_order: bool = False,
     support: float = 0.5,
     finetune_steps: int = 5,
+    aggregator: Aggregator | None = None,
+    server_opt: optax.GradientTransformation = optax.sgd(1.0),
     sampling: Sampling = proportional(replace=False),
 ) -> Algorithm:
-    r"""q-MAML: first-order meta-learning in which clients with high loss after an adaptation step count more.
+    r"""q-MAML: meta-learning in which clients with high loss after an adaptation step count more; also MAML itself.
 
     .. math::
         w_k = w^t - \eta \nabla F_k(w^t; D_k), \qquad
         w^{t+1} = w^t - \frac{\sum_k F_k^q g_k}{\sum_k q F_k^{q-1} \|g_k\|^2 + L F_k^q}, \quad
         F_k = F_k(w_k; D_k'), \quad g_k = \nabla F_k(w_k; D_k')
 
-    with a client's first examples as support set :math:`D_k` and the others as query set :math:`D_k'`.
+    with a client's first examples as support set :math:`D_k` and the others as query set :math:`D_k'`.  With
+    ``second_order``, :math:`g_k` is the gradient of :math:`F_k` in :math:`w^t`, through the step:
+    :math:`(I - \eta \nabla^2 F_k(w^t; D_k)) \nabla F_k(w_k; D_k')`.
+
+    An ``aggregator`` takes the place of the fraction: it gets :math:`-g_k / L` and, as losses, :math:`F_k` after the
+    step.  With ``second_order=True``, ``lipschitz=1.0`` and such a server optimiser as ``optax.adam(0.001)``,
+
+    * ``eh.aggregators.mean()`` is MAML;
+    * ``eh.aggregators.risk_weighted(eh.risks.tilted(t))`` is TERM-MAML, with weights :math:`\propto e^{t F_k}`;
+    * ``eh.aggregators.ascending_mixture(step, unbiased=True)`` is TR-MAML, for the worst mixture of clients.
 
     Args:
       model: what is trained.
-      q: 0 is first-order MAML.
+      q: 0 is the mean over clients.  Give this or an ``aggregator``.
       step_size: :math:`\eta`, the size of the inner step.
       lipschitz: :math:`L`; None: ``1 / step_size``.
       adapt: take the inner step; False: the baseline that is finetuned only for evaluation.
+      second_order: differentiate through the inner step; False: take :math:`g_k` for the gradient in :math:`w^t`, which
+        saves a Hessian-vector product.
       support: share of a client's examples in its support set; each of the two sets has at least one.
       finetune_steps: gradient steps that every client takes on its support set, from the global model, before it is
         evaluated; 0 evaluates the global model itself.
-      sampling: as in ``qfedavg``.
+      aggregator: reduces the uploads to one direction; None: that of q-FedAvg.
+      server_opt, sampling: as in ``qfedavg``.
 
     Raises:
-      EvenhandError: a number out of range.
+      EvenhandError: a number out of range; both or neither of ``q`` and ``aggregator``; ``second_order`` without the
+        step to differentiate through.
 
-    Edge cases: a client with a single example uses it as support and as query.
+    Edge cases: a client with a single example uses it as support and as query.  Where the inner step is 0 or losses are
+    linear, both orders are the same.
 
-    Differs from the paper in that every step uses all support and query examples, not a batch of each, and both sets
+    Differs from the papers in that every step uses all support and query examples, not a batch of each, and both sets
     are training examples.  A run's metrics are those of models finetuned on the support sets; for the accuracy before
     finetuning call ``eh.evaluation.evaluate(model, run.params, data.test)``.
 
@@ -59,60 +88,97 @@ def qmaml(
       >>> import evenhand as eh
       >>> data = eh.data.load("digits", clients=8)
       >>> model = eh.models.softmax_regression(features=64, classes=10)
-      >>> run = eh.simulate(qmaml(model, q=0.1, step_size=0.1), data, rounds=5, cohort=4, seed=0)
-      >>> bool(run.history["train_loss"][-1] < run.history["train_loss"][0])
-      True
+      >>> tilt = eh.aggregators.risk_weighted(eh.risks.tilted(2.0))
+      >>> for method in (
+      ...     qmaml(model, q=0.1, step_size=0.1),
+      ...     qmaml(model, step_size=0.1, second_order=True, aggregator=tilt),  # TERM-MAML
+      ... ):
+      ...     run = eh.simulate(method, data, rounds=5, cohort=4, seed=0)
+      ...     assert run.history["train_loss"][-1] < run.history["train_loss"][0]
 
-    Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, algorithm 5.
+    Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, algorithm 5; MAML: Finn, Abbeel and
+    Levine, ICML 2017; TR-MAML: Collins, Mokhtari and Shakkottai, *Task-Robust Model-Agnostic Meta-Learning*, NeurIPS
+    2020; TERM-MAML: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, section on fair meta-learning.
     """
-    if not 0.0 < step_size < float("inf"):
-        raise EvenhandError(f"qmaml(step_size={step_size}): the step must be a finite number above 0.")
-    if not 0.0 < support < 1.0:
-        raise EvenhandError(f"qmaml(support={support}): the support set's share must lie between 0 and 1.")
+    _check(q, step_size, adapt, second_order, support, aggregator)
     whole_number("finetune_steps", finetune_steps, 0, 10**6)
     curvature = 1.0 / step_size if lipschitz is None else lipschitz
-
-    def halves(data: ClientData) -> tuple[ClientData, ClientData]:
-        """A client's support and query sets."""
-        share = jnp.floor(support * data.size.astype(jnp.float32)).astype(jnp.int32)
-        count = jnp.clip(share, 1, jnp.maximum(data.size - 1, 1))
-        skipped = jnp.where(data.size < 2, 0, count)
-        query = data._replace(start=data.start + skipped, size=data.size - skipped)
-        return data._replace(size=jnp.minimum(count, data.size)), query
 
     def inner_step(params: Params, support_set: ClientData) -> Params:
         return tree.subtract(params, tree.scale(step_size, local.full_gradient(model, params, support_set)))
 
     def adapted(params: Params, data: ClientData) -> tuple[Params, ClientData]:
         """The model after the inner step, and the examples that it is then evaluated on."""
-        support_set, query = halves(data)
+        support_set, query = _halves(data, support)
         return (inner_step(params, support_set) if adapt else params), query
 
     def finetuned(params: Params, data: ClientData, key: Key) -> Params:
-        support_set, _ = halves(data)
+        support_set, _ = _halves(data, support)
         return lax.fori_loop(0, finetune_steps, lambda _, params: inner_step(params, support_set), params)
 
     def solve(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
     ) -> tuple[Params, PyTree]:
         gradient = local.full_gradient(model, *adapted(params, data))
+        if second_order:
+            # The step's Jacobian is symmetric, so that no reverse pass through the loop over examples is needed.
+            support_set, _ = _halves(data, support)
+            gradient = jax.jvp(lambda w: inner_step(w, support_set), (params,), (gradient,))[1]
         gradient, state = correction.update(gradient, correction.init(params), params)
         return tree.subtract(params, tree.scale(1.0 / curvature, gradient)), state
 
     def effort(data: ClientData) -> Effort:
-        rows = sum((part.size for part in halves(data)[0 if adapt else 1 :]), jnp.int32(0))
-        return Effort(rows, rows)
+        support_set, query = _halves(data, support)
+        rows = support_set.size + query.size if adapt else query.size
+        return Effort(rows, rows + support_set.size if second_order else rows)
 
     method = fedavg(
-        local.Work(model, solve, effort), aggregator=aggregators.qfedavg(q, curvature), sampling=sampling
+        local.Work(model, solve, effort),
+        server_opt=server_opt,
+        aggregator=aggregators.qfedavg(q, curvature) if aggregator is None else aggregator,
+        sampling=sampling,
     )
     (phase,) = method.phases
 
     def report(message: PyTree, client_state: PyTree, data: ClientData) -> Report:
         return Report(sampling.weight(data.size), local.full_loss(model, *adapted(message.params, data)))
 
+    fair = "" if q is None else f"q={q:g}, "
     return method._replace(
-        phases=(phase._replace(report=report),),
+        phases=(phase._replace(report=report) if phase.aggregator.needs_loss else phase,),
         adapt=finetuned if finetune_steps > 0 else None,
-        name=f"qmaml(q={q:g}, step_size={step_size:g})",
+        name=f"qmaml({fair}step_size={step_size:g}{', second_order=True' if second_order else ''})",
     )
+
+
+def _check(
+    q: float | None,
+    step_size: float,
+    adapt: bool,
+    second_order: bool,
+    support: float,
+    aggregator: Aggregator | None,
+) -> None:
+    """Checks the arguments that no other part of the method checks."""
+    if (q is None) == (aggregator is None):
+        raise EvenhandError(
+            "qmaml(): give either q=, as in q-FedAvg, or aggregator=, such as eh.aggregators.mean() for MAML."
+        )
+    if not 0.0 < step_size < float("inf"):
+        raise EvenhandError(f"qmaml(step_size={step_size}): the step must be a finite number above 0.")
+    if second_order and not adapt:
+        raise EvenhandError(
+            "qmaml(second_order=True, adapt=False): without the inner step there is nothing to differentiate through; "
+            "leave out one of them."
+        )
+    if not 0.0 < support < 1.0:
+        raise EvenhandError(f"qmaml(support={support}): the support set's share must lie between 0 and 1.")
+
+
+def _halves(data: ClientData, support: float) -> tuple[ClientData, ClientData]:
+    """A client's support and query sets."""
+    share = jnp.floor(support * data.size.astype(jnp.float32)).astype(jnp.int32)
+    count = jnp.clip(share, 1, jnp.maximum(data.size - 1, 1))
+    skipped = jnp.where(data.size < 2, 0, count)
+    query = data._replace(start=data.start + skipped, size=data.size - skipped)
+    return data._replace(size=jnp.minimum(count, data.size)), query
