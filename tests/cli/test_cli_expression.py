@@ -96,9 +96,14 @@ def composition(room: Kind, draw: random.Random, depth: int = 0, *, after: str =
     elif room.noun == "aggregator" and draw.random() < 0.6:  # so that risks are drawn often enough
         known = {"risk_weighted": known["risk_weighted"]}
     name, factory = draw.choice(sorted(known.items()))
+    either = draw.choice(("q", "aggregator"))  # of which qmaml takes one
     hints, arguments = get_type_hints(factory), list[str]()
     for parameter in inspect.signature(factory).parameters.values():
         must = parameter.default is parameter.empty
+        if name == "qmaml" and parameter.name in ("q", "aggregator"):
+            if parameter.name != either:
+                continue
+            must = True
         if {Model, Work} & set(alternatives(hints[parameter.name])):
             continue
         if must or (parameter.name not in _NEVER and draw.random() < 0.5):

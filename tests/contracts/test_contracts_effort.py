@@ -51,6 +51,7 @@ MORE = {
     "fedalt, nothing of it": "fedalt(personal=())",
     "mapper, large batches": "mapper(sgd(0.1, epochs=3), gammas=(0.25, 0.5))",
     "pfedme, three steps": "pfedme(lam=0.5, inner_step=0.5, inner_steps=3)",
+    "qmaml, second order": "qmaml(step_size=0.5, second_order=True, aggregator=mean())",
     "qmaml, without adaptation": "qmaml(q=0.5, step_size=0.5, adapt=False)",
 }
 
@@ -62,6 +63,7 @@ def expressions():
         needed = [each.name for each in parameters(factory).values() if each.default is each.empty]
         found.setdefault(name, f"{name}({', '.join(f'{each}={NEEDED.get(each, 0.5)}' for each in needed)})")
     found["qfedsgd"] = "qfedsgd(q=0.5, step_size=0.5)"
+    found["qmaml"] = "qmaml(q=0.5, step_size=0.5)"
     return found | MORE
 
 

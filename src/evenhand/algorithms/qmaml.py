@@ -74,11 +74,10 @@ def qmaml(
       server_opt, sampling: as in ``qfedavg``.
 
     Raises:
-      EvenhandError: a number out of range; both or neither of ``q`` and ``aggregator``; ``second_order`` without the
-        step to differentiate through.
+      EvenhandError: a number out of range, or both or neither of ``q`` and ``aggregator``.
 
-    Edge cases: a client with a single example uses it as support and as query.  Where the inner step is 0 or losses are
-    linear, both orders are the same.
+    Edge cases: a client with a single example uses it as support and as query.  Without the inner step,
+    or where losses are linear, both orders are the same.
 
     Differs from the papers in that every step uses all support and query examples, not a batch of each, and both sets
     are training examples.  A run's metrics are those of models finetuned on the support sets; for the accuracy before
@@ -100,7 +99,14 @@ def qmaml(
     Levine, ICML 2017; TR-MAML: Collins, Mokhtari and Shakkottai, *Task-Robust Model-Agnostic Meta-Learning*, NeurIPS
     2020; TERM-MAML: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, section on fair meta-learning.
     """
-    _check(q, step_size, adapt, second_order, support, aggregator)
+    if (q is None) == (aggregator is None):
+        raise EvenhandError(
+            "qmaml(): give either q=, for the step of q-FedAvg, or aggregator=, such as mean() for MAML."
+        )
+    if not 0.0 < step_size < float("inf"):
+        raise EvenhandError(f"qmaml(step_size={step_size}): the step must be a finite number above 0.")
+    if not 0.0 < support < 1.0:
+        raise EvenhandError(f"qmaml(support={support}): the support set's share must lie between 0 and 1.")
     whole_number("finetune_steps", finetune_steps, 0, 10**6)
     curvature = 1.0 / step_size if lipschitz is None else lipschitz
 
@@ -120,7 +126,7 @@ def qmaml(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
     ) -> tuple[Params, PyTree]:
         gradient = local.full_gradient(model, *adapted(params, data))
-        if second_order:
+        if second_order and adapt:
             # The step's Jacobian is symmetric, so that no reverse pass through the loop over examples is needed.
             support_set, _ = _halves(data, support)
             gradient = jax.jvp(lambda w: inner_step(w, support_set), (params,), (gradient,))[1]
@@ -130,7 +136,7 @@ def qmaml(
     def effort(data: ClientData) -> Effort:
         support_set, query = _halves(data, support)
         rows = support_set.size + query.size if adapt else query.size
-        return Effort(rows, rows + support_set.size if second_order else rows)
+        return Effort(rows, rows + support_set.size if second_order and adapt else rows)
 
     method = fedavg(
         local.Work(model, solve, effort),
@@ -149,30 +155,6 @@ def qmaml(
         adapt=finetuned if finetune_steps > 0 else None,
         name=f"qmaml({fair}step_size={step_size:g}{', second_order=True' if second_order else ''})",
     )
-
-
-def _check(
-    q: float | None,
-    step_size: float,
-    adapt: bool,
-    second_order: bool,
-    support: float,
-    aggregator: Aggregator | None,
-) -> None:
-    """Checks the arguments that no other part of the method checks."""
-    if (q is None) == (aggregator is None):
-        raise EvenhandError(
-            "qmaml(): give either q=, as in q-FedAvg, or aggregator=, such as eh.aggregators.mean() for MAML."
-        )
-    if not 0.0 < step_size < float("inf"):
-        raise EvenhandError(f"qmaml(step_size={step_size}): the step must be a finite number above 0.")
-    if second_order and not adapt:
-        raise EvenhandError(
-            "qmaml(second_order=True, adapt=False): without the inner step there is nothing to differentiate through; "
-            "leave out one of them."
-        )
-    if not 0.0 < support < 1.0:
-        raise EvenhandError(f"qmaml(support={support}): the support set's share must lie between 0 and 1.")
 
 
 def _halves(data: ClientData, support: float) -> tuple[ClientData, ClientData]:

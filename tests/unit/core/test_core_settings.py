@@ -47,7 +47,7 @@ NUMBERS: dict[Callable[..., Any], dict[str, Any]] = {
         "tied": False,
         "server_steps": 1,
     },
-    eh.algorithms.qmaml: {"adapt": True, "support": 0.5, "finetune_steps": 5},
+    eh.algorithms.qmaml: {"adapt": True, "second_order": False, "support": 0.5, "finetune_steps": 5},
     eh.risks.tail_mean: {"strict": False},
     eh.risks.tilted_value_at_risk: {"floor": 0.0},
     stochastic: {"two_batches": False},
