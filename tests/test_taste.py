@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"errors", "evaluation", "text", "_version"},
     "watch": {"errors"},
     "simulation": _MEASURED | {"_version", "live", "memory", "privacy", "records", "report", "watch"},
+    "sklearn": {"errors"},
     "studies": {
         "_platform",
         "data",

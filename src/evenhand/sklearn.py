@@ -83,7 +83,7 @@ class TiltedClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TiltedClassifier:
         """Fits the model to ``X``, ``(n, features)``, and the classes ``y``, ``(n,)``."""
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        table, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         _check(self.t, self.alpha)
         if self.over not in ("examples", "classes"):
@@ -92,8 +92,8 @@ class TiltedClassifier(ClassifierMixin, BaseEstimator):
         count, rows = len(self.classes_), np.arange(len(codes))
         if count < 2:
             raise EvenhandError("TiltedClassifier needs at least 2 classes, but all labels are of 1 class.")
-        p = _shares(sample_weight, X)
-        features = _Features.of(X, p)
+        p = _shares(sample_weight, table)
+        features = _Features.of(table, p)
         groups = codes if self.over == "classes" else None
 
         def objective(theta: NDArray, t: float) -> tuple[float, NDArray]:
@@ -105,7 +105,7 @@ class TiltedClassifier(ClassifierMixin, BaseEstimator):
             return features.penalised(value, weights[:, None] * slopes, coefficients, self.alpha)
 
         theta, self.objective_, self.n_iter_ = _minimum(
-            objective, np.zeros((X.shape[1] + 1) * count), self.t, self.max_iter, self.tol
+            objective, np.zeros((table.shape[1] + 1) * count), self.t, self.max_iter, self.tol
         )
         coefficients, intercept = features.unscaled(theta.reshape(-1, count))
         if count == 2:  # the second class against the first
@@ -116,8 +116,8 @@ class TiltedClassifier(ClassifierMixin, BaseEstimator):
     def decision_function(self, X: Any) -> NDArray:
         """Logits, ``(n, C)``; of two classes, that of the second against the first, ``(n,)``."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        scores = X @ self.coef_.T + self.intercept_
+        table = validate_data(self, X, dtype=np.float64, reset=False)
+        scores = table @ self.coef_.T + self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any) -> NDArray:
@@ -175,10 +175,10 @@ class TiltedRegressor(RegressorMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TiltedRegressor:
         """Fits the model to ``X``, ``(n, features)``, and the targets ``y``, ``(n,)``."""
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        table, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         _check(self.t, self.alpha)
-        p = _shares(sample_weight, X)
-        features, targets = _Features.of(X, p), np.asarray(y, np.float64)
+        p = _shares(sample_weight, table)
+        features, targets = _Features.of(table, p), np.asarray(y, np.float64)
         center = _median(targets, p)
         spread = 1.4826 * _median(np.abs(targets - center), p)
         self.scale_ = spread or math.sqrt(p @ np.square(targets - p @ targets)) or 1.0
@@ -190,7 +190,7 @@ class TiltedRegressor(RegressorMixin, BaseEstimator):
             return features.penalised(value, (2.0 * weights * residuals)[:, None], theta[:, None], self.alpha)
 
         theta, self.objective_, self.n_iter_ = _minimum(
-            objective, np.zeros(X.shape[1] + 1), self.t, self.max_iter, self.tol
+            objective, np.zeros(table.shape[1] + 1), self.t, self.max_iter, self.tol
         )
         coefficients, intercept = features.unscaled(theta[:, None])
         self.coef_ = self.scale_ * coefficients[0]
@@ -200,8 +200,8 @@ class TiltedRegressor(RegressorMixin, BaseEstimator):
     def predict(self, X: Any) -> NDArray:
         """The predictions, ``(n,)``."""
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        return X @ self.coef_ + self.intercept_
+        table = validate_data(self, X, dtype=np.float64, reset=False)
+        return table @ self.coef_ + self.intercept_
 
 
 # --- the tilted loss, its minimum, and features of one scale --------------------------------------------------------
@@ -264,12 +264,12 @@ class _Features(NamedTuple):
     scales: NDArray
 
     @staticmethod
-    def of(X: NDArray, p: NDArray) -> _Features:
-        means = p @ X
-        centred = X - means
+    def of(table: NDArray, p: NDArray) -> _Features:
+        means = p @ table
+        centred = table - means
         deviations = np.sqrt(p @ np.square(centred))
         scales = np.where(deviations > 1e-12 * np.maximum(1.0, np.abs(means)), deviations, np.inf)
-        return _Features(np.hstack([centred / scales, np.ones((len(X), 1))]), means, scales)
+        return _Features(np.hstack([centred / scales, np.ones((len(table), 1))]), means, scales)
 
     def scores(self, theta: NDArray) -> NDArray:
         """``(n, outputs)``, from ``(features + 1, outputs)`` with the intercepts last."""
@@ -287,16 +287,16 @@ class _Features(NamedTuple):
         return coefficients, theta[-1] - coefficients @ self.means
 
 
-def _shares(sample_weight: Any, X: NDArray) -> NDArray:
+def _shares(sample_weight: Any, table: NDArray) -> NDArray:
     """The sample weights, scaled to sum to 1."""
-    weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+    weights = _check_sample_weight(sample_weight, table, dtype=np.float64, ensure_non_negative=True)
     if not (total := weights.sum()) > 0:
         raise EvenhandError("All sample weights are zero: give at least one example some weight.")
     return weights / total
 
 
 def _median(values: NDArray, p: NDArray) -> float:
-    """The smallest value up to which at least half of the weight lies: the same if examples are repeated or weighted."""
+    """The smallest value up to which half of the weight lies: the same if examples are repeated or weighted."""
     order = np.argsort(values)
     return float(values[order][np.searchsorted(np.cumsum(p[order]), 0.5 - 1e-12)])
 

@@ -38,7 +38,7 @@ NDArray = npt.NDArray[Any]
 
 _STEPS = 1000
 """Most steps of the solver that needs no step size; it ends earlier, once no step descends."""
-_EVALUATIONS = 50
+_EVALUATIONS = 200
 """How often a fit is measured, unless told."""
 
 
@@ -139,7 +139,7 @@ def fit(
       valid_fraction: the share of each group's examples held out for validation; the parameters of the lowest
         validation risk are kept.
       patience: end after so many evaluations without a lower validation risk; None: never.
-      eval_every: steps between two evaluations; None: a fiftieth of the steps, and none for a solver given first.
+      eval_every: steps between two evaluations; None: a 200th of the steps, and none for a solver given first.
       seed: decides the initial parameters, if none are given, the rows for validation and the batches; None: 0, or that
         of ``after``.
       params: where to start; None: the model's own initial ones.
@@ -300,7 +300,11 @@ def _planned(
         outer = mean() if risk is None else risk
 
         def objective(part: _Rows) -> Risk:
-            return outer if inner is None else hierarchical(outer, inner, part.members, len(rows.groups))
+            return (
+                outer
+                if inner is None
+                else hierarchical(outer, inner, jnp.asarray(part.members), len(rows.groups))
+            )
 
         train = objective(rows.train)
         if optimiser is None:
@@ -346,7 +350,7 @@ class _Course:
         row = {"step": float(step)}
         for name, part in self._prepared.items():
             value = _value_of(model.apply, model.losses, self._risks[name].value)
-            row[f"{name}_risk"] = float(value(params, part.x, part.y))
+            row[f"{name}_risk"] = float(value(params, jnp.asarray(part.x), jnp.asarray(part.y)))
             by_group, sizes = evaluation.per_client(model, params, part), part.sizes
             has = sizes > 0
             row |= {

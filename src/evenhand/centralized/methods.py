@@ -14,6 +14,7 @@ from evenhand.centralized._solver import Solver, check_model
 from evenhand.centralized._weighting import Weighed, Weighting, weighted
 from evenhand.centralized.quasi_newton import RiskOf, quasi_newton
 from evenhand.errors import EvenhandError, expect, whole_number
+from evenhand.models import with_loss
 from evenhand.models.losses import Loss
 from evenhand.risks import hierarchical, mean
 from evenhand.sampling import uniform
@@ -96,10 +97,7 @@ def fit(
     """
     check_model(model)
     whole_number("steps", steps, 1, 10**6)
-    if loss is not None:
-        from evenhand.models import with_loss
-
-        model = with_loss(model, loss)
+    model = model if loss is None else with_loss(model, loss)
     solver = _solver(model, risk, inner, weighting, learning_rate, batch_size, length)
 
     def begin(params: Params, x: Array, y: Array) -> _State:
