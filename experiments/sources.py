@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import os
 import tomllib
 from collections import Counter
@@ -74,6 +73,10 @@ def problems(data: Table) -> list[str]:
             listed = [entry["number"] for entry in part["entries"] if entry["kind"] == kind]
             if listed != numbers(part[f"{kind}s"]):
                 found.append(f"{part['title']}: {kind}s {listed}, not {part[f'{kind}s']!r}")
+    cited = {path for _, entry in _entries(data) for path in entry.get("runs", [])} | set(data["others"])
+    saved = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("experiments/*/results/**/*.json")}
+    found += [f"{path} is in no entry, and not among the others" for path in sorted(saved - cited)]
+    found += [f"{path} does not exist" for path in data["others"] if path not in saved]
     for part, entry in _entries(data):
         found += [f"{part['title']}, {entry['kind']} {entry['number']}: {wrong}" for wrong in _wrong(entry)]
     return found
@@ -139,13 +142,7 @@ def _wrong(entry: Table) -> list[str]:
     paths = [(path, folder) for key, folder in places for path in entry[key]]
     found += [f"{path} is not in {folder}/" for path, folder in paths if Path(path).parts[0] != folder]
     found += [f"{path} does not exist" for path, _ in paths if not (ROOT / path).is_file()]
-    found += [f"{path} has no results" for path in entry["runs"] if not _has_results(ROOT / path)]
     return found
-
-
-def _has_results(path: Path) -> bool:
-    """Whether a file of results is JSON with numbers; other files are modules."""
-    return path.suffix == ".py" or (path.is_file() and bool(json.loads(path.read_text(encoding="utf-8"))))
 
 
 def _counts(parts: list[Table]) -> str:

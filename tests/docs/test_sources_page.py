@@ -21,7 +21,7 @@ def test_the_page_is_made_from_the_file() -> None:
 
 
 def test_nothing_is_wrong_with_the_file() -> None:
-    """Names import, files exist, verdicts are of the four words, nothing is empty, and numbers have no gaps."""
+    """Names import, files exist, all results are used, verdicts are of four words, and no number is left out."""
     assert problems(DATA) == []
 
 
@@ -91,6 +91,8 @@ def _first(data: Any) -> dict[str, Any]:
         (lambda data: data["parts"][1]["entries"].pop(5), "figures .*, not '3.1 to 3.12'"),
         (lambda data: data["parts"][1].update(figures="3.2 to 3.12"), "3.2 does not follow the one before"),
         (lambda data: data["parts"][2].update(algorithms="4 to 5"), "16 algorithms in spans, not 17"),
+        (lambda data: data["others"].pop(0), "is in no entry, and not among the others"),
+        (lambda data: data["others"].append("experiments/none.json"), "experiments/none.json does not exist"),
     ],
 )
 def test_what_is_wrong_is_seen(spoil: Callable[[Any], Any], sentence: str) -> None:
