@@ -60,26 +60,28 @@ def numbers(span: str) -> list[str]:
 
 def problems(data: Table) -> list[str]:
     """What is wrong with the file, a sentence each."""
-    found = []
+    sentences = []
     for source in data["sources"]:
         parts = [part for part in data["parts"] if part["source"] == source["key"]]
         for kind in KINDS:
             spans = [number for part in parts for number in numbers(part[f"{kind}s"])]
             if len(spans) != source[f"{kind}s"]:
-                found.append(f"{source['key']}: {len(spans)} {kind}s in spans, not {source[f'{kind}s']}")
-            found += [f"{source['key']}: {gap}" for gap in _gaps(kind, spans)]
+                sentences.append(f"{source['key']}: {len(spans)} {kind}s in spans, not {source[f'{kind}s']}")
+            sentences += [f"{source['key']}: {gap}" for gap in _gaps(kind, spans)]
     for part in data["parts"]:
         for kind in KINDS:
             listed = [entry["number"] for entry in part["entries"] if entry["kind"] == kind]
             if listed != numbers(part[f"{kind}s"]):
-                found.append(f"{part['title']}: {kind}s {listed}, not {part[f'{kind}s']!r}")
+                sentences.append(f"{part['title']}: {kind}s {listed}, not {part[f'{kind}s']!r}")
     cited = {path for _, entry in _entries(data) for path in entry.get("runs", [])} | set(data["others"])
     saved = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("experiments/*/results/**/*.json")}
-    found += [f"{path} is in no entry, and not among the others" for path in sorted(saved - cited)]
-    found += [f"{path} does not exist" for path in data["others"] if path not in saved]
+    sentences += [f"{path} is in no entry, and not among the others" for path in sorted(saved - cited)]
+    sentences += [f"{path} does not exist" for path in data["others"] if path not in saved]
     for part, entry in _entries(data):
-        found += [f"{part['title']}, {entry['kind']} {entry['number']}: {wrong}" for wrong in _wrong(entry)]
-    return found
+        sentences += [
+            f"{part['title']}, {entry['kind']} {entry['number']}: {wrong}" for wrong in _wrong(entry)
+        ]
+    return sentences
 
 
 def page(data: Table) -> str:
@@ -110,39 +112,39 @@ def _entries(data: Table) -> Iterator[tuple[Table, dict[str, Any]]]:
 
 def _gaps(kind: str, spans: list[str]) -> list[str]:
     """Numbers that do not follow the one before; the first of a chapter is 1."""
-    found, before = [], {}
+    sentences, before = [], {}
     for number in spans:
         chapter, _, last = number.rpartition(".")
         position = _ROMAN.index(last) + 1 if last in _ROMAN else int(last)
         if position != before.get(chapter, 0) + 1:
-            found.append(f"{kind} {number} does not follow the one before")
+            sentences.append(f"{kind} {number} does not follow the one before")
         before[chapter] = position
-    return found
+    return sentences
 
 
 def _wrong(entry: Table) -> list[str]:
     """What is wrong with an entry."""
     if missing := [name for name in _OWN if name not in entry]:
         return [f"has no {', '.join(missing)}"]
-    found = [f"{name} is empty" for name in ("title", "code", "verdict", "reason") if not entry[name]]
+    sentences = [f"{name} is empty" for name in ("title", "code", "verdict", "reason") if not entry[name]]
     if entry["verdict"] not in VERDICTS:
-        found.append(f"verdict {entry['verdict']!r}")
+        sentences.append(f"verdict {entry['verdict']!r}")
     if entry["verdict"] == "not run" and entry["runs"]:
-        found.append("not run, but has results")
+        sentences.append("not run, but has results")
     if entry["verdict"] != "not run" and not entry["runs"] + entry["tests"]:
-        found.append("has neither results nor a test")
+        sentences.append("has neither results nor a test")
     for name in entry["code"]:
         try:
             if not name.startswith("evenhand."):
-                found.append(f"{name} is not in the library")
+                sentences.append(f"{name} is not in the library")
             named(name)
         except (ImportError, KeyError):
-            found.append(f"{name} does not exist")
+            sentences.append(f"{name} does not exist")
     places = [("runs", "experiments"), ("tests", "tests")]
     paths = [(path, folder) for key, folder in places for path in entry[key]]
-    found += [f"{path} is not in {folder}/" for path, folder in paths if Path(path).parts[0] != folder]
-    found += [f"{path} does not exist" for path, _ in paths if not (ROOT / path).is_file()]
-    return found
+    sentences += [f"{path} is not in {folder}/" for path, folder in paths if Path(path).parts[0] != folder]
+    sentences += [f"{path} does not exist" for path, _ in paths if not (ROOT / path).is_file()]
+    return sentences
 
 
 def _counts(parts: list[Table]) -> str:
