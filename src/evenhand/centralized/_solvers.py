@@ -273,7 +273,8 @@ def grouped(
 
 def descended(optimiser: optax.GradientTransformation, state: Any, gradient: Params) -> Any:
     """The state of a solver after the optimiser's step along a gradient."""
-    updates, memory = optimiser.update(gradient, state.optimiser, state.params)
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes types inside
+        updates, memory = optimiser.update(gradient, state.optimiser, state.params)
     return state._replace(params=tree.add(state.params, updates), optimiser=memory)
 
 

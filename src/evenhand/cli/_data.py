@@ -57,6 +57,8 @@ class DataOptions:
     """digits, mnist, fashion-mnist, synthetic:ALPHA,BETA, synthetic:iid, or a path: `evenhand list data`"""
     client_column: str = "client"
     """the column (or .npz array) of client ids; A,B: a client for each combination of two columns"""
+    groups: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: one group)")] = None
+    """fit only: the column of groups, such as age bands, for which results are given one by one; A,B: combinations"""
     label_column: str = "label"
     """the column (or .npz array) to predict; all other columns are features"""
     weight_column: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: one each)")] = None
@@ -94,6 +96,22 @@ class DataOptions:
     data_seed: int = 0
     """seed of partition, split and synthetic examples; --seed does not change the data"""
 
+    def pooled(self) -> DataOptions:
+        """The same for a method that trains on all examples together: groups in the place of clients, or none.
+
+        Raises:
+          EvenhandError: clients are asked for.
+        """
+        if self.groups is None:
+            is_asked = self.client_column != "client" or self.clients is not None
+            return self if is_asked or _kind(self.data) in ("synthetic", "LEAF") else replace(self, clients=1)
+        if self.client_column not in ("client", self.groups):
+            raise EvenhandError(
+                f"--client-column {self.client_column} --groups {self.groups}: groups take the place of clients, so give "
+                "one of them."
+            )
+        return replace(self, client_column=self.groups)
+
     def load(self) -> FederatedDataset:
         """The data set.
 
@@ -105,6 +123,11 @@ class DataOptions:
             raise EvenhandError(
                 f"--regression is for labels that are real numbers, but those of {self.data} are classes: leave it "
                 "out, or name other data with --data."
+            )
+        if self.groups not in (None, self.client_column):
+            raise EvenhandError(
+                f"--groups {self.groups} is for fit(...), which trains on all examples together: for other methods name "
+                "the clients with --client-column."
             )
         kind, _, parameters = self.data.partition(":")
         if kind == "synthetic":

@@ -21,6 +21,7 @@ from tyro.conf import Positional, arg, subcommand
 from evenhand._version import __version__
 from evenhand.cli import _arguments, _methods
 from evenhand.cli._arguments import hyphenated, options_of, split, values_of
+from evenhand.cli._fit import FitCommand
 from evenhand.cli._methods import COMPOSED, METHODS, NamedMethod
 from evenhand.cli._restored import PredictCommand, ResumeCommand, recorded, recorded_run
 from evenhand.cli._run import RunCommand
@@ -38,6 +39,7 @@ _EXAMPLES = {
   evenhand run fedavg --data digits --rounds 50 --cohort 10 --out runs/a
   evenhand run fedprox --mu 0.1 --config runs/a --out runs/b
   evenhand study fedavg 'fedprox(mu={0.1, 1})' --lr 0.03,0.1 --out studies/a
+  evenhand fit 'tilted(t=50)' --data t.csv         one model, without clients
   evenhand resume runs/a                           continues where it stopped
   evenhand compare runs/a runs/b --out compare.html
   evenhand predict runs/a --data new.csv --out predictions.csv
@@ -56,6 +58,11 @@ _EXAMPLES = {
   evenhand study fedavg 'fedprox(mu={0.01, 0.1, 1})' --lr 0.03,0.1,0.3 --out studies/a
   evenhand study fedavg 'qfedavg(q={0.1, 1})' --select valid:worst10 --data my.csv
   evenhand study --plan plan.toml --dry-run        how many runs, and about how long""",
+    "fit": """\
+  evenhand fit 'tilted(t=-2)' --data t.csv --label-column y --regression
+  evenhand fit 'tilted(t=50)' --data t.csv --label-column y --groups age_band --seeds 5
+  evenhand fit 'fit(risk=tilted(t=50), inner=mean())' --data t.csv --label-column y
+  evenhand study 'fit()' 'fit(risk=tilted({-2,-1}))' 'fit(loss=focal(gamma={1,2}))' --data t.csv""",
     "resume": """\
   evenhand resume runs/a
   evenhand resume runs/a --rounds 200              trains further""",
@@ -109,6 +116,7 @@ class Command(Protocol):
 _COMMANDS: dict[str, type[Command]] = {
     "run": RunCommand,
     "study": StudyCommand,
+    "fit": FitCommand,
     "resume": ResumeCommand,
     "compare": CompareCommand,
     "predict": PredictCommand,
@@ -241,7 +249,7 @@ def parse(words: Sequence[str]) -> Command:
         spelled = planned(spelled)
     others = {name: options_of(other) for name, other in _COMMANDS.items()}
     made = _arguments.construct(command, values_of(spelled, options, others, words[0], words[0]))
-    if isinstance(made, StudyCommand):
+    if isinstance(made, StudyCommand | FitCommand):
         made.check()
     return made
 

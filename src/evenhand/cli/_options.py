@@ -200,6 +200,12 @@ class Recipe(NamedTuple):
             self._replace(work=work).build(toy_model() if model is None else model)
         return bool(asked)
 
+    def pools(self) -> bool:
+        """Whether the method trains on the examples of all clients together."""
+        with suppress(ModelError):  # a toy model is not the user's
+            return self.build(toy_model()).pooled is not None
+        return False
+
     def funded(self, data: FederatedDataset, model: Model) -> Recipe:
         """The same with the least noise that the budget of privacy allows on ``data``, where the method has none.
 

@@ -55,6 +55,11 @@ class RunCommand:
 
     def execute(self) -> int:
         """Trains, writes the run folder and returns the exit code."""
+        if self.recipe.pools():
+            return replace(self, data=self.data.pooled())._execute()
+        return self._execute()
+
+    def _execute(self) -> int:
         options = self.training
         names = (self.method[:60], Path(self.data.data).name, str(options.seed))
         folder = options.out or default_folder("runs", *names)

@@ -104,7 +104,7 @@ class StudyCommand:
         names = (*[name[:30] for name in methods][:4], Path(self.data.data).name)
         folder = options.out or default_folder("studies", *names)
         watching = _options.trackers(options.watch, folder)
-        data = self.data.load()
+        data = self._source.load()
         notes = [text for method in methods.values() for text in shadowed(method.text)]
         say(console, *remarks(data), *notes)
         say(console, *self._too_few(), style="yellow")
@@ -259,11 +259,11 @@ class StudyCommand:
         return parse(text, kind, model, lambda: self.grid.work(model, {}))
 
     def _seeds(self) -> int | list[int]:
-        return _seeds("seeds", self.study.seeds)
+        return seeds_of("seeds", self.study.seeds)
 
     def _tuning_seeds(self) -> int | list[int] | None:
         text = self.study.tuning_seeds
-        return None if text is None else _seeds("tuning_seeds", text)
+        return None if text is None else seeds_of("tuning_seeds", text)
 
     def _too_few(self) -> Iterator[str]:
         """A sentence, before anything is trained, where no difference between the methods can be significant."""
@@ -286,7 +286,17 @@ class StudyCommand:
         ).checked()
 
     def _drawn(self, seed: int) -> FederatedDataset:
-        return replace(self.data, data_seed=self.data.data_seed + seed).load()
+        return replace(self._source, data_seed=self.data.data_seed + seed).load()
+
+    @property
+    def _source(self) -> DataOptions:
+        """The data; methods that train on all examples together need no clients, if all methods are such."""
+        settings = [
+            method.fill({name: values[0] for name, values in method.axes.items()})
+            for method in self._methods().values()
+        ]
+        recipes = [Recipe(text, lambda model: self.grid.work(model, {})) for text in settings]
+        return self.data.pooled() if all(recipe.pools() for recipe in recipes) else self.data
 
     def _about(self) -> dict[str, Any]:
         """What the page tells of the runs: what decides their numbers, and the command."""
@@ -324,7 +334,7 @@ class StudyCommand:
         )
 
 
-def _seeds(name: str, text: str) -> int | list[int]:
+def seeds_of(name: str, text: str) -> int | list[int]:
     """How many seeds, or which."""
     seeds = _options.several(name, text, int)
     if "," not in text:

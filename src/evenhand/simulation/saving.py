@@ -19,7 +19,7 @@ from evenhand._version import __version__
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.models import losses
-from evenhand.report import among, covered, honest, statistics, write_clients_csv
+from evenhand.report import RunView, among, covered, honest, statistics, write_clients_csv
 from evenhand.simulation import folder as files
 from evenhand.simulation.folder import Arrays, NDArray
 from evenhand.simulation.results import Results, Who
@@ -156,11 +156,24 @@ def write_summary(
         "info": {name: value for name, value in run.info.items() if name not in BESIDE_INFO},
         **about,
     }
+    if run.algorithm.pooled is not None:
+        summary["groups"] = by_group(run.view())
     if (account := run.privacy) is not None:
         releases = [release._asdict() for release in account.releases]
         summary |= {"privacy": account.in_words(), "account": {**account._asdict(), "releases": releases}}
     with records.writing(folder / files.SUMMARY):
         records.write_text(folder / files.SUMMARY, records.json_text(summary))
+
+
+def by_group(view: RunView) -> dict[str, dict[str, dict[str, float]]]:
+    """Group -> split -> metric -> number, of a method that trains on the examples of all groups together."""
+    return {
+        group: {
+            split: {name: float(values[k]) for name, values in metrics.items()}
+            for split, metrics in view.clients.items()
+        }
+        for k, group in enumerate(view.client_ids)
+    }
 
 
 def measurements(run: Results) -> dict[str, NDArray]:
