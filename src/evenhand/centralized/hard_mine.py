@@ -40,10 +40,10 @@ def hard_mine(*, rare: int | None = None) -> Weighting:
     same number for each of them, and so keeps the first ones: here each has its own loss.
 
     Example:
-      >>> import evenhand as eh, jax, jax.numpy as jnp
+      >>> import evenhand as eh, jax.numpy as jnp
       >>> y, losses = jnp.array([0, 0, 0, 1]), jnp.array([1.0, 3.0, 2.0, 0.0])
       >>> mine = hard_mine(rare=1)
-      >>> batch = eh.centralized.Weighed((), None, y, losses, jnp.float32(0), jax.random.key(0))
+      >>> batch = eh.centralized.Weighed((), x=None, y=y, losses=losses, progress=0.0, key=None)
       >>> mine.weigh(None, mine.init(None, None, y), batch)[0].tolist()
       [0.0, 2.0, 0.0, 2.0]
 

@@ -40,10 +40,10 @@ def inverse_ratio() -> Weighting:
     :math:`2 m \pi_{\text{rare}} \pi_{\text{common}} \alpha` here, for batches of :math:`m`.
 
     Example:
-      >>> import evenhand as eh, jax, jax.numpy as jnp
+      >>> import evenhand as eh, jax.numpy as jnp
       >>> y = jnp.array([0, 0, 0, 1])
       >>> even = inverse_ratio()
-      >>> batch = eh.centralized.Weighed((), None, y, jnp.ones(4), jnp.float32(0), jax.random.key(0))
+      >>> batch = eh.centralized.Weighed((), x=None, y=y, losses=jnp.ones(4), progress=0.0, key=None)
       >>> [round(w, 3) for w in even.weigh(None, even.init(None, None, y), batch)[0].tolist()]
       [0.667, 0.667, 0.667, 2.0]
 

@@ -67,7 +67,8 @@ def learn_to_reweight(
       >>> model = eh.models.linear_regression(features=1)
       >>> params = model.init(jax.random.key(0))  # predicts 0
       >>> x, y = jnp.ones((3, 1)), jnp.array([1.0, 3.0, -1.0])
-      >>> batch = eh.centralized.Weighed(params, x, y, jnp.square(y), jnp.float32(0), jax.random.key(0))
+      >>> losses = model.losses(model.apply(params, x), y)
+      >>> batch = eh.centralized.Weighed(params, x=x, y=y, losses=losses, progress=0.0, key=None)
       >>> clean = learn_to_reweight(jnp.ones((1, 1)), jnp.array([2.0]))
       >>> clean.weigh(model, (), batch)[0].tolist()
       [0.75, 2.25, 0.0]

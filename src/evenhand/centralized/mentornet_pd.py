@@ -63,10 +63,10 @@ def mentornet_pd(
 
     Example:
       >>> import evenhand as eh, jax, jax.numpy as jnp
-      >>> losses = jnp.array([0.0, 1.0, 2.0, 3.0, 10.0])
+      >>> losses, key = jnp.array([0.0, 1.0, 2.0, 3.0, 10.0]), jax.random.key(0)
       >>> mentor = mentornet_pd(percentile=75, gamma=2.0, early_dropout=0.0, late_dropout=0.0)
       >>> def weights(progress):
-      ...     batch = eh.centralized.Weighed((), None, None, losses, jnp.float32(progress), jax.random.key(0))
+      ...     batch = eh.centralized.Weighed((), x=None, y=None, losses=losses, progress=progress, key=key)
       ...     return mentor.weigh(None, mentor.init(None, None, None), batch)[0].tolist()
       >>> weights(0.0), weights(0.5), weights(0.9)
       ([1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.75, 0.25, 0.0])

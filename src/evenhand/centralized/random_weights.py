@@ -25,7 +25,8 @@ def random_weights() -> Weighting:
 
     Example:
       >>> import evenhand as eh, jax, jax.numpy as jnp
-      >>> batch = eh.centralized.Weighed((), None, None, jnp.ones(1000), jnp.float32(0), jax.random.key(0))
+      >>> key = jax.random.key(0)
+      >>> batch = eh.centralized.Weighed((), x=None, y=None, losses=jnp.ones(1000), progress=0.0, key=key)
       >>> weights, _ = random_weights().weigh(None, (), batch)
       >>> round(float(weights.mean()), 3), round(float((weights == 0).mean()), 1)
       (1.0, 0.5)

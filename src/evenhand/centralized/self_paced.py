@@ -35,10 +35,10 @@ def self_paced(percentile: float = 70.0, *, momentum: float = 0.5) -> Weighting:
     does.  The percentile is interpolated between two losses; the reference code takes the nearer of them.
 
     Example:
-      >>> import evenhand as eh, jax, jax.numpy as jnp
+      >>> import evenhand as eh, jax.numpy as jnp
       >>> losses = jnp.array([0.0, 1.0, 2.0, 3.0, 10.0])
       >>> paced = self_paced(percentile=75)
-      >>> batch = eh.centralized.Weighed((), None, None, losses, jnp.float32(0), jax.random.key(0))
+      >>> batch = eh.centralized.Weighed((), x=None, y=None, losses=losses, progress=0.0, key=None)
       >>> weights, average = paced.weigh(None, paced.init(None, None, None), batch)
       >>> weights.tolist(), float(average)
       ([1.0, 1.0, 0.0, 0.0, 0.0], 1.5)

@@ -338,7 +338,7 @@ def numbers_around(steps: int) -> np.ndarray:
     return np.unique(np.clip(borders[:, None] + np.arange(-1, 2), 0, steps - 1))
 
 
-@pytest.mark.parametrize("steps", [7, 100, 300, 4000, 39_000])
+@pytest.mark.parametrize("steps", [7, 100, 1700, 3900, 39_000])
 def test_progress_turns_into_whole_percents_exactly(steps: int) -> None:
     """Losses and an average whose weights tell the three parts of training apart, and the drop-outs their number."""
     numbers = numbers_around(steps)
@@ -448,6 +448,15 @@ def test_without_a_weight_of_the_clean_examples_reweighting_is_plain() -> None:
     none, some = (learn_to_reweight(CLEAN_X, CLEAN_Y, kappa=kappa) for kappa in (0.0, 0.5))
     np.testing.assert_allclose(in_library(none, 10), in_library(PLAIN, 10), rtol=1e-5)
     assert np.abs(in_library(some, 10) - in_library(PLAIN, 10)).max() > 1e-3
+
+
+def test_the_virtual_step_size_cancels_from_weights_of_zero() -> None:
+    batch = seen(np.ones(12), jnp.asarray(Y), params=jnp.asarray(START), x=jnp.asarray(X))
+    weights = [
+        learn_to_reweight(CLEAN_X, CLEAN_Y, step=step, kappa=kappa).weigh(LINEAR, (), batch)[0].tolist()
+        for step, kappa in ((1.0, None), (0.1, None), (1.0, 0.5), (0.1, 0.5))
+    ]
+    assert weights[0] == weights[1] != weights[2] != weights[3]
 
 
 def test_examples_that_all_harm_the_clean_ones_have_no_weight() -> None:
