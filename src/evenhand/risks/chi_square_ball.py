@@ -12,8 +12,8 @@ from evenhand.types import Array, Risk
 
 __all__ = ["chi_square_ball"]
 
-_MOST = 1e30
-"""A larger radius counts as this one, which only equal weights of 1e-30 could tell apart."""
+_WIDEST = 1e30
+"""The largest variance of the ratios of weights; a larger one might overflow a float32."""
 
 
 def chi_square_ball(rho: float) -> Risk:
@@ -62,25 +62,25 @@ def chi_square_ball(rho: float) -> Risk:
         raise EvenhandError(f"chi_square_ball(rho={rho}): the radius rho must be a finite number >= 0.")
     if rho == 0:
         return linear(lambda losses, p: p)
-    spread = min(2.0 * rho, _MOST)
-    return linear(lambda losses, p: _ball_weights(losses, p, spread))
+    variance = min(2.0 * rho, _WIDEST)
+    return linear(lambda losses, p: _ball_weights(losses, p, variance))
 
 
-def _ball_weights(losses: Array, p: Array, spread: float) -> Array:
-    """The weights for ratios ``q / p`` of a variance of at most ``spread``, and for ``p`` that sums to 1."""
+def _ball_weights(losses: Array, p: Array, variance: float) -> Array:
+    """The weights for ratios ``q / p`` of a variance of at most ``variance``, and for ``p`` that sums to 1."""
     losses, present = pinned(losses), p > 0
     # The distance of each loss from the largest, in units of their range: its square neither overflows nor vanishes.
     depth = jnp.where(present, jnp.max(jnp.where(present, losses, -jnp.inf)) - losses, 0.0)
     deepest = jnp.max(depth)
-    depth = jnp.where(present, depth, deepest) / jnp.where(deepest > 0, deepest, 1.0)
-    share, centre, bottom, reach = _active_set(depth, p, spread)
+    depth = depth / jnp.where(deepest > 0, deepest, 1.0)
+    share, centre, bottom, reach = _active_set(depth, p, variance)
     tilt = jnp.where(reach > 0, (centre - depth) / jnp.where(reach > 0, reach, 1.0), 0.0)
     weights = jnp.where(depth <= bottom, p / share * jnp.maximum(1.0 + tilt, 0.0), 0.0)
     return weights / jnp.where(jnp.any(present), jnp.sum(weights), 1.0)
 
 
-def _active_set(depth: Array, p: Array, spread: float) -> tuple[Array, Array, Array, Array]:
-    """The weight of the losses above the threshold, their mean and largest depth, the threshold's depth below the mean."""
+def _active_set(depth: Array, p: Array, variance: float) -> tuple[Array, Array, Array, Array]:
+    """Of the losses above the threshold: weight, mean and largest depth, and the threshold's depth below the mean."""
     order = jnp.argsort(depth)
     ranked, base = depth[order], p[order]
     mass, none = jnp.cumsum(base), jnp.zeros(1, p.dtype)
@@ -92,7 +92,7 @@ def _active_set(depth: Array, p: Array, spread: float) -> tuple[Array, Array, Ar
     weight = jnp.where(before > 0, base / jnp.where(before > 0, before * mass, 1.0), 0.0)
     squares = jnp.cumsum(weight * jnp.square(earlier))
     # With the next loss for the threshold, the ratios vary enough.
-    room = spread * mass - left
+    room = variance * mass - left
     fits = (above > 0) & (squares * mass <= jnp.square(above) * room)
     last = jnp.where(jnp.any(fits), jnp.argmax(fits), p.shape[0] - 1)
     share = jnp.where(mass[last] > 0, mass[last], 1.0)

@@ -30,7 +30,7 @@ _RADII = (1e-3, 0.1, 0.6, 2.0, 8.0)
         (47 / 81, (0, 0, 1 / 9, 1 / 3, 5 / 9)),
         (8 / 9, (0, 0, 0, 1 / 3, 2 / 3)),
         (2.0, (0, 0, 0, 0, 1)),
-        (1e38, (0, 0, 0, 0, 1)),
+        (8e307, (0, 0, 0, 0, 1)),
     ],
 )
 def test_five_losses_by_hand(rho: float, weights: tuple[float, ...]) -> None:
@@ -140,6 +140,12 @@ def test_the_ends_are_the_mean_and_the_largest_loss() -> None:
     shared = [measure(_ball(edge * by), [5.0, 1, 5, 2], [1.0, 5, 2, 2]).weights for by in (1.001, 0.9)]
     np.testing.assert_allclose(shared[0], [1 / 3, 0, 2 / 3, 0], atol=1e-13)
     assert shared[1][3] > 1e-3
+    for kind in (
+        np.float64,
+        np.float32,
+    ):  # numbers that are exact in binary: the largest loss is reached exactly
+        exactly = measure(_ball(1.5), [1.0, 2.0, 3.0, 4.0], dtype=kind)
+        assert exactly.weights.tolist() == [0, 0, 0, 1] and exactly.value == 4
 
 
 def test_without_caps_the_squared_superquantile_has_the_ball_of_its_penalty() -> None:

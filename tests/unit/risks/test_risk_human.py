@@ -133,6 +133,7 @@ def test_float32_is_exact_for_many_losses_of_any_size() -> None:
     f = np.random.default_rng(3).permutation(100_000).astype(np.float32)
     exact, narrow = (measure(_human(0.01, 0.0), f, dtype=kind) for kind in (np.float64, np.float32))
     np.testing.assert_allclose(narrow.weights, exact.weights, atol=1e-5 * 4e-5)
+    assert narrow.weights.min() >= 0
     assert narrow.weights.sum(dtype=np.float64) == pytest.approx(1, abs=1e-6)
     five = np.array([3, 1, 5, 2, 4], np.float32)
     weights = measure(_human(0.01, 0.0), five, dtype=np.float32).weights
