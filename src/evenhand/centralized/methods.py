@@ -70,7 +70,8 @@ def fit(
       risk: :math:`R`, such as ``eh.risks.tilted(50.0)``.
       inner: the risk within each class of the labels, such as ``eh.risks.mean()``: ``risk`` is then one over classes, as
         in hierarchical TERM.  None: ``risk`` is over all examples.
-      loss: of each example, such as ``eh.models.losses.focal(2.0)``; None: the model's own.
+      loss: of each example in training, such as ``eh.models.losses.focal(2.0)``; what is reported is the model's own,
+        so that methods with different losses can be compared.  None: the model's own.
       weighting: of examples, such as ``eh.centralized.self_paced()``, in place of a risk.
       learning_rate: the step size of Adam; None: 0.01 with batches or a weighting, else L-BFGS, which has no step size
         to choose.
@@ -97,7 +98,9 @@ def fit(
     """
     check_model(model)
     whole_number("steps", steps, 1, 10**6)
-    model = model if loss is None else with_loss(model, loss)
+    if loss is not None:
+        reported = {"loss": model.losses, **model.metrics}
+        model = with_loss(model, loss)._replace(metrics=reported)
     solver = _solver(model, risk, inner, weighting, learning_rate, batch_size, length)
 
     def begin(params: Params, x: Array, y: Array) -> _State:

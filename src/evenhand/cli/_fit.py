@@ -25,8 +25,8 @@ from evenhand.expressions import canonical
 from evenhand.expressions.reading import outermost
 from evenhand.records import json_text, write_text, writing
 from evenhand.report import RunView, compare, write_report
-from evenhand.simulation import load_run
 from evenhand.simulation import folder as files
+from evenhand.simulation import load_run
 from evenhand.simulation.saving import by_group
 
 _DEFAULT_OUT = "(default: runs/fit-DATA)"
@@ -114,7 +114,9 @@ class FitCommand:
         if self.data.valid_fraction == 0.0 and self.fit.keep.startswith("best:valid"):
             raise EvenhandError(f"--keep {self.fit.keep} needs validation examples: give --valid-fraction.")
         places = call.positional if call.name == "fit" else []
-        return canonical(f"fit({', '.join([*places, *(f'{name}={value}' for name, value in words.items())])})")
+        return canonical(
+            f"fit({', '.join([*places, *(f'{name}={value}' for name, value in words.items())])})"
+        )
 
     @property
     def _folder(self) -> Path:

@@ -25,6 +25,7 @@ from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError, EvenhandWarning, ModelError, perhaps, whole_number
 from evenhand.expressions import parse, with_noise
 from evenhand.expressions.reading import NOISE
+from evenhand.models import linear_regression
 from evenhand.models.losses import Loss
 from evenhand.privacy import Account, account, spent, usual_delta
 from evenhand.testing import toy_model
@@ -202,8 +203,9 @@ class Recipe(NamedTuple):
 
     def pools(self) -> bool:
         """Whether the method trains on the examples of all clients together."""
-        with suppress(ModelError):  # a toy model is not the user's
-            return self.build(toy_model()).pooled is not None
+        for model in (toy_model(), linear_regression(1)):  # losses may be for classes, or for real targets
+            with suppress(ModelError):
+                return self.build(model).pooled is not None
         return False
 
     def funded(self, data: FederatedDataset, model: Model) -> Recipe:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy.typing as npt
 
 from evenhand._platform import check_process
-from evenhand.errors import Argument, EvenhandError, expect
+from evenhand.errors import Argument, EvenhandError, ModelError, expect
 from evenhand.models.losses import Loss, LossLike, LossName, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
 
@@ -261,8 +261,10 @@ def with_loss(model: Model, loss: LossLike) -> Model:
 
     Raises:
       EvenhandError: the loss has an unknown name; the metrics say that the model is for classes and the loss for real
-        targets, or the reverse; the outputs are no array, as those of :func:`svm`, which hold a penalty beside the
-        score; or the model reports another loss than its own, as those of :func:`standardized` do.
+        targets, or the reverse; or the outputs are no array, as those of :func:`svm`, which hold a penalty beside the
+        score.
+
+    Edge cases: a model of :func:`standardized` is trained by the loss in standard units, and reports what it did before.
 
     Example:
       >>> from evenhand import models
@@ -278,23 +280,19 @@ def with_loss(model: Model, loss: LossLike) -> Model:
             given, ": give a function (outputs, y) -> (rows,), or a loss such as focal(gamma=2.0)."
         )
     if model.name.startswith("svm("):
-        raise EvenhandError(
+        raise ModelError(
             given,
             f" does not fit {whose}, whose outputs are a score and a penalty: give a model of one array.",
-        )
-    if "loss" in model.metrics:
-        raise EvenhandError(
-            given,
-            f": {whose} reports a loss of its own. Give the loss first, as in standardized(with_loss(...), ...).",
         )
     own = default_metrics(row_loss)
     for_model, for_loss = _labels_of(model.metrics), _labels_of(own)
     if for_model and for_loss and for_model != for_loss:
-        raise EvenhandError(
+        raise ModelError(
             given, f" is for {for_loss}, and {whose} for {for_model}: give a loss of {for_model}."
         )
+    is_scaled = isinstance(model.losses, _Trained)
     return model._replace(
-        losses=row_loss,
+        losses=model.losses._replace(function=row_loss) if is_scaled else row_loss,
         metrics=dict(model.metrics or own),
         name=_name_with(model.name, name),
     )

@@ -83,7 +83,7 @@ def test_results_by_group_are_those_of_the_groups_rows() -> None:
     theta = flat(fitted.params)
     assert fitted.groups == ("common", "rare")
     assert fitted.sizes["train"].tolist() == [45, 15]
-    expected = [squared(theta)[GROUPS == name].mean() for name in fitted.groups]
+    expected = [squared(theta)[name == GROUPS].mean() for name in fitted.groups]
     np.testing.assert_allclose(fitted.by_group["train"]["loss"], expected, rtol=1e-4)
     assert fitted.history["train_loss"][-1] == pytest.approx(squared(theta).mean(), rel=1e-4)
     np.testing.assert_allclose(fitted.predict(X)[:, 0], X @ theta[:2] + theta[2], atol=1e-5)
@@ -189,7 +189,7 @@ def test_as_a_method_an_inner_risk_is_over_the_classes() -> None:
 
     def value(params: Any) -> float:
         losses = np.asarray(SOFTMAX.losses(SOFTMAX.apply(params, X), jnp.asarray(LABELS)), np.float64)
-        means = [losses[LABELS == label].mean() for label in range(3)]
+        means = [losses[label == LABELS].mean() for label in range(3)]
         return float(logsumexp(5.0 * np.array(means), b=np.bincount(LABELS) / 60) / 5.0)
 
     assert value(run.params) == pytest.approx(value(alone.params), abs=1e-4)
@@ -206,7 +206,9 @@ def test_as_a_method_its_state_lives_on_from_round_to_round() -> None:
     params = eh.simulate(method(SOFTMAX), data, rounds=0).params
     state = adam.init(params)
     for _ in range(10):
-        gradient = jax.grad(lambda w: jnp.mean(SOFTMAX.losses(SOFTMAX.apply(w, X), jnp.asarray(LABELS))))(params)
+        gradient = jax.grad(lambda w: jnp.mean(SOFTMAX.losses(SOFTMAX.apply(w, X), jnp.asarray(LABELS))))(
+            params
+        )
         with jax.numpy_dtype_promotion("standard"):  # optax mixes types inside
             updates, state = adam.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
