@@ -72,6 +72,11 @@ def test_malformed_data(variant: str, tmp_path: Path, capsys: pytest.CaptureFixt
         ),
         ("--model resnet32", "use --model mlp."),
         ("--model lstm", "lstm"),
+        ("--loss focl()", "'focl()', column 1: there is no loss 'focl' (perhaps you meant focal)."),
+        ("--loss focal", "focal is a function: call it, focal(gamma=2.0, alpha=None)."),
+        ("--loss focal(gamma=-1)", "evenhand: focal(gamma=-1.0): give a number from 0"),
+        ("--loss focal(alpha=0.3)", "2 factors alpha, and the outputs are of 10 classes"),
+        ("--loss huber()", "evenhand: --loss huber(delta=1) is for real targets, and softmax_regression("),
         ("--config nowhere/config.json", "nowhere/config.json does not exist"),
     ],
 )

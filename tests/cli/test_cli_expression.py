@@ -362,8 +362,42 @@ def test_an_expression_stands_in_the_place_of_a_method_and_comes_back_from_its_f
     assert "column 1: there is no method 'fedporx' (perhaps you meant fedprox)." in capsys.readouterr().err
 
 
+def test_any_method_is_trained_with_the_loss_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is recorded, and a run that is repeated, resumed, loaded or applied has it again."""
+    text, (a, b) = "focal(gamma=2, alpha=None)", (tmp_path / "a", tmp_path / "b")
+    words = ["--data", "digits", "--clients", "6", "--rounds", "2", "--lr", "0.2", "--quiet"]
+    assert main(["run", "fedavg", "--loss", text, *words, "--out", str(a)]) == 0
+    assert json.loads((a / "config.json").read_text())["options"]["loss"] == text
+    saved, data = eh.load_run(a), eh.data.load("digits", clients=6)
+    assert saved.model is not None and saved.model.losses == eh.models.losses.focal(2.0)
+    assert saved.model.name == "softmax_regression(features=64, classes=10, loss=focal(gamma=2))"
+    losses = saved.model.losses(saved.model.apply(saved.params, data.test.x), data.test.y)
+    assert saved.history["test_loss"][-1] == pytest.approx(float(losses.mean()), rel=1e-5)
+    # In Python the same run, and with cross-entropy another.
+    plain = eh.models.softmax_regression(features=64, classes=10)
+    for model, is_same in ((saved.model, True), (plain, False)):
+        method = eh.algorithms.fedavg(eh.local.sgd(model, 0.2, epochs=1, batch_size=10))
+        kernel = eh.simulate(method, data, rounds=2).params["kernel"]
+        assert np.allclose(kernel, saved.params["kernel"], atol=1e-6) == is_same
+
+    assert main(["run", "--config", str(a), "--out", str(b), "--quiet"]) == 0
+    assert np.array_equal(eh.load_run(b).params["kernel"], saved.params["kernel"])
+    assert main(["resume", str(b), "--rounds", "3", "--quiet"]) == 0
+    assert eh.load_run(b).model == saved.model
+    assert main(["report", str(a)]) == 0
+    assert "focal(gamma=2" in (a / "report.html").read_text(encoding="utf-8")
+    np.savez(tmp_path / "new.npz", x=data.test.x, y=data.test.y)
+    capsys.readouterr()
+    assert (
+        main(["predict", str(a), "--data", str(tmp_path / "new.npz"), "--out", str(tmp_path / "p.csv")]) == 0
+    )
+    assert f"loss {float(losses.mean()):.4g}" in capsys.readouterr().out
+
+
 def test_parts_are_listed_with_their_signatures(capsys: pytest.CaptureFixture[str]) -> None:
-    for topic, room in (("aggregators", "aggregator"), ("parts", "server optimiser")):
+    for topic, room in (("aggregators", "aggregator"), ("losses", "loss"), ("parts", "server optimiser")):
         assert main(["list", topic]) == 0
         shown = capsys.readouterr().out
         for name, factory in factories(_ROOM[room]).items():

@@ -206,6 +206,15 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_every_method_of_a_study_has_the_loss_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["fedavg", "ditto(fedavg(), lam={0.1, 1})", "--loss", "focal(gamma=2)", *QUICK]
+    families, _, options = asked(words, monkeypatch)
+    for family, values in zip(families.values(), ({"lr": 0.1}, {"lr": 0.1, "lam": 1}), strict=True):
+        assert family.make(values).model.losses == eh.models.losses.focal(2.0)
+    assert options["about"]["loss"] == "focal(gamma=2)"
+    assert "--loss 'focal(gamma=2)'" in options["about"]["command"]
+
+
 def test_data_may_be_drawn_anew_and_systems_vary(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "fedavg --quiet --data synthetic:1,1 --clients 5 --data-seed 3 --fresh-data --systems dropouts({0.1,0.5})"
     _, data, given = asked(words.split(), monkeypatch)
