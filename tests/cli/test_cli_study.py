@@ -289,6 +289,7 @@ def test_values_of_arguments_with_one_name_are_kept_apart() -> None:
         (["fedavg", "--cohort", "few"], "--cohort takes"),
         (["fedavg", "--stragglers", "0.5", "--systems", "dropouts(0.1)"], "exclude each other"),
         (["fedavg", "--systems", "dropouts({0.1, 2})"], "2"),
+        (["fedavg", "--loss", "focl()"], "there is no loss 'focl' (perhaps you meant focal)"),
         (["fedavg", "--plan", "none.toml"], "there is no such file"),
         (["fedavg", "--roundss", "3"], "perhaps you meant --rounds"),
     ],
