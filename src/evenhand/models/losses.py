@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.text import short
@@ -420,7 +420,7 @@ def _check_between(
     factory: str, name: str, value: Any, least: float, most: float, *, above: bool = False
 ) -> None:
     """Checks a hyper-parameter; with ``above``, ``least`` itself is refused."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float | np.number)
     if not (is_number and least <= value <= most and (value > least or not above)):
         begin = f"above {least:g}" if above else f"from {least:g}"
         limits = begin if most == math.inf else f"{begin} to {most:g}"
