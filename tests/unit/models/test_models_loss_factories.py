@@ -317,6 +317,7 @@ def test_equal_losses_are_one_static_argument_and_others_are_not() -> None:
     compiled = jax.jit(sum_of, static_argnums=0)
     made = [focal(2.0), focal(2), focal(2.0, None), focal(2.0, 0.5), focal(2.0, (0.5, 0.5)), focal(1.0)]
     made += [huber(1.0), huber(1), generalized_cross_entropy(1.0), generalized_cross_entropy(1)]
+    assert len(set(made)) == 6
     values = [float(compiled(loss, SCORES, SIGNS)) for loss in made]
     assert [loss.name for loss in traced] == [
         *("focal(gamma=2)", "focal(gamma=2, alpha=0.5)", "focal(gamma=2, alpha=(0.5, 0.5))"),
