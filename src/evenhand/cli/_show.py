@@ -218,7 +218,7 @@ else:
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Show methods, the parts they are composed of, losses, metrics, data sets and models."""
+    """Show methods, their parts, losses, metrics, data sets and models."""
 
     topic: Positional[Topic] = "all"
     """the list to show"""
