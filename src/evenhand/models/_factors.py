@@ -104,8 +104,8 @@ def orthonormal(params: Params) -> Params:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> orthonormal({"basis": jnp.array([[3.0], [-4.0]])})["basis"].round(3).tolist()
-      [[0.6000000238418579], [-0.800000011920929]]
+      >>> print(orthonormal({"basis": jnp.array([[3.0], [-4.0]])})["basis"].ravel().round(4))
+      [ 0.6 -0.8]
     """
     q, r = jnp.linalg.qr(params["basis"])
     return {"basis": q * jnp.where(jnp.diagonal(r) < 0, -1.0, 1.0).astype(q.dtype)[None, :]}
@@ -122,16 +122,18 @@ def on_orthonormal(optimiser: optax.GradientTransformation) -> optax.GradientTra
       >>> params = {"basis": jnp.array([[1.0], [0.0]])}
       >>> descent = on_orthonormal(optax.sgd(1.0))
       >>> updates, _ = descent.update({"basis": jnp.array([[0.0], [-1.0]])}, descent.init(params), params)
-      >>> optax.apply_updates(params, updates)["basis"].round(4).tolist()
-      [[0.7070999741554260], [0.7070999741554260]]
+      >>> print(optax.apply_updates(params, updates)["basis"].ravel().round(4))
+      [0.7071 0.7071]
 
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023 (the authors' code of fair PCA).
     """
 
     def update(
-        gradient: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
-        updates, state = optimiser.update(gradient, state, params)
+        if params is None:
+            raise EvenhandError("on_orthonormal needs the parameters: update(gradient, state, params).")
+        updates, state = optimiser.update(updates, state, params)
         after = orthonormal(optax.apply_updates(params, updates))
         return jax.tree.map(jnp.subtract, after, params), state
 

@@ -137,6 +137,8 @@ def test_a_step_on_orthonormal_columns_keeps_the_optimisers_state() -> None:
     expected = models.orthonormal(optax.apply_updates(params, updates))
     np.testing.assert_allclose(optax.apply_updates(params, found)["basis"], expected["basis"], atol=1e-6)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), after, kept_after))
+    with pytest.raises(EvenhandError, match="needs the parameters"):
+        kept.update(gradient, state)
 
 
 # --- autoencoders -------------------------------------------------------------------------------------------
