@@ -104,8 +104,9 @@ def orthonormal(params: Params) -> Params:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> print(orthonormal({"basis": jnp.array([[3.0], [-4.0]])})["basis"].ravel().round(4))
-      [ 0.6 -0.8]
+      >>> basis = orthonormal({"basis": jnp.array([[3.0], [-4.0]])})["basis"]
+      >>> [round(float(number), 4) for number in basis[:, 0]]
+      [0.6, -0.8]
     """
     q, r = jnp.linalg.qr(params["basis"])
     return {"basis": q * jnp.where(jnp.diagonal(r) < 0, -1.0, 1.0).astype(q.dtype)[None, :]}
@@ -122,8 +123,8 @@ def on_orthonormal(optimiser: optax.GradientTransformation) -> optax.GradientTra
       >>> params = {"basis": jnp.array([[1.0], [0.0]])}
       >>> descent = on_orthonormal(optax.sgd(1.0))
       >>> updates, _ = descent.update({"basis": jnp.array([[0.0], [-1.0]])}, descent.init(params), params)
-      >>> print(optax.apply_updates(params, updates)["basis"].ravel().round(4))
-      [0.7071 0.7071]
+      >>> [round(float(number), 4) for number in optax.apply_updates(params, updates)["basis"][:, 0]]
+      [0.7071, 0.7071]
 
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023 (the authors' code of fair PCA).
     """
