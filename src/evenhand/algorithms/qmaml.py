@@ -99,15 +99,7 @@ def qmaml(
     Levine, ICML 2017; TR-MAML: Collins, Mokhtari and Shakkottai, *Task-Robust Model-Agnostic Meta-Learning*, NeurIPS
     2020; TERM-MAML: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, section on fair meta-learning.
     """
-    if (q is None) == (aggregator is None):
-        raise EvenhandError(
-            "qmaml(): give either q=, for the step of q-FedAvg, or aggregator=, such as mean() for MAML."
-        )
-    if not 0.0 < step_size < float("inf"):
-        raise EvenhandError(f"qmaml(step_size={step_size}): the step must be a finite number above 0.")
-    if not 0.0 < support < 1.0:
-        raise EvenhandError(f"qmaml(support={support}): the support set's share must lie between 0 and 1.")
-    whole_number("finetune_steps", finetune_steps, 0, 10**6)
+    _check(q, step_size, support, finetune_steps, aggregator)
     curvature = 1.0 / step_size if lipschitz is None else lipschitz
 
     def inner_step(params: Params, support_set: ClientData) -> Params:
@@ -149,12 +141,26 @@ def qmaml(
     def report(message: PyTree, client_state: PyTree, data: ClientData) -> Report:
         return Report(sampling.weight(data.size), local.full_loss(model, *adapted(message.params, data)))
 
-    fair = "" if q is None else f"q={q:g}, "
-    return method._replace(
-        phases=(phase._replace(report=report) if phase.aggregator.needs_loss else phase,),
-        adapt=finetuned if finetune_steps > 0 else None,
-        name=f"qmaml({fair}step_size={step_size:g}{', second_order=True' if second_order else ''})",
-    )
+    if phase.aggregator.needs_loss:
+        phase = phase._replace(report=report)
+    fair, order = "" if q is None else f"q={q:g}, ", ", second_order=True" if second_order else ""
+    name = f"qmaml({fair}step_size={step_size:g}{order})"
+    return method._replace(phases=(phase,), adapt=finetuned if finetune_steps > 0 else None, name=name)
+
+
+def _check(
+    q: float | None, step_size: float, support: float, finetune_steps: int, aggregator: Aggregator | None
+) -> None:
+    """Checks what no part of the method checks."""
+    if (q is None) == (aggregator is None):
+        raise EvenhandError(
+            "qmaml(): give either q=, for the step of q-FedAvg, or aggregator=, such as mean() for MAML."
+        )
+    if not 0.0 < step_size < float("inf"):
+        raise EvenhandError(f"qmaml(step_size={step_size}): the step must be a finite number above 0.")
+    if not 0.0 < support < 1.0:
+        raise EvenhandError(f"qmaml(support={support}): the support set's share must lie between 0 and 1.")
+    whole_number("finetune_steps", finetune_steps, 0, 10**6)
 
 
 def _halves(data: ClientData, support: float) -> tuple[ClientData, ClientData]:

@@ -8,6 +8,7 @@ from evenhand.centralized._fit import Fit, fit
 from evenhand.centralized._solver import Solver
 from evenhand.centralized._solvers import batch, grouped, stochastic
 from evenhand.centralized._weighting import Weighed, Weighting, weighted
+from evenhand.centralized.crr import crr
 from evenhand.centralized.hard_mine import hard_mine
 from evenhand.centralized.inverse_ratio import inverse_ratio
 from evenhand.centralized.learn_to_reweight import learn_to_reweight
@@ -15,6 +16,7 @@ from evenhand.centralized.mentornet_pd import mentornet_pd
 from evenhand.centralized.quasi_newton import quasi_newton
 from evenhand.centralized.random_weights import random_weights
 from evenhand.centralized.self_paced import self_paced
+from evenhand.centralized.stir import stir
 
 __all__ = [
     "Fit",
@@ -22,6 +24,7 @@ __all__ = [
     "Weighed",
     "Weighting",
     "batch",
+    "crr",
     "fit",
     "grouped",
     "hard_mine",
@@ -31,6 +34,7 @@ __all__ = [
     "quasi_newton",
     "random_weights",
     "self_paced",
+    "stir",
     "stochastic",
     "weighted",
 ]
