@@ -22,7 +22,7 @@ from sklearn.svm import LinearSVC
 
 import evenhand as eh
 from evenhand.models import losses
-from evenhand.types import Array, Risk
+from evenhand.types import Risk
 from experiments.fairness import Measures
 from experiments.term.table import TermExperiment, kept, run
 
@@ -87,6 +87,10 @@ class Scenario(NamedTuple):
     name: str
     rare: bool
     noisy: bool
+
+    def path(self) -> str:
+        """The name without spaces and colons."""
+        return "hiv_" + self.name.replace(" ", "_").replace(":", "_")
 
 
 SCENARIOS = (
@@ -250,7 +254,7 @@ def measured(config: Config, scenario: Scenario, method: str, setting: Setting, 
     numbers = " ".join(f"{number:g}" for number in setting.own)
     return kept(
         config,
-        f"hiv {scenario.name}",
+        scenario.path(),
         f"{method} {numbers} rate {setting.rate:g} steps {setting.steps} seed {seed}",
         lambda: accuracies(parts(config, scenario, seed), fitted(config, scenario, method, setting, seed)),
     )
@@ -442,11 +446,10 @@ def main(config: Config) -> None:
     save(config, CLEAN, "hiv_classes", f"HIV-1, {CLEAN.name}", published, tuned, PAPER_77)
     for scenario in SCENARIOS:
         rows = published_scenario(config, scenario)
-        name = f"hiv_{scenario.name.replace(' ', '_').replace(':', '_')}"
         save(
             config,
             scenario,
-            name,
+            scenario.path(),
             f"HIV-1, {scenario.name}",
             rows,
             tuned_scenario(config, scenario, rows),
