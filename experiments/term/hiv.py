@@ -184,49 +184,62 @@ def annotated(train: Rows, noisy: int) -> tuple[Rows, np.ndarray]:
     return Rows(train.x[:count], train.y[:count]), np.repeat(np.arange(10), sizes)
 
 
-OBJECTIVES: Mapping[str, Callable[..., tuple[losses.LossLike, Callable[[Rows], Risk]]]] = {
-    "ERM": lambda: ("logistic", lambda train: eh.risks.mean()),
-    "CVaR": lambda theta: ("logistic", lambda train: eh.risks.superquantile(theta)),
-    "HRM": lambda a, b: ("logistic", lambda train: eh.risks.human_risk(a, b)),
-    "RobustRegRisk": lambda rho: ("logistic", lambda train: eh.risks.chi_square_ball(rho)),
+OBJECTIVES: Mapping[str, Callable[..., tuple[losses.LossLike, Risk]]] = {
+    "ERM": lambda: ("logistic", eh.risks.mean()),
+    "CVaR": lambda theta: ("logistic", eh.risks.superquantile(theta)),
+    "HRM": lambda a, b: ("logistic", eh.risks.human_risk(a, b)),
+    "RobustRegRisk": lambda rho: ("logistic", eh.risks.chi_square_ball(rho)),
     "FocalLoss": lambda gamma, common=None: (
         losses.focal(gamma, None if common is None else 1.0 - common),
-        lambda train: eh.risks.mean(),
+        eh.risks.mean(),
     ),
-    "GCE": lambda q: (losses.generalized_cross_entropy(q), lambda train: eh.risks.mean()),
-    "TERM": lambda t: ("logistic", lambda train: class_tilt(train, 0.0, t)),
-    "TERM_sc": lambda tau, t: ("logistic", lambda train: class_tilt(train, tau, t)),
+    "GCE": lambda q: (losses.generalized_cross_entropy(q), eh.risks.mean()),
 }
-"""Method -> its own numbers -> its loss, and its risk of the training rows' losses."""
+"""Method -> its own numbers -> its loss and its risk, where these do not depend on the training rows."""
+
+
+@cache
+def solver_of(method: str, setting: Setting) -> eh.centralized.Solver:
+    """One solver for all seeds, which then share the compiled program."""
+    loss, risk = OBJECTIVES[method](*setting.own)
+    return eh.centralized.batch(model(loss), risk, optimiser=optax.sgd(setting.rate))
+
+
+def tilted_solver(config: Config, method: str, setting: Setting, train: Rows) -> eh.centralized.Solver:
+    """TERM, TERM_sc or TERM_ca on these rows."""
+    own = setting.own
+    if method == "TERM_ca":
+        risk = annotator_tilt(*annotated(train, config.noisy_rows), *own)
+    else:
+        risk = class_tilt(train, own[0] if method == "TERM_sc" else 0.0, own[-1])
+    return eh.centralized.batch(model("logistic"), risk, optimiser=optax.sgd(setting.rate))
 
 
 @cache
 def fitted(config: Config, scenario: Scenario, method: str, setting: Setting, seed: int) -> np.ndarray:
-    """The weights of one run, ``(160,)`` or ``(161,)`` with an intercept."""
+    """The weights of one run, ``(160,)``, or ``(161,)`` with an intercept."""
     split = parts(config, scenario, seed)
-    train, own, steps = split.train, setting.own, setting.steps
+    train = split.train
     if method == "Linear SVM":
-        machine = LinearSVC(C=own[0], loss="hinge", random_state=seed, max_iter=config.steps)
+        machine = LinearSVC(C=setting.own[0], loss="hinge", random_state=seed, max_iter=100_000)
         machine.fit(train.x, train.y)
         return np.append(machine.coef_[0], machine.intercept_)
-    optimiser = optax.sgd(setting.rate)
     if method == "LearnReweight":
         solver = eh.centralized.weighted(
             model("logistic"),
-            eh.centralized.learn_to_reweight(*split.clean, step=setting.rate, kappa=own[0]),
+            eh.centralized.learn_to_reweight(*split.clean, step=setting.rate, kappa=setting.own[0]),
             batch_size=None,
-            optimiser=optimiser,
-            steps=steps,
+            optimiser=optax.sgd(setting.rate),
+            steps=setting.steps,
         )
-    elif method == "TERM_ca":
-        train, annotators = annotated(train, config.noisy_rows)
-        solver = eh.centralized.batch(
-            model("logistic"), annotator_tilt(train, annotators, *own), optimiser=optimiser
-        )
+    elif method.startswith("TERM"):
+        solver = tilted_solver(config, method, setting, train)
+        if method == "TERM_ca":
+            train, _ = annotated(train, config.noisy_rows)
     else:
-        loss, risk = OBJECTIVES[method](*own)
-        solver = eh.centralized.batch(model(loss), risk(train), optimiser=optimiser)
-    return np.asarray(eh.centralized.fit(solver, train.x, train.y, steps=steps).params, np.float64)
+        solver = solver_of(method, setting)
+    fit = eh.centralized.fit(solver, train.x, train.y, steps=setting.steps)
+    return np.asarray(fit.params, np.float64)
 
 
 # --- runs ----------------------------------------------------------------------------------------------------

@@ -240,8 +240,8 @@ def methods(config: Config, budget: int, term: Callable[[Rows], np.ndarray]) -> 
         "STIR": lambda parts: reweighted(parts.train, config.reweighted_steps),
         "CRR": lambda parts: consistent(parts.train, budget, config.pursuit_steps),
         "TERM": lambda parts: term(parts.train),
-        "Genie ERM, rows without errors": lambda parts: least_squares(parts.train.part(~parts.wrong)),
-        "Genie ERM, all rows, clean": lambda parts: least_squares(parts.right),
+        "Genie ERM on right rows": lambda parts: least_squares(parts.train.part(~parts.wrong)),
+        "Genie ERM on clean data": lambda parts: least_squares(parts.right),
     }
 
 
@@ -290,7 +290,7 @@ def main(config: Config) -> None:
             altered = Config(**{**asdict(config), "corrupted": corrupted})
             table = methods(config, config.corrupted, lambda rows: tilted_along(rows, config))
             if name == "abalone":
-                table["TERM, descent from 0"] = lambda parts: tilted(
+                table["TERM from 0"] = lambda parts: tilted(
                     parts.train, config.t, config.ramp_rate, config.ramp * config.ramp_steps
                 )
             save(
@@ -305,7 +305,7 @@ def main(config: Config) -> None:
 
 PAPER_72 = {
     noise: dict(
-        zip(("ERM", "L1", "Huber", "STIR", "CRR", "TERM", "Genie ERM, all rows, clean"), row, strict=True)
+        zip(("ERM", "L1", "Huber", "STIR", "CRR", "TERM", "Genie ERM on clean data"), row, strict=True)
     )
     for noise, row in {
         0.2: (1.87, 1.15, 1.16, 1.16, 1.10, 1.08, 1.02),
@@ -314,7 +314,7 @@ PAPER_72 = {
     }.items()
 }
 PAPER_73 = {
-    part: dict(zip(("ERM", "L1", "Huber", "CRR", "TERM", "Genie ERM, all rows, clean"), row, strict=True))
+    part: dict(zip(("ERM", "L1", "Huber", "CRR", "TERM", "Genie ERM on clean data"), row, strict=True))
     for part, row in {
         "abalone, clean": (2.444, 2.435, 2.449, 2.444, 2.477, 2.444),
         "abalone, noisy": (1013.0, 1008.0, 922.0, 986.0, 2.449, 2.450),
