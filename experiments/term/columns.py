@@ -9,24 +9,19 @@ from pathlib import Path
 __all__ = ["columns"]
 
 
-def columns(parts: Mapping[str, tuple[Path, str]], *, suffix: str | None = None) -> str:
+def columns(parts: Mapping[str, tuple[Path, str]]) -> str:
     """One column per saved measure, mean (standard error) [the paper's mean]; one row per method.
 
     Args:
       parts: heading -> ``(JSON file, measure)``.
-      suffix: only methods whose names end with it, which is left out of the name; None: only methods with no comma.
     """
     contents = {heading: json.loads(path.read_text(encoding="utf-8")) for heading, (path, _) in parts.items()}
-    names = [name for name in next(iter(contents.values()))["methods"] if _is_in(name, suffix)]
+    names = list(next(iter(contents.values()))["methods"])
     rows = [f"| | {' | '.join(parts)} |", f"|---|{'---:|' * len(parts)}"]
     for name in names:
         cells = [_cell(contents[heading], name, measure) for heading, (_, measure) in parts.items()]
-        rows.append(f"| {name.removesuffix(suffix or '')} | {' | '.join(cells)} |")
+        rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows)
-
-
-def _is_in(name: str, suffix: str | None) -> bool:
-    return "," not in name if suffix is None else name.endswith(suffix)
 
 
 def _cell(content: Mapping[str, Mapping], name: str, measure: str) -> str:

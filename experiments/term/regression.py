@@ -45,7 +45,7 @@ class Config(TermExperiment):
     """CRR's number of wrong targets, for each of the noises."""
     pursuit_steps: int = 3000
     """CRR's."""
-    reweighted_steps: int = 200
+    reweighted_steps: int = 100
     """Ours: STIR's weighted least squares; it has settled before."""
     samples: int = 100
     """Table 7.3's training rows, of which 5 % are wrong."""
