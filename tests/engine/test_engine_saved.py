@@ -267,6 +267,7 @@ def test_a_changed_model_is_not_taken_for_the_one_of_its_name(tmp_path: Path) ->
         lambda: eh.models.standardized(eh.models.linear_regression(3, outputs=1), mean=1e3, deviation=7.25),
         lambda: eh.models.svm(3, regularization=1.23456789e-5),
         lambda: eh.models.mlp(3, classes=2, hidden=(4, 5)),
+        lambda: eh.models.autoencoder(3, widths=(4, 2)),
     ],
 )
 def test_models_of_the_library_are_known_by_name(made: Callable[[], eh.Model]) -> None:
@@ -278,6 +279,23 @@ def test_models_of_the_library_are_known_by_name(made: Callable[[], eh.Model]) -
     params = model.init(jax.random.key(1))
     assert_same_bits(other.init(jax.random.key(1)), params)
     assert_same_bits(other.apply(params, x), model.apply(params, x))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lenet(3)",
+        "resnet20(3, groups=4)",
+        "resnet32(10, groups=2)",
+        "pca(features=3, components=2)",
+        "matrix_factorisation(3, 4, dimension=2)",
+    ],
+)
+def test_names_describe_the_models_that_have_them(name: str) -> None:
+    from evenhand.simulation.saving import described
+
+    model = described(name)
+    assert model is not None and model.name == name
 
 
 @pytest.mark.parametrize(

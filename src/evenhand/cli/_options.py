@@ -467,8 +467,7 @@ class ModelOptions:
     """What is trained."""
 
     model: Annotated[ModelName | None, arg(metavar="NAME", help_behavior_hint=_DEFAULT_MODEL)] = None
-    """softmax, linear, svm, mlp, cnn_femnist, cnn_femnist_dropout, cnn_cifar, lenet, resnet20, resnet32, lstm;
-    see `evenhand list`"""
+    """softmax, linear, svm, mlp, cnn_femnist[_dropout], cnn_cifar, lenet, resnet20/32, lstm; see `evenhand list`"""
     hidden: int = 128
     """width of the hidden layer of mlp"""
     loss: Annotated[str | None, arg(metavar="LOSS", help_behavior_hint="(default: the model's own)")] = None
