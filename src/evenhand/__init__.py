@@ -4,7 +4,9 @@ A method is a value made by a factory (:mod:`evenhand.algorithms`), a data set i
 (:mod:`evenhand.data`), a model is three pure functions (:mod:`evenhand.models`), and :func:`simulate` runs them.
 """
 
+import importlib
 import sys
+from typing import TYPE_CHECKING, Any
 
 if sys.argv[:1] == ["-m"] and ("-m", "evenhand") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False):
     # ``python -m evenhand``: Python imports this package, and JAX with it, before it runs the command.
@@ -53,6 +55,9 @@ from evenhand.studies import load as load_study
 from evenhand.studies import study
 from evenhand.types import Algorithm, Model
 
+if TYPE_CHECKING:
+    from evenhand import sklearn as sklearn
+
 __all__ = [
     "Algorithm",
     "EvenhandError",
@@ -92,3 +97,10 @@ __all__ = [
     "types",
     "watch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``evenhand.sklearn``, imported when it is first asked for: scikit-learn takes a second that few need to wait."""
+    if name == "sklearn":
+        return importlib.import_module("evenhand.sklearn")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,7 +35,7 @@ Objective = Callable[[NDArray, float], tuple[float, NDArray]]
 
 # scikit-learn clones and searches estimators through the base class, so that these two subclass it.
 class TiltedClassifier(ClassifierMixin, BaseEstimator):
-    r"""Softmax regression on the t-tilted cross-entropy: rare and hard classes for ``t > 0``, false labels for ``t < 0``.
+    r"""Softmax regression on the t-tilted cross-entropy, for rare and hard classes (``t > 0``) or false labels (< 0).
 
     .. math::
         \min_{W, b} \frac1t \log \sum_i p_i e^{t f_i(W, b)} + \frac{\alpha}{2} \|W\|^2, \qquad
@@ -56,8 +56,8 @@ class TiltedClassifier(ClassifierMixin, BaseEstimator):
     Raises:
       EvenhandError: a number out of range, or labels of a single class.
 
-    Edge cases: for ``t < 0`` the problem is not convex.  The tilt is ramped from 0, and the lower of the two minima that
-    this path and a start at 0 lead to is kept.
+    Edge cases: for ``t < 0`` the problem is not convex.  The tilt is ramped from 0, and the lower of the two minima
+    that this path and a start at 0 lead to is kept.
 
     Example:
       >>> from sklearn.datasets import make_classification
@@ -282,7 +282,7 @@ class _Features(NamedTuple):
         return value + 0.5 * alpha * float(np.sum(np.square(theta[:-1]))), gradient.ravel()
 
     def unscaled(self, theta: NDArray) -> tuple[NDArray, NDArray]:
-        """``(coefficients, intercepts)`` for features on their own scale, ``(outputs, features)`` and ``(outputs,)``."""
+        """``(coefficients, intercepts)`` for features on their own scale: ``(outputs, features)``, ``(outputs,)``."""
         coefficients = theta[:-1].T / self.scales
         return coefficients, theta[-1] - coefficients @ self.means
 

@@ -68,8 +68,8 @@ def fit(
     Args:
       model: what is trained.
       risk: :math:`R`, such as ``eh.risks.tilted(50.0)``.
-      inner: the risk within each class of the labels, such as ``eh.risks.mean()``: ``risk`` is then one over classes, as
-        in hierarchical TERM.  None: ``risk`` is over all examples.
+      inner: the risk within each class of the labels, such as ``eh.risks.mean()``: ``risk`` is then one over classes,
+        as in hierarchical TERM.  None: ``risk`` is over all examples.
       loss: of each example in training, such as ``eh.models.losses.focal(2.0)``; what is reported is the model's own,
         so that methods with different losses can be compared.  None: the model's own.
       weighting: of examples, such as ``eh.centralized.self_paced()``, in place of a risk.

@@ -46,9 +46,9 @@ def quasi_newton(model: Model, risk: Risk | RiskOf, *, memory: int = 10) -> Solv
         ``memory`` is not a whole number from 1 to 100.
 
     Edge cases: a step that does not lower the risk, or is not finite, is not taken, and the next begins with the
-    gradient alone: a converged fit stays as it is.  For risks with kinks, such as the superquantile, it stops at a point
-    from which no step descends.  A tilted risk with ``t < 0`` is not convex: the fit is the local minimum that the start
-    leads to.
+    gradient alone: a converged fit stays as it is.  For risks with kinks, such as the superquantile, it stops at a
+    point from which no step descends.  A tilted risk with ``t < 0`` is not convex: the fit is the local minimum that
+    the start leads to.
 
     Differs from the paper, which takes gradient steps of a fixed size.
 

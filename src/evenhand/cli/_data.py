@@ -107,7 +107,7 @@ class DataOptions:
             return self if is_asked or _kind(self.data) in ("synthetic", "LEAF") else replace(self, clients=1)
         if self.client_column not in ("client", self.groups):
             raise EvenhandError(
-                f"--client-column {self.client_column} --groups {self.groups}: groups take the place of clients, so give "
+                f"--client-column {self.client_column} --groups {self.groups}: groups take the place of clients: give "
                 "one of them."
             )
         return replace(self, client_column=self.groups)
@@ -126,8 +126,8 @@ class DataOptions:
             )
         if self.groups not in (None, self.client_column):
             raise EvenhandError(
-                f"--groups {self.groups} is for fit(...), which trains on all examples together: for other methods name "
-                "the clients with --client-column."
+                f"--groups {self.groups} is for fit(...), which trains on all examples together: for other methods "
+                "name the clients with --client-column."
             )
         kind, _, parameters = self.data.partition(":")
         if kind == "synthetic":

@@ -264,7 +264,8 @@ def with_loss(model: Model, loss: LossLike) -> Model:
         targets, or the reverse; or the outputs are no array, as those of :func:`svm`, which hold a penalty beside the
         score.
 
-    Edge cases: a model of :func:`standardized` is trained by the loss in standard units, and reports what it did before.
+    Edge cases: a model of :func:`standardized` is trained by the loss in standard units, and reports what it did
+    before.
 
     Example:
       >>> from evenhand import models

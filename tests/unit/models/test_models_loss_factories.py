@@ -383,6 +383,15 @@ def test_a_model_with_another_loss_keeps_all_else() -> None:
     assert scaled.metrics["loss"](jnp.array([[11.0]]), jnp.array([5.0])).tolist() == [5.5]
 
 
+def test_a_standardised_model_is_trained_by_the_loss_and_reports_what_it_did() -> None:
+    plain = models.standardized(models.linear_regression(2), mean=5, deviation=2)
+    scaled = models.with_loss(plain, huber(1.0))
+    outputs, y = jnp.array([[11.0]]), jnp.array([5.0])
+    assert scaled.losses(outputs, y).tolist() == [2.5] != plain.losses(outputs, y).tolist()
+    assert scaled.metrics["loss"](outputs, y).tolist() == plain.metrics["loss"](outputs, y).tolist() == [36.0]
+    assert described(scaled.name) is not None and described(scaled.name).losses == scaled.losses
+
+
 @pytest.mark.parametrize(
     ("model", "loss", "words"),
     [
@@ -393,7 +402,6 @@ def test_a_model_with_another_loss_keeps_all_else() -> None:
             r"is for classes, and linear_regression\(.*\) for real targets",
         ),
         (models.softmax_regression(3, classes=2), huber(), "is for real targets, and softmax.* for classes"),
-        (models.standardized(models.linear_regression(3), mean=0, deviation=1), huber(), "loss of its own"),
         (models.softmax_regression(3, classes=2), "l2", 'no loss named "l2"'),
         (models.softmax_regression(3, classes=2), 3, "give a function"),
         (nn.Dense(3), focal(), "eh.models.softmax_regression"),
