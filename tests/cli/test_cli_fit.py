@@ -1,0 +1,172 @@
+"""``evenhand fit``, and ``fit(...)`` in runs and studies: no clients are asked for, results are by group."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.cli import main
+
+pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(90, 2)).round(3)
+AGES = np.where(np.arange(90) % 3 == 0, "old", "young")
+ILL = np.where(X @ [1.0, -1.0] + (AGES == "old") + 0.5 * RNG.normal(size=90) > 1.0, "yes", "no")
+COST = (X @ [3.0, 1.0] + 20 + RNG.normal(size=90)).round(3)
+
+
+@pytest.fixture(autouse=True)
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{a},{b},{age},{ill}\n" for (a, b), age, ill in zip(X, AGES, ILL, strict=True)]
+    Path("ill.csv").write_text("a,b,age,ill\n" + "".join(rows))
+    rows = [f"{a},{b},{cost}\n" for (a, b), cost in zip(X, COST, strict=True)]
+    Path("cost.csv").write_text("a,b,cost\n" + "".join(rows))
+
+
+def summary(folder: str) -> dict:
+    return json.loads((Path(folder) / "summary.json").read_text())
+
+
+FIT = ["--data", "ill.csv", "--label-column", "ill", "--rounds", "2"]
+
+
+def test_groups_are_measured_and_not_learnt_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "tilted(t=5)", *FIT, "--groups", "age", "--out", "f", "--metrics", "auc"]) == 0
+    assert "no client" not in capsys.readouterr().err
+    groups = summary("f")["groups"]
+    assert sorted(groups) == ["old", "young"]
+    assert set(groups["old"]["test"]) == {"loss", "accuracy", "auc"}
+    data = eh.data.load("ill.csv", client="age", label="ill")
+    run = eh.load_run("f", data=data)
+    assert run.facts.method == "fit(risk=tilted(t=5))"
+    rows = slice(*data.train.offsets[:2])
+    losses = run.model.losses(run.model.apply(run.params, data.train.x[rows]), data.train.y[rows])
+    assert groups["old"]["train"]["loss"] == pytest.approx(float(losses.mean()), rel=1e-4)
+    assert data.features.inputs == ("a", "b")
+    # The same fit in Python, on the pooled examples.
+    alone = eh.centralized.fit(run.model, data.train.x, data.train.y, risk=eh.risks.tilted(5.0), steps=20)
+    np.testing.assert_allclose(run.params["kernel"], alone.params["kernel"], atol=1e-3)
+    assert main(["predict", "f", "--data", "ill.csv", "--out", "p.csv"]) == 0
+    assert len(Path("p.csv").read_text().splitlines()) == 91
+
+
+def test_several_seeds_are_compared_in_one_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["fit", "tilted(t=5)", *FIT, "--groups", "age", "--batch-size", "8", "--learning-rate", "0.05"]
+    assert main([*words, "--seeds", "4,7", "--out", "f"]) == 0
+    whole, parts = summary("f"), [summary(f"f/seed-{seed}") for seed in (4, 7)]
+    assert whole["seeds"] == [4, 7]
+    assert whole["method"] == "fit(risk=tilted(t=5), learning_rate=0.05, batch_size=8)"
+    losses = [part["groups"]["old"]["test"]["loss"] for part in parts]
+    assert losses[0] != losses[1]
+    assert whole["groups"]["old"]["test"]["loss"] == pytest.approx(
+        {"mean": np.mean(losses), "std": np.std(losses)}
+    )
+    assert "over 2 seeds" in capsys.readouterr().out
+    assert "fit(risk=tilted(t=5)" in Path("f/report.html").read_text()
+    assert main([*words, "--seeds", "4,7", "--out", "f"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert main([*words, "--seeds", "2", "--out", "f", "--overwrite", "--quiet", "--fresh-data"]) == 0
+    assert summary("f")["seeds"] == [0, 1]
+    assert capsys.readouterr().out == ""
+
+
+def test_without_groups_there_is_one_and_no_client_is_asked_for() -> None:
+    assert (
+        main(
+            [
+                "fit",
+                "--data",
+                "cost.csv",
+                "--label-column",
+                "cost",
+                "--regression",
+                "--out",
+                "f",
+                "--rounds",
+                "2",
+            ]
+        )
+        == 0
+    )
+    (numbers,) = summary("f")["groups"].values()
+    assert numbers["train"]["loss"] == pytest.approx(numbers["train"]["squared_error"])
+    assert 0.3 < numbers["train"]["loss"] < 2.0  # the noise, in the targets' own units
+    # A run and a study of fit() ask for no client either; other methods do.
+    assert main(["run", "fit", *FIT, "--out", "r"]) == 0
+    assert len(summary("r")["groups"]) == 1
+    assert main(["run", "fedavg", *FIT, "--out", "a"]) == 2
+
+
+def test_a_study_compares_risks_losses_and_weightings(capsys: pytest.CaptureFixture[str]) -> None:
+    methods = ["fit()", "fit(risk=tilted({1,5}), inner=mean())", "fit(loss=focal(gamma={1,2}))"]
+    methods += ["fit(weighting=inverse_ratio(), batch_size=16)"]
+    options = [
+        "--data",
+        "ill.csv",
+        "--label-column",
+        "ill",
+        "--groups",
+        "age",
+        "--rounds",
+        "2",
+        "--seeds",
+        "2",
+    ]
+    assert main(["study", *methods, *options, "--valid-fraction", "0.2", "--out", "s"]) == 0
+    study = eh.load_study("s")
+    assert len(study.outcomes) == 2 * 6
+    views = [outcome.seen for outcome in study.outcomes if outcome.seen is not None]
+    assert all(sorted(view.client_ids) == ["old", "young"] for view in views)
+    # Trained by another loss, it is judged by the same: at equal seeds, all begin at one loss.
+    begins = {
+        (outcome.seed, round(view.history["train_loss"][0], 4))
+        for outcome in study.outcomes
+        if (view := outcome.seen)
+    }
+    assert len(begins) == 2
+    real = ["fit()", "fit(risk=tilted(-2))", "fit(loss=huber(delta=0.5))"]
+    options = [
+        "--data",
+        "cost.csv",
+        "--label-column",
+        "cost",
+        "--regression",
+        "--rounds",
+        "2",
+        "--seeds",
+        "1",
+    ]
+    select = ["--select", "valid:mean:absolute_error", "--valid-fraction", "0.2"]
+    assert main(["study", *real, *options, *select, "--out", "t"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["fit", "tiltd(t=5)", *FIT], "there is no risk 'tiltd'"),
+        (["fit", "fit(risk=tilted(t=5), steps=3)", *FIT, "--steps", "4"], "has steps= already"),
+        (["fit", "tilted(t=5)", *FIT, "--seeds", "x"], "--seeds"),
+        (["fit", "tilted(t=5)", *FIT, "--groups", "sex"], "sex"),
+        (["fit", "tilted(t=5)", *FIT, "--groups", "age", "--client-column", "a"], "give one of them"),
+        (["fit", "tilted(t=5)", *FIT, "--keep", "best:valid:mean"], "--valid-fraction"),
+        (["run", "fedavg", *FIT, "--groups", "age"], "--groups age is for fit(...)"),
+        (
+            ["run", "fit(inner=mean())", "--data", "cost.csv", "--label-column", "cost", "--regression"],
+            "inner",
+        ),
+        (["run", "fit(loss=huber())", *FIT], "for real targets"),
+        (["run", "fit", *FIT, "--attack", "sign_flip(0.2)"], "--attack"),
+    ],
+)
+def test_faults_are_sentences(words: list[str], fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr().err
+    assert fault in shown and shown.count("\n") <= 3
+    assert not list(Path().glob("runs/*/config.json"))
