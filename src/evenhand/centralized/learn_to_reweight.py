@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ __all__ = ["learn_to_reweight"]
 
 
 def learn_to_reweight(
-    x: npt.ArrayLike, y: npt.ArrayLike, *, step: float = 1.0, kappa: float | None = None
+    x: npt.NDArray[Any] | Array, y: npt.NDArray[Any] | Array, *, step: float = 1.0, kappa: float | None = None
 ) -> Weighting:
     r"""Weights by how much each example lowers the loss of clean validation examples (LearnReweight).
 

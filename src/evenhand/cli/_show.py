@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional, arg
 
+from evenhand.centralized import Weighting
 from evenhand.cli._data import SOURCES
 from evenhand.cli._folder import PAGE, load_saved, study_in
 from evenhand.cli._methods import first_line
@@ -202,7 +203,7 @@ TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
     "aggregators": lambda: _factories(Sum),
     "risks": lambda: _factories(Risk),
     "losses": lambda: _factories(Loss),
-    "parts": lambda: _factories(optax.GradientTransformation, Sampling, Systems, Work),
+    "parts": lambda: _factories(optax.GradientTransformation, Sampling, Systems, Work, Weighting),
     "attacks": lambda: _factories(Attack),
     "metrics": lambda: (Entry(name, first_line(factory), "") for name, factory in BUILT_IN.items()),
     "data": lambda: (Entry(*source) for source in SOURCES),
