@@ -30,10 +30,8 @@ def _mixed_types() -> Iterator[None]:
 
 
 def test_the_experiment_at_a_tiny_size_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = (
-        "--tasks 20 --hard 2 --test-tasks 30 --validation-tasks 10 --queries 5 --width 4 --seeds 2".split()
-    )
-    steps = "--rounds 4 --meta-steps 0.01 --mixture-steps 0.001".split()
+    sizes = shlex.split("--tasks 20 --hard 2 --test-tasks 30 --validation-tasks 10 --queries 5 --width 4")
+    steps = shlex.split("--rounds 4 --meta-steps 0.01 --mixture-steps 0.001 --seeds 1")
     options = ["--out", str(tmp_path), "--folder", str(tmp_path / "runs"), *sizes, *steps]
     monkeypatch.setattr(sys, "argv", ["experiments/term/meta.py", *options])
 
