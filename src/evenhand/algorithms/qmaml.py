@@ -99,7 +99,7 @@ def qmaml(
     Levine, ICML 2017; TR-MAML: Collins, Mokhtari and Shakkottai, *Task-Robust Model-Agnostic Meta-Learning*, NeurIPS
     2020; TERM-MAML: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, section on fair meta-learning.
     """
-    _check(q, step_size, support, finetune_steps, aggregator)
+    _check(step_size, support, finetune_steps)
     curvature = 1.0 / step_size if lipschitz is None else lipschitz
 
     def inner_step(params: Params, support_set: ClientData) -> Params:
@@ -133,7 +133,7 @@ def qmaml(
     method = fedavg(
         local.Work(model, solve, effort),
         server_opt=server_opt,
-        aggregator=aggregators.qfedavg(q, curvature) if aggregator is None else aggregator,
+        aggregator=_one_of(q, curvature, aggregator),
         sampling=sampling,
     )
     (phase,) = method.phases
@@ -148,14 +148,19 @@ def qmaml(
     return method._replace(phases=(phase,), adapt=finetuned if finetune_steps > 0 else None, name=name)
 
 
-def _check(
-    q: float | None, step_size: float, support: float, finetune_steps: int, aggregator: Aggregator | None
-) -> None:
+def _one_of(q: float | None, curvature: float, aggregator: Aggregator | None) -> Aggregator:
+    """The aggregator of q-FedAvg, or the one that is given."""
+    if q is not None and aggregator is None:
+        return aggregators.qfedavg(q, curvature)
+    if q is None and aggregator is not None:
+        return aggregator
+    raise EvenhandError(
+        "qmaml(): give either q=, for the step of q-FedAvg, or aggregator=, such as mean() for MAML."
+    )
+
+
+def _check(step_size: float, support: float, finetune_steps: int) -> None:
     """Checks what no part of the method checks."""
-    if (q is None) == (aggregator is None):
-        raise EvenhandError(
-            "qmaml(): give either q=, for the step of q-FedAvg, or aggregator=, such as mean() for MAML."
-        )
     if not 0.0 < step_size < float("inf"):
         raise EvenhandError(f"qmaml(step_size={step_size}): the step must be a finite number above 0.")
     if not 0.0 < support < 1.0:
