@@ -55,6 +55,10 @@ def design(solver: str, params: Params, x: Array, y: Array) -> Design:
             f"{solver}() got x of shape {x.shape} and y of shape {y.shape}, but its model takes {features} features "
             "and one target per row."
         )
+    if not (np.isfinite(rows).all() and np.isfinite(targets).all()):
+        raise EvenhandError(
+            f"{solver}() got features or labels that are NaN or infinite: leave out such rows."
+        )
     basis, stretch, axes = np.linalg.svd(np.hstack([rows, np.ones((len(rows), 1))]), full_matrices=False)
     rank = int(np.sum(stretch > _RANK * stretch[0]))
     return Design(basis[:, :rank], stretch[:rank], axes[:rank].T, targets[:, 0])

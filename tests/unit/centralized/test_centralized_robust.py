@@ -233,6 +233,10 @@ def test_models_without_a_closed_form_are_refused(name: str, make: Any) -> None:
             r"crr\(corrupted=5\): there are only 4 examples",
         ),
         (
+            lambda: fit(stir(MODEL), np.ones((4, FEATURES)), np.array([1.0, np.nan, 1.0, 1.0]), steps=1),
+            r"stir\(\) got features or labels that are NaN or infinite",
+        ),
+        (
             lambda: fit(stir(MODEL), np.ones((4, 3)), np.ones(4), steps=1),
             r"stir\(\) got x of shape \(4, 3\) and y of shape \(4,\), but its model takes 24 features",
         ),
