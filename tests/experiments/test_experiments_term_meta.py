@@ -18,6 +18,7 @@ import tyro
 
 import evenhand as eh
 from experiments.term import meta
+from experiments.term.table import table
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "term"
 TINY = meta.Config(tasks=6, hard=2, shots=3, width=5, cohort=6)
@@ -112,3 +113,53 @@ def test_tasks_and_measures_are_the_papers() -> None:
     params = network.init(jax.random.key(0))
     assert [layer["kernel"].shape for layer in params] == [(1, 40), (40, 40), (40, 1)]
     assert max(float(jnp.abs(layer["kernel"]).max()) for layer in params) <= 0.02
+
+
+def test_the_page_has_the_saved_numbers() -> None:
+    page = (FOLDER / "meta.md").read_text(encoding="utf-8")
+    for line in table(FOLDER / "results" / "meta.json").splitlines():
+        assert line in page, line
+    saved = json.loads((FOLDER / "results" / "meta.json").read_text())
+    for method, tuning in saved["tuning"].items():
+        label = tuning["chosen"]
+        assert f"| {method} | {label} | {tuning['losses'][label]:.3g} |" in page
+        assert tuning["losses"][label] == min(tuning["losses"].values())
+
+
+def test_the_saved_numbers_are_of_the_settings_that_the_page_names() -> None:
+    saved = json.loads((FOLDER / "results" / "meta.json").read_text())
+    defaults = meta.Config()
+    for name in (
+        "tasks",
+        "hard",
+        "test_tasks",
+        "shots",
+        "queries",
+        "cohort",
+        "rounds",
+        "t",
+        "inner_step",
+        "seeds",
+    ):
+        assert saved["config"][name] == getattr(defaults, name), name
+    assert {name: len(method["seeds"]) for name, method in saved["methods"].items()} == dict.fromkeys(
+        meta.PAPER, 5
+    )
+    assert saved["paper"] == meta.PAPER
+
+
+def test_the_verdict_follows_from_the_saved_numbers() -> None:
+    """It holds where each claim holds in four of five seeds, and in part where some claims do."""
+    saved = json.loads((FOLDER / "results" / "meta.json").read_text())
+    losses = {name: method["seeds"] for name, method in saved["methods"].items()}
+    counts = []
+    for rival in ("MAML", "TR-MAML"):
+        for measure in ("mean", "std", "max", "worst10"):
+            pairs = zip(losses["TERM"], losses[rival], strict=True)
+            counts.append(sum(term[measure] < other[measure] for term, other in pairs))
+    claims = [seeds for claim, seeds in saved["orderings"].items() if claim.startswith("TERM")]
+    assert claims == [f"{count} of 5 seeds" for count in counts]
+    verdict = "holds in part" if max(counts) >= 4 else "does not reproduce"
+    verdict = "holds" if min(counts) >= 4 else verdict
+    page = (FOLDER / "meta.md").read_text(encoding="utf-8")
+    assert f"**Verdict: {verdict}**" in page
