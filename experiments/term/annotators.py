@@ -230,8 +230,8 @@ def _model(config: Config, features: int) -> eh.types.Model:
 def _optimiser(config: Config, rate: float) -> optax.GradientTransformation:
     drops = [int(share * config.steps) for share in config.drops]
 
-    def learning_rate(count: Array) -> Array:
-        return rate * 0.1 ** sum((count >= drop).astype(jnp.float32) for drop in drops)
+    def learning_rate(count: Any) -> Array:
+        return jnp.asarray(rate * 0.1 ** sum((count >= drop).astype(jnp.float32) for drop in drops))
 
     return optax.chain(
         optax.add_decayed_weights(config.weight_decay),

@@ -59,7 +59,7 @@ _FIGURE = {
     19: (0.0024, 0.0036, 0.0034, 0.0001, 0.0015, 0.0014, 0.0010),
     20: (0.0015, 0.0027, 0.0026, 0.0001, 0.0015, 0.0014, 0.0007),
 }
-_COLUMNS = (
+_COLUMNS: tuple[str, ...] = (
     "low, standard",
     "low, t=10",
     "low, t=100",
@@ -68,7 +68,9 @@ _COLUMNS = (
     "high, t=100",
     "min-max",
 )
-PAPER = {f"r={r}": dict(zip(_COLUMNS, numbers, strict=True)) for r, numbers in _FIGURE.items()}
+PAPER: dict[str, dict[str, float]] = {
+    f"r={r}": dict(zip(_COLUMNS, numbers, strict=True)) for r, numbers in _FIGURE.items()
+}
 """Read from the vector figure in the authors' repository: a variant of figure 7.10 with t = 100."""
 
 
@@ -183,7 +185,7 @@ def descend(
 @cache
 def _descent(steps: int, orthonormal: bool) -> Any:
     def path(u: Array, grams: Array, shares: Array, best: Array, t: Array, rate: Array) -> Any:
-        def body(u: Array, _: None) -> tuple[Array, Array]:
+        def body(u: Array, _: Any) -> tuple[Array, Array]:
             q, _ = jnp.linalg.qr(u)
             weights = eh.risks.tilted(t).weights(excess(grams, best, q if orthonormal else u), shares)
             return q + rate * jnp.tensordot(weights, grams, 1) @ q, excess(grams, best, q)
@@ -209,9 +211,8 @@ def optimum(second: Second, r: int, t: float) -> float:
         price = 0.0 if np.isinf(t) else float(rel_entr(q, second.shares).sum()) / t
         return float(captured(np.tensordot(q, second.grams, 1), r) - q @ best) + price
 
-    return -float(
-        minimize_scalar(negative, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-10}).fun
-    )
+    solution: Any = minimize_scalar(negative, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-10})
+    return -float(solution.fun)
 
 
 def semidefinite(second: Second, r: int, solver: str) -> float:
@@ -231,7 +232,8 @@ def semidefinite(second: Second, r: int, solver: str) -> float:
     limits = [p >> 0, identity - p >> 0, cvxpy.trace(p) <= r, *(z >= loss for loss in losses)]
     problem = cvxpy.Problem(cvxpy.Minimize(z), limits)
     problem.solve(solver=solver)
-    return float(problem.value)
+    value: Any = problem.value
+    return float(value)
 
 
 # --- the two figures ---------------------------------------------------------------------------------------------
