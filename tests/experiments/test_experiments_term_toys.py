@@ -92,6 +92,15 @@ def test_curves_are_ordered_as_the_theorem_says() -> None:
         assert (values >= curves.quantile["VaR"] - 1e-6).all(), name
     assert (curves.quantile["path"] <= curves.quantile["TiVaR"] + 1e-6).all()
 
+    tilts = np.concatenate([-np.logspace(2, -3, 300), np.logspace(-3, 1, 300)])
+    whole = logsumexp(tilts * (losses[..., None] - losses.min()), b=1 / 20, axis=1)
+    for alpha, value, at in zip(curves.alphas, curves.least["TiVaR"], curves.quantile["TiVaR"], strict=True):
+        bracket = np.maximum(np.exp(whole) - (1 - alpha), 1e-300) / alpha
+        bounds = losses.min() + np.where(bracket > 1e-6, np.log(bracket) / tilts, np.inf).min(axis=1)
+        assert value == pytest.approx(bounds.min(), rel=1e-2)
+        ours = bounds[np.isclose(ranked[:, 19 - round(20 * alpha)], at, rtol=1e-5)]
+        assert ours.min() < bounds.min() + 0.01 * np.ptp(bounds)
+
 
 @pytest.mark.parametrize(
     ("variable", "density", "end"),
