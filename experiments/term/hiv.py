@@ -403,7 +403,7 @@ def published_scenario(config: Config, scenario: Scenario) -> dict[str, Row]:
         "ERM": row("ERM", rate=(0.1, 0.1, 0.1, 1.0)[place]),
         "CVaR": ranked("CVaR", 0.1 if scenario.rare else 0.5),
         "GCE": row("GCE", (0.0, 0.0, 0.7, 0.3)[place], rate=1.0 if scenario.noisy else 0.1),
-        "LearnReweight": row("LearnReweight", 0.1, rate=0.1),
+        "LearnReweight": row("LearnReweight", 0.1 if scenario.rare or scenario.noisy else 0.001, rate=0.1),
         "RobustRegRisk": ranked("RobustRegRisk", 1.0),
         "FocalLoss": row("FocalLoss", 2.0, (0.5, 0.1, 0.5, 0.2)[place], rate=1.0),
         "TERM_sc": row("TERM_sc", inner, outer, rate=(0.3, 0.1, 1.0, 0.1)[place]),
