@@ -305,7 +305,7 @@ def main(config: Config) -> None:
 
 PAPER_72 = {
     noise: dict(
-        zip(("ERM", "L1", "Huber", "STIR", "CRR", "TERM", "Genie ERM on clean data"), row, strict=True)
+        zip(("ERM", "L1", "Huber", "STIR", "CRR", "TERM", "Genie ERM on right rows"), row, strict=True)
     )
     for noise, row in {
         0.2: (1.87, 1.15, 1.16, 1.16, 1.10, 1.08, 1.02),
@@ -314,7 +314,7 @@ PAPER_72 = {
     }.items()
 }
 PAPER_73 = {
-    part: dict(zip(("ERM", "L1", "Huber", "CRR", "TERM", "Genie ERM on clean data"), row, strict=True))
+    part: dict(zip(("ERM", "L1", "Huber", "CRR", "TERM", "Genie ERM on right rows"), row, strict=True))
     for part, row in {
         "abalone, clean": (2.444, 2.435, 2.449, 2.444, 2.477, 2.444),
         "abalone, noisy": (1013.0, 1008.0, 922.0, 986.0, 2.449, 2.450),
