@@ -137,3 +137,27 @@ def test_the_page_has_the_saved_numbers() -> None:
         for part in ("clean", "noisy")
     }
     assert columns(parts) in page
+
+
+def test_the_verdicts_follow_from_the_saved_numbers() -> None:
+    qsar = {noise: saved(f"regression_qsar_{noise}") for noise in (20, 40, 80)}
+    assert [error(table, "TERM") for table in qsar.values()] == pytest.approx([1.08, 1.10, 1.56], abs=0.005)
+    for noise, table in qsar.items():
+        rivals = [error(table, name) for name in regression.RIVALS]
+        assert error(table, "TERM") < min(rivals) == error(table, "CRR")
+        assert table["orderings"]["TERM below ERM"] == "5 of 5 seeds"
+        assert table["orderings"]["TERM below CRR"] == ("3 of 5 seeds" if noise == 20 else "5 of 5 seeds")
+    assert error(qsar[80], "TERM") < error(qsar[80], "Genie ERM on right rows")
+    for data, limit in (("abalone", 3.0), ("diabetes", 1.0)):
+        clean, noisy = saved(f"regression_{data}_clean"), saved(f"regression_{data}_noisy")
+        assert error(noisy, "TERM") < limit < 0.01 * min(error(noisy, name) for name in regression.RIVALS)
+        assert error(clean, "TERM") > 1.05 * error(clean, "ERM")
+        assert all(noisy["orderings"][f"TERM below {name}"] == "5 of 5 seeds" for name in regression.RIVALS)
+
+
+def saved(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def error(table: dict, method: str) -> float:
+    return table["methods"][method]["mean"]["RMSE"]
