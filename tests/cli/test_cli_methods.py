@@ -97,6 +97,8 @@ def two_rounds(algorithm: Algorithm) -> np.ndarray:
     """The global and the personal parameters after two rounds with three clients, whose uploads differ."""
     params = algorithm.model.init(jax.random.key(0))
     state, client = algorithm.init(params, 3), algorithm.init_client(params)
+    if algorithm.pooled is not None:
+        client = algorithm.pooled(params, EXAMPLES.x, EXAMPLES.y)
     memories: dict[int, object] = {}
     clients = [_client(phase) for phase in algorithm.phases]
     for loss in (1.0, 2.0):

@@ -67,12 +67,12 @@ def fit(
 
     Args:
       model: what is trained.
-      risk: :math:`R`, such as ``eh.risks.tilted(50.0)``.
-      inner: the risk within each class of the labels, such as ``eh.risks.mean()``: ``risk`` is then one over classes,
+      risk: :math:`R`, such as ``tilted(50)``.
+      inner: the risk within each class of the labels, such as ``mean()``: ``risk`` is then one over classes,
         as in hierarchical TERM.  None: ``risk`` is over all examples.
-      loss: of each example in training, such as ``eh.models.losses.focal(2.0)``; what is reported is the model's own,
+      loss: of each example in training, such as ``focal(2)``; what is reported is the model's own,
         so that methods with different losses can be compared.  None: the model's own.
-      weighting: of examples, such as ``eh.centralized.self_paced()``, in place of a risk.
+      weighting: of examples, such as ``self_paced()``, in place of a risk.
       learning_rate: the step size of Adam; None: 0.01 with batches or a weighting, else L-BFGS, which has no step size
         to choose.
       batch_size: examples per step, drawn uniformly with replacement; the risk is that of each batch.  None: all.

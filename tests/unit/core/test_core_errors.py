@@ -169,8 +169,8 @@ def test_every_factory_refuses_models_and_optimisers_of_another_kind(name: str) 
         (lambda: A.averaged(MODEL), "method= got an instance of evenhand's Model: .* eh.algorithms.fedavg"),
         (lambda: A.side_by_side({"a": A.fedavg}), "method= got the function fedavg itself"),
         (
-            lambda: C.fit(MODEL, [[1.0]], [0], steps=1),
-            "solver= got an instance of evenhand's Model: .* eh.centralized.batch",
+            lambda: C.fit(Net(), [[1.0]], [0]),
+            "model= got an instance of torch's Net: .* eh.models.softmax_regression",
         ),
         (lambda: eh.simulate(A.fedavg, (1, 2), rounds=1), "algorithm= got the function fedavg itself"),
         (lambda: eh.simulate(Net(), (1, 2), rounds=1), "algorithm= got an instance of torch's Net"),

@@ -57,7 +57,7 @@ def test_rows_groups_and_dropout_have_different_keys(
     solver: Solver, draws: list[str], drawn: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "evenhand.centralized._fit.lowered", lambda forward: forward
+        "evenhand.centralized._solver.lowered", lambda forward: forward
     )  # it compiles, and compiled keys are unknown
     x, y, key = jnp.arange(3.0)[:, None], jnp.zeros(3), jax.random.key(4)
     state = solver.init(jnp.float32(0.0), x, y)
