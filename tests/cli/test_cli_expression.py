@@ -79,8 +79,8 @@ _AFTER = {"mean", "geometric_median", "krum", "trimmed_mean", "centered_clipping
 """Aggregators that may come after one that changes the uploads."""
 
 
-_ELSEWHERE = {"alone", "cyclic", "fixed", "poisson", *eh.privacy.__all__}
-"""What few others may be around or inside: test_cli_privacy.py composes it."""
+_ELSEWHERE = {"alone", "cyclic", "fit", "fixed", "poisson", *eh.privacy.__all__}
+"""What few others may be around or inside: test_cli_privacy.py and test_cli_fit.py compose it."""
 
 
 def composition(room: Kind, draw: random.Random, depth: int = 0, *, after: str = "") -> str:

@@ -162,6 +162,7 @@ def test_a_study_compares_risks_losses_and_weightings(capsys: pytest.CaptureFixt
             "inner",
         ),
         (["run", "fit(loss=huber())", *FIT], "for real targets"),
+        (["run", "ditto(fit(), lam=1)", *FIT], "fit trains on the examples of all clients together"),
         (["run", "fit", *FIT, "--attack", "sign_flip(0.2)"], "--attack"),
     ],
 )

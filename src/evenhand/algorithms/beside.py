@@ -67,6 +67,7 @@ def beside(
       (64, 10)
     """
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
+    not_pooled(name, method)
 
     def wrap(phase: Phase, *, last: bool) -> Phase:
         def work(message: PyTree, state: _State, data: ClientData, key: Key) -> tuple[PyTree, _State]:
@@ -89,6 +90,15 @@ def beside(
         adapt=None,
         privacy=uncovered(method.privacy),
     )
+
+
+def not_pooled(name: str, method: Algorithm) -> None:
+    """Checks that clients train by themselves under ``method``, as the method called ``name`` around it needs."""
+    if method.pooled is not None:
+        raise EvenhandError(
+            f"{name} needs clients that train by themselves, and {method.name} trains on the examples of all clients "
+            "together: give a federated method, such as fedavg()."
+        )
 
 
 def uncovered(promise: Privacy | None) -> Privacy | None:

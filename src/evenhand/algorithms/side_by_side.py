@@ -87,6 +87,10 @@ def _check(methods: Sequence[Algorithm]) -> Algorithm:
             "side_by_side() got a method that promises privacy: what all of them give away together is more than it "
             "accounts for, and they share their keys: run each by itself, with a seed of its own."
         )
+    if any(method.pooled is not None for method in methods):
+        raise EvenhandError(
+            "side_by_side() got a method that trains on the examples of all clients together: give federated methods."
+        )
     if any(method.model != methods[0].model for method in methods):
         raise EvenhandError(
             "side_by_side() got methods with different models: make them all with the same one."

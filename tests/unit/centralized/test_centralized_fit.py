@@ -245,5 +245,7 @@ def test_a_pooled_method_takes_no_attack_and_resumes(tmp_path: Path) -> None:
         part = eh.simulate(pooled, data, rounds=rounds, eval_every=2, checkpoint=tmp_path)
     np.testing.assert_array_equal(flat(whole.params), flat(part.params))
     assert part.last_round.tolist() == [4, 4]
+    with pytest.raises(eh.EvenhandError, match="give federated methods"):
+        eh.algorithms.side_by_side({"a": pooled})
     with pytest.raises(eh.EvenhandError, match="both weigh examples"):
         method(MODEL, risk=eh.risks.tilted(1.0), weighting=eh.centralized.self_paced())
