@@ -69,6 +69,7 @@ def findings(
     scales: Finding | None = None,
     constant: Callable[[], Baseline | None] = lambda: None,
     restarts: bool = False,
+    may_rise: bool = False,
     guarantee: Finding | None = None,
     clients: Sequence[Finding | None] = (),
     noun: str = "client",
@@ -84,6 +85,8 @@ def findings(
       scales: from :func:`feature_scales`.
       constant: :func:`evenhand.evaluation.baseline` of the run, called only where it matters.
       restarts: whether a schedule of the clients' step sizes restarts in every round.
+      may_rise: whether the method minimises something else than the mean loss, which may therefore rise: to give up
+        false labels, a robust risk raises it without bound.  Only a loss that is not finite is then a divergence.
       guarantee: from :func:`no_guarantee`.
       clients: those about single clients, from :func:`diverged_clients` and :func:`untrained_clients`.
       noun: what the clients are called that the classes and the constant are about, in the singular.
@@ -97,7 +100,7 @@ def findings(
         # Without any accepted upload nothing was learnt, and only the uploads can say why.
         if not np.any(per_round["reported"]) and _is_still(history):
             return others
-    worst = _diverged(history, blank, scaled=scaled) or _unmoved(history, per_round)
+    worst = _diverged(history, blank, scaled=scaled, may_rise=may_rise) or _unmoved(history, per_round)
     worst = worst or _one_class(classes.get("train"), class_names, noun)
     # On test examples or, without any, on the next best split.
     if splits := [split for split in reversed(SPLITS) if split in classes and len(classes[split].counts)]:
@@ -170,7 +173,7 @@ def _rejected(history: Columns, per_round: Columns, *, scaled: bool) -> Finding 
     return Finding("rejected", f"{text}. If no client is malicious, local training diverged. {cure}")
 
 
-def _diverged(history: Columns, blank: float, *, scaled: bool) -> Finding | None:
+def _diverged(history: Columns, blank: float, *, scaled: bool, may_rise: bool) -> Finding | None:
     """The training loss ends far above where it was, or some loss is not finite.
 
     The rule: at the last evaluation, the loss of some split is NaN or infinite; or each of the last three evaluations
@@ -185,7 +188,9 @@ def _diverged(history: Columns, blank: float, *, scaled: bool) -> Finding | None
     The training loss comes first, and the finding names its split: a loss that is not finite on test examples alone
     must neither hide training that diverged nor count as that.
     """
-    in_training = _not_finite(history, "train", scaled=scaled) or _risen(history, blank, scaled=scaled)
+    in_training = _not_finite(history, "train", scaled=scaled)
+    if in_training is None and not may_rise:
+        in_training = _risen(history, blank, scaled=scaled)
     others = (_not_finite(history, split, scaled=scaled) for split in ("valid", "test"))
     return in_training or next(filter(None, others), None)
 

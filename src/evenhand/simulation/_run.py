@@ -140,6 +140,7 @@ class Run(Results):
             scales=evaluation.feature_scales(self.data),
             constant=lambda: self.baseline,
             restarts=self.info.get("restarts", False),
+            may_rise=self.algorithm.pooled is not None,
             guarantee=evaluation.no_guarantee(needs, drawn, self.per_round.get("reported")),
             clients=self._of_clients(),
             noun=self._noun,

@@ -39,7 +39,7 @@ def history(*train, test=None, rounds=None):
     )
 
 
-def found(history, *, per_round=None, classes=None, blank=BLANK, names=None, scales=None):
+def found(history, *, per_round=None, classes=None, blank=BLANK, names=None, scales=None, may_rise=False):
     result = findings(
         history,
         per_round=per_round or {},
@@ -47,6 +47,7 @@ def found(history, *, per_round=None, classes=None, blank=BLANK, names=None, sca
         blank=blank,
         class_names=names,
         scales=scales,
+        may_rise=may_rise,
     )
     assert all(finding.sentence.endswith(".") for finding in result)
     return result
@@ -91,6 +92,12 @@ def test_a_loss_that_rises_is_a_divergence_from_three_times_the_floor_on():
     assert kinds(history(24.0, 72.0, 400.0, 8326.0)) == ["diverged"]
     assert kinds(history(24.0, 4.0, 12.0, 13.0, 12.0)) == ["diverged"]
     assert kinds(history(24.0, 4.0, 11.9, 13.0, 12.0)) == []
+
+
+def test_a_mean_loss_that_a_method_does_not_minimise_may_rise_but_must_be_finite():
+    assert kinds(history(2.3, 1e9, 1e9, 1e9), may_rise=True) == []
+    assert kinds(history(2.3, 1e9, math.nan), may_rise=True) == ["diverged"]
+    assert kinds(history(2.3, 1.0, test=[2.3, math.inf]), may_rise=True) == ["diverged"]
 
 
 def test_one_bad_evaluation_is_a_swing_unless_it_is_a_hundred_times_the_floor():
