@@ -397,7 +397,8 @@ def test_any_method_is_trained_with_the_loss_that_is_asked_for(
 
 
 def test_parts_are_listed_with_their_signatures(capsys: pytest.CaptureFixture[str]) -> None:
-    for topic, room in (("aggregators", "aggregator"), ("losses", "loss"), ("parts", "server optimiser")):
+    rooms = {"aggregators": "aggregator", "losses": "loss", "weightings": "weighting", "parts": "server optimiser"}
+    for topic, room in rooms.items():
         assert main(["list", topic]) == 0
         shown = capsys.readouterr().out
         for name, factory in factories(_ROOM[room]).items():
