@@ -41,8 +41,8 @@ class Config(TermExperiment):
     """Training labels that are drawn anew, and the rows of the three annotators who spam."""
     ranked_steps: int = 2000
     """Ours, of methods that sort the losses, which takes 30 times as long as the rest of a step; at a rate of 1."""
-    tuned: bool = True
-    """Ours: each table comes a second time, with all settings chosen on validation rows."""
+    tuned: bool = False
+    """Ours: whether each table comes a second time, with all settings chosen on validation rows."""
     tuned_steps: int = 1000
     """Ours, of those."""
     rates: tuple[float, ...] = (0.3, 1.0, 3.0)
@@ -357,6 +357,8 @@ class Row(NamedTuple):
 
 CLEAN = SCENARIOS[0]
 TILTED = "TERM (t = 50)"
+LONGER = "ERM (rate 0.3)"
+"""Ours: ERM with the learning rate of TERM at 0.1, which it needs to converge."""
 HAR = (
     "not run: its definition is not in the paper, its code is not in the authors', and it takes two trainings and "
     "derivatives of second order"
@@ -374,6 +376,7 @@ def published_classes(config: Config) -> dict[str, Row]:
 
     return {
         "ERM": row("ERM"),
+        LONGER: row("ERM", rate=0.3),
         "Linear SVM": row("Linear SVM", 1.0),
         "CVaR": ranked("CVaR", 0.5),
         "LearnReweight": row("LearnReweight", 0.001),
@@ -442,7 +445,7 @@ def tuned_classes(config: Config, published: Mapping[str, Row]) -> dict[str, Row
             chosen(config, CLEAN, row.method, row.setting, fixed=(0,) if row.method == "TERM" else ()),
         )
         for name, row in published.items()
-        if not name.endswith("+")
+        if name != LONGER and not name.endswith("+")
     }
     plus = {"ERM+": matched(config, rows["ERM"], rows[TILTED])}
     # Of the radii, each with its own matched threshold, that of the highest accuracy on all validation rows.
@@ -505,7 +508,7 @@ def save(
         f"HIV-1, {scenario.name}",
         {method: lambda seed, row=row: measure(config, scenario, row, seed) for method, row in rows.items()},
         settings=asdict(config),
-        paper={method: paper[method] for method in rows},
+        paper={method: paper[method] for method in rows if method in paper},
         orderings={
             f"{tilt} above {rival}, {part} test": (tilt, rival, f"{part} test", True)
             for tilt in tilts
