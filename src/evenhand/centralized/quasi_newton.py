@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import optax
+from jax import lax
 
 from evenhand import tree
 from evenhand.centralized._solver import Solver, check_model
@@ -22,8 +23,11 @@ RiskOf: TypeAlias = Callable[[Params, Array, Array], Risk]
 
 
 class _Descent(NamedTuple):
+    """``missed``: how many steps in turn did not descend; the second one began with the gradient alone."""
+
     params: Params
     optimiser: optax.OptState
+    missed: Array
 
 
 def quasi_newton(model: Model, risk: Risk | RiskOf, *, memory: int = 10) -> Solver:
@@ -73,9 +77,9 @@ def quasi_newton(model: Model, risk: Risk | RiskOf, *, memory: int = 10) -> Solv
     optimiser = optax.lbfgs(memory_size=memory)
 
     def init(params: Params, x: Array, y: Array) -> _Descent:
-        return _Descent(params, optimiser.init(params))
+        return _Descent(params, optimiser.init(params), jnp.int32(0))
 
-    def step(state: _Descent, x: Array, y: Array, number: Array, key: Key) -> _Descent:
+    def descend(state: _Descent, x: Array, y: Array) -> _Descent:
         def value(params: Params) -> Array:
             now = risk if isinstance(risk, Risk) else risk(params, x, y)
             return now.value(model.losses(lowered(model.apply)(params, x), y))
@@ -84,9 +88,14 @@ def quasi_newton(model: Model, risk: Risk | RiskOf, *, memory: int = 10) -> Solv
         updates, memory = optimiser.update(
             gradient, state.optimiser, state.params, value=before, grad=gradient, value_fn=value
         )
-        after = _Descent(tree.add(state.params, updates), memory)
+        after = _Descent(tree.add(state.params, updates), memory, jnp.int32(0))
         # At the minimum the line search has nothing to find: rounding would move the parameters about.
-        return tree.select(value(after.params) < before, after, init(state.params, x, y))
+        afresh = init(state.params, x, y)._replace(missed=state.missed + 1)
+        return tree.select(value(after.params) < before, after, afresh)
+
+    def step(state: _Descent, x: Array, y: Array, number: Array, key: Key) -> _Descent:
+        # Once no step descends from the gradient alone, the others need not be computed.
+        return lax.cond(state.missed < 2, descend, lambda state, x, y: state, state, x, y)
 
     return Solver(model, init, step, _params)
 

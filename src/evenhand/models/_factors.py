@@ -41,7 +41,8 @@ def pca(features: int, *, components: int) -> Model:
 
     which is the mean loss of the group if each of its labels is
     :math:`\tfrac{1}{|g|} \|X_g - \hat X_g\|_F^2`.  The loss of one example may then be negative.  TERM tilts over the
-    means of groups: ``eh.risks.hierarchical(eh.risks.tilted(t), eh.risks.mean(), groups, n)``, not ``eh.risks.tilted(t)``.
+    means of groups: ``eh.risks.hierarchical(eh.risks.tilted(t), eh.risks.mean(), groups, n)``, not
+    ``eh.risks.tilted(t)``.
 
     The loss is a reconstruction error only if the columns of ``U`` are orthonormal, as they are at the start (uniformly
     distributed) but not after a step of descent: wrap the optimiser in :func:`on_orthonormal`, or call

@@ -121,6 +121,7 @@ def algorithm_checks(
     """
     ways = tuple((count, device_count) for device_count in devices for count in lanes)
     data = toy_data() if data is None else data
+    data = data if algorithm.pooled is None else data.pooled
     program = Program(
         algorithm=algorithm,
         cohort=cohort,
@@ -183,6 +184,8 @@ class _Subject:
 
     def begin(self, params: Params) -> protocol.RoundState:
         state = protocol.begin(self.algorithm, params, self.data.num_clients, self.wires)
+        if self.algorithm.pooled is not None:
+            state = state._replace(clients=self.algorithm.pooled(params, self.rows.x, self.rows.y))
         return state._replace(clients=store.stored(state.clients, self.data.num_clients))
 
     @cached_property
