@@ -143,6 +143,10 @@ def unlisted(name):
         "clients": str(data.num_clients),
     }
     texts |= {"method": NOISY} if name == "private" else {}
+    if name == "fit":  # on all examples in each step, it draws nothing
+        return eh.testing.algorithm_checks(
+            parse("fit(batch_size=4)", Algorithm, MODEL, lambda: WORK), data, rounds=2, lanes=(2,)
+        )
     arguments = ", ".join(f"{p.name}={texts.get(p.name, '0.5')}" for p in needed)
     method = parse(f"{name}({arguments})", Algorithm, MODEL, lambda: WORK)
     of = one_client(data) if name == "alone" else data

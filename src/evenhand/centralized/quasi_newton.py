@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax import lax
 
