@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from scipy.optimize import minimize_scalar
 
 from experiments.term import cost
 
+FOLDER = Path(__file__).parents[2] / "experiments" / "term"
 CENTRES, LEAST = np.array([-0.2, 0.2, 1.2]), np.array([0.0, 0.1, 0.0])
 FEW: dict[str, Any] = {"newton_steps": 40, "limit": 400, "seeds": 1, "pairs": 2, "timed_steps": (3, 3, 3)}
 
@@ -82,7 +84,7 @@ def test_steps_are_those_of_a_loop(compiled: cost.Programs, t: float) -> None:
         int(compiled.count(jnp.float32(t), jnp.float32(1e-3), jnp.float32(target), jnp.int32(5), *rows)) == 5
     )
 
-    fast = cost.fastest(config, problem, compiled, t, 0)
+    fast = cost.fastest(config, problem, compiled, t, 0, problem.gap)
     every = [steps_of(t, rate, target, 400) for rate in problem.rates]
     assert fast["steps"] == min(every)
     assert fast["step size"] == pytest.approx(problem.rates[int(np.argmin(every))])
@@ -119,3 +121,48 @@ def test_noise_is_in_the_first_targets(folder: Path) -> None:
     residuals = np.abs(np.asarray(y) - np.asarray(x) @ [1.0, -2.0, 0.5, 0.0])
     assert x.shape == (40, 4)
     assert (residuals[16:] < 0.5).all() and np.median(residuals[:16]) > 2.0
+
+
+# --- the saved numbers -------------------------------------------------------------------------------------------
+
+COLUMNS = {"steps of ERM": 0.51, "steps": 0.51, "ratio": 0.0051, "wide ratio": 0.0051}
+"""Each with the rounding of the page."""
+
+
+@pytest.fixture(scope="module")
+def saved() -> dict[str, Any]:
+    return json.loads((FOLDER / "results" / "cost.json").read_text())
+
+
+def test_the_page_has_the_saved_numbers(saved: dict[str, Any]) -> None:
+    page = (FOLDER / "cost.md").read_text(encoding="utf-8")
+    for name, numbers in saved["methods"].items():
+        (row,) = re.findall(rf"^\| {re.escape(name)} \|(.*)\|$", page, flags=re.MULTILINE)
+        for (key, within), cell in zip(COLUMNS.items(), row.split("|"), strict=True):
+            mean, error = map(float, re.findall(r"[\d.]+", cell))
+            assert mean == pytest.approx(numbers["mean"][key], abs=within)
+            assert error == pytest.approx(numbers["error"][key], abs=within)
+    for name, numbers in saved["seconds"].items():
+        (row,) = re.findall(rf"^\| {re.escape(name)} \|(.*)\|$", page, flags=re.MULTILINE)
+        for cell, number in zip(row.split("|"), numbers.values(), strict=True):
+            assert float(cell) == pytest.approx(number, rel=0.02)
+
+
+def test_the_verdict_follows_from_the_saved_numbers(saved: dict[str, Any]) -> None:
+    ratios = {
+        name: [seed["ratio"] for seed in numbers["seeds"]] for name, numbers in saved["methods"].items()
+    }
+    wide = {name: numbers["mean"]["wide ratio"] for name, numbers in saved["methods"].items()}
+    limit = saved["config"]["limit"]
+    assert all(seed["steps"] < limit for numbers in saved["methods"].values() for seed in numbers["seeds"])
+    seeds = {name: sum(ratio <= 2.0 for ratio in several) for name, several in ratios.items()}
+    within = {"HIV-1, t=0.1", "HIV-1, t=1", "QSAR, t=-0.5", "QSAR, t=-1"}
+    within |= {f"toy, t={t}" for t in (-20, -5, -1, 1, 5)}
+    assert seeds == dict.fromkeys(seeds, 0) | dict.fromkeys(within, 5) | {"QSAR, t=-2": 1}
+    means = {name: round(float(np.mean(several)), 1) for name, several in ratios.items()}
+    assert (means["QSAR, t=-2"], means["HIV-1, t=5"], means["HIV-1, t=50"]) == (2.2, 2.9, 14.2)
+    assert (round(wide["HIV-1, t=5"], 1), round(wide["HIV-1, t=50"], 1)) == (1.5, 6.2)
+    step = {name: numbers["ratio"] for name, numbers in saved["seconds"].items()}
+    assert round(step["HIV-1"], 2) == 1.16 and round(step["QSAR"], 2) == 1.15
+    assert round(step["QSAR"] * np.mean(ratios["QSAR, t=-2"]), 1) == 2.6
+    assert round(step["HIV-1"] * np.mean(ratios["HIV-1, t=50"])) == 16
