@@ -24,6 +24,7 @@ from jax import lax
 
 import evenhand as eh
 from evenhand.centralized import Solver
+from evenhand.models import losses
 from evenhand.types import Array, Key, Model, Params, PyTree
 from experiments.fairness import Measures
 from experiments.term.table import TermExperiment, kept, run
@@ -202,11 +203,9 @@ def optimiser_of(setting: Setting) -> optax.GradientTransformation:
     def init(params: Params) -> tuple[PyTree, PyTree]:
         return adam.init(params), momentum.init(params)
 
-    def update(
-        gradient: Params, state: tuple[PyTree, PyTree], params: Params | None = None
-    ) -> tuple[Params, tuple[PyTree, PyTree]]:
-        first, first_state = adam.update(gradient, state[0], params)
-        second, second_state = momentum.update(gradient, state[1], params)
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        first, first_state = adam.update(updates, state[0], params)
+        second, second_state = momentum.update(updates, state[1], params)
         either = jax.tree.map(lambda a, b: jnp.where(setting.is_adam, a, b), first, second)
         return either, (first_state, second_state)
 
@@ -229,9 +228,7 @@ def solver_of(config: Config, method: str, setting: Setting, rows: Rows, rare: i
         )
         return solver if method == "TERM" else exact(solver, rare)
     if method in ("ERM", "FocalLoss"):
-        loss = (
-            eh.models.losses.focal(setting.gamma, config.alpha) if method == "FocalLoss" else "cross_entropy"
-        )
+        loss = losses.focal(setting.gamma, config.alpha) if method == "FocalLoss" else "cross_entropy"
         model = network(config, loss)
         return eh.centralized.stochastic(model, t=0.0, rate=1.0, batch_size=config.batch, optimiser=optimiser)
     weighting = {
@@ -250,8 +247,8 @@ def exact(solver: Solver, rare: int) -> Solver:
     """Stochastic hierarchical TERM that draws a class by the mean losses of all its images, as the authors' code."""
 
     def step(state: PyTree, x: Array, y: Array, number: Array, key: Key) -> PyTree:
-        losses = solver.model.losses(solver.model.apply(state.params, x), y)
-        means = jnp.stack([jnp.mean(losses[:rare]), jnp.mean(losses[rare:])])
+        by_image = solver.model.losses(solver.model.apply(state.params, x), y)
+        means = jnp.stack([jnp.mean(by_image[:rare]), jnp.mean(by_image[rare:])])
         return solver.step(state._replace(risks=means), x, y, number, key)
 
     return solver._replace(step=step)
