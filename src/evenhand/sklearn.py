@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +86,7 @@ class TiltedClassifier(ClassifierMixin, BaseEstimator):
         """Fits the model to ``X``, ``(n, features)``, and the classes ``y``, ``(n,)``."""
         table, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
-        _check(self.t, self.alpha)
+        _check(self)
         if self.over not in ("examples", "classes"):
             raise EvenhandError(f"TiltedClassifier(over={self.over!r:.40}): give 'examples' or 'classes'.")
         self.classes_, codes = np.unique(y, return_inverse=True)
@@ -176,7 +177,7 @@ class TiltedRegressor(RegressorMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TiltedRegressor:
         """Fits the model to ``X``, ``(n, features)``, and the targets ``y``, ``(n,)``."""
         table, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        _check(self.t, self.alpha)
+        _check(self)
         p = _shares(sample_weight, table)
         features, targets = _Features.of(table, p), np.asarray(y, np.float64)
         center = _median(targets, p)
@@ -241,7 +242,7 @@ def _minimum(
             objective, theta, args=(share * t,), jac=True, method="L-BFGS-B", options={"maxiter": 100}
         )
         theta, iterations = stage.x, iterations + stage.nit
-    options = {"maxiter": max_iter, "gtol": tol, "ftol": 1e-14, "maxfun": 20 * max_iter}
+    options = {"maxiter": max_iter, "gtol": tol, "ftol": 1e-11, "maxfun": 20 * max_iter}
     ends = [
         minimize(objective, start, args=(t,), jac=True, method="L-BFGS-B", options=options)
         for start in ((theta, zeros) if t < 0 else (theta,))
@@ -301,8 +302,17 @@ def _median(values: NDArray, p: NDArray) -> float:
     return float(values[order][np.searchsorted(np.cumsum(p[order]), 0.5 - 1e-12)])
 
 
-def _check(t: float, alpha: float) -> None:
-    if not math.isfinite(t):
-        raise EvenhandError(f"t={t}: a tilt must be a finite number.")
-    if not 0.0 <= alpha < math.inf:
-        raise EvenhandError(f"alpha={alpha}: the penalty must be a finite number >= 0.")
+def _check(estimator: TiltedClassifier | TiltedRegressor) -> None:
+    """Checks the numbers that an estimator was made with."""
+    for name, least, is_whole in (
+        ("t", -math.inf, False),
+        ("alpha", 0.0, False),
+        ("tol", 0.0, False),
+        ("max_iter", 1, True),
+    ):
+        value = vars(estimator)[name]
+        is_number = isinstance(value, Integral if is_whole else Real) and not isinstance(value, bool)
+        if not (is_number and math.isfinite(value) and value >= least):
+            kind = "a whole number" if is_whole else "a finite number"
+            bound = "" if least == -math.inf else f" >= {least:g}"
+            raise EvenhandError(f"{type(estimator).__name__}({name}={value!r:.40}): give {kind}{bound}.")

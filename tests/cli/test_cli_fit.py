@@ -67,7 +67,10 @@ def test_several_seeds_are_compared_in_one_folder(capsys: pytest.CaptureFixture[
     assert whole["groups"]["old"]["test"]["loss"] == pytest.approx(
         {"mean": np.mean(losses), "std": np.std(losses)}
     )
-    assert "over 2 seeds" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "over 2 seeds" in shown and "--fresh-data draws a new split" in shown
+    assert main(["predict", "f", "--data", "ill.csv"]) == 2
+    assert "name one, such as f/seed-4" in capsys.readouterr().err
     assert "fit(risk=tilted(t=5)" in Path("f/report.html").read_text()
     assert main([*words, "--seeds", "4,7", "--out", "f"]) == 2
     assert "is not empty" in capsys.readouterr().err
@@ -153,8 +156,12 @@ def test_a_study_compares_risks_losses_and_weightings(capsys: pytest.CaptureFixt
         (["fit", "tiltd(t=5)", *FIT], "there is no risk 'tiltd'"),
         (["fit", "fit(risk=tilted(t=5), steps=3)", *FIT, "--steps", "4"], "has steps= already"),
         (["fit", "tilted(t=5)", *FIT, "--seeds", "x"], "--seeds"),
-        (["fit", "tilted(t=5)", *FIT, "--groups", "sex"], "sex"),
-        (["fit", "tilted(t=5)", *FIT, "--groups", "age", "--client-column", "a"], "give one of them"),
+        (["fit", "tilted(t=5)", *FIT, "--groups", "sex"], "there is no column of groups 'sex'"),
+        (["fit", "tilted(t=5)", *FIT, "--clients", "3"], "fit has no clients"),
+        (
+            ["fit", "tilted(t=5)", *FIT, "--groups", "age", "--client-column", "a"],
+            "is for federated methods",
+        ),
         (["fit", "tilted(t=5)", *FIT, "--keep", "best:valid:mean"], "--valid-fraction"),
         (["run", "fedavg", *FIT, "--groups", "age"], "--groups age is for fit(...)"),
         (

@@ -134,9 +134,12 @@ def test_they_are_searched_and_refuse_with_a_sentence() -> None:
     search = GridSearchCV(TiltedClassifier(max_iter=50, alpha=0.1), {"t": [0.0, 2.0]}, cv=2).fit(X, LABELS)
     assert search.best_params_["t"] in (0.0, 2.0)
     for estimator, fault in (
-        (TiltedClassifier(t=np.inf), "a tilt must be a finite number"),
+        (TiltedClassifier(t=np.inf), "t=inf.*give a finite number"),
+        (TiltedClassifier(t="a"), "t='a'.*give a finite number"),
+        (TiltedClassifier(max_iter=0), "max_iter=0.*whole number >= 1"),
+        (TiltedClassifier(tol=-1.0), "tol=-1.0.*>= 0"),
         (TiltedClassifier(over="groups"), "give 'examples' or 'classes'"),
-        (TiltedClassifier(alpha=-1.0), "the penalty"),
+        (TiltedClassifier(alpha=-1.0), "alpha=-1.0.*>= 0"),
     ):
         with pytest.raises(eh.EvenhandError, match=fault):
             estimator.fit(X, LABELS)

@@ -173,9 +173,11 @@ def fit(
     steps = whole_number(
         "steps", _default_steps(model, risk, optimiser) if steps is None else steps, 0, 10**9
     )
-    rows = _divided(jnp.asarray(x), jnp.asarray(y), groups, valid_fraction, seed)
+    rows = _divided(_numbers("x", x), _numbers("y", y), groups, valid_fraction, seed)
+    if inner is not None and groups is None:
+        raise EvenhandError("fit(inner=...): give groups=, over which the risk then is.")
     solver, objective = _planned(model, risk, inner, optimiser, rows)
-    if patience is not None and rows.valid is None:
+    if patience is not None and whole_number("patience", patience, 1) and rows.valid is None:
         raise EvenhandError(
             f"fit(patience={patience}): give valid_fraction=, the rows that say when to stop."
         )
@@ -187,7 +189,7 @@ def fit(
     else:
         state, first = after.state, after.steps
     advance = partial(_steps(solver.step), x=rows.train.x, y=rows.train.y, root=root)
-    if isinstance(model, Solver) and eval_every is None and rows.valid is None:
+    if isinstance(model, Solver) and eval_every is None and rows.valid is None and groups is None:
         state = advance(state, first=jnp.int32(first), count=jnp.int32(steps))
         return Fit(solver.params(state), state, first + steps, seed, solver.model)
     every = max(1, steps // _EVALUATIONS) if eval_every is None else whole_number("eval_every", eval_every, 1)
@@ -203,6 +205,15 @@ def fit(
             is_going = course.measure(first + done, state)
             bar.update(task, completed=done, latest=course.latest)
     return course.result(state, first + done, seed)
+
+
+def _numbers(name: str, values: npt.ArrayLike) -> Array:
+    try:
+        return jnp.asarray(values)
+    except (TypeError, ValueError):
+        raise EvenhandError(
+            f"fit({name}=...) is not an array of numbers: number classes from 0, and leave out what is missing."
+        ) from None
 
 
 # --- the rows for training and validation, and the solver of a risk -------------------------------------------------
@@ -262,6 +273,10 @@ def _divided(x: Array, y: Array, groups: npt.ArrayLike | None, fraction: float, 
         taken = (x, y) if is_whole else (x[index], y[index])
         return _Rows(*taken, np.concatenate([[0], ends]))
 
+    if fraction and not is_valid.any():
+        raise EvenhandError(
+            f"fit(valid_fraction={fraction}): that is less than one example of each group: give a larger share."
+        )
     named = ("all",) if groups is None else tuple(map(str, names))
     return _Divided(part(~is_valid), part(is_valid) if is_valid.any() else None, named)
 
@@ -311,6 +326,10 @@ def _planned(
             return quasi_newton(model, train), objective
         return batch(model, train, optimiser=optimiser), objective
     expect("risk", risk, FunctionType, "eh.risks.tilted(1.0), or a function of the step that gives one")
+    if risk.__module__.startswith("evenhand.risks"):
+        raise EvenhandError(
+            f"risk={risk.__name__} is the function itself: call it, as in eh.risks.tilted(1.0)."
+        )
     if optimiser is None or inner is not None:
         raise EvenhandError(
             "fit(risk=...): a risk that changes with the step needs an optimiser=, and has no inner= risk."
@@ -357,10 +376,11 @@ class _Course:
                 f"{name}_{metric}": float(np.average(values[has], weights=sizes[has]))
                 for metric, values in by_group.items()
             }
-        if not self._history and not math.isfinite(row["train_loss"]):
+        bad = [name for name in self._prepared if not math.isfinite(row[f"{name}_loss"])]
+        if bad and not self._history:
             raise EvenhandError(
-                "fit(): the loss of the initial model is not finite: check that labels lie in the model's range and "
-                "features are of ordinary size."
+                f"fit(): the {bad[0]} loss of the initial model is not finite: check that labels lie in the model's "
+                "range, and that features are numbers of ordinary size."
             )
         self._history.append(row)
         goes_on = self._goes_on(row, params)
@@ -374,7 +394,8 @@ class _Course:
             for a, b in zip(jax.tree.leaves(self._before), jax.tree.leaves(params), strict=True)
         )
         if "valid_risk" in row:
-            if self._best is None or row["valid_risk"] < self._best[0]:
+            # Not "<=" turned round: a risk that is no number must never be the best.
+            if self._best is None or row["valid_risk"] < self._best[0] or math.isnan(self._best[0]):
                 self._best, self._waited = (row["valid_risk"], params), 0
             else:
                 self._waited += 1

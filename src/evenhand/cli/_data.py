@@ -136,6 +136,16 @@ class DataOptions:
                     f"{tabular[0]} is for tables, and --data {self.data} is not one: leave it out."
                 )
             return self._synthetic(parameters)
+        try:
+            return self._loaded()
+        except EvenhandError as error:
+            if self.groups is None or not any(getattr(part, "name", "") == "client" for part in error.parts):
+                raise
+            # The column that is missing was given as one of groups.
+            first = str(error.parts[0]).replace("client column", "column of groups").partition(": say")[0]
+            raise EvenhandError(f"{first}: say which it is with --groups NAME.") from None
+
+    def _loaded(self) -> FederatedDataset:
         client = _names("--client-column", self.client_column)
         return federated.load(
             self.data,

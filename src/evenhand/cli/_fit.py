@@ -19,7 +19,7 @@ from evenhand.cli._folder import default_folder
 from evenhand.cli._options import ModelOptions, TrainingOptions
 from evenhand.cli._run import RunCommand
 from evenhand.cli._study import seeds_of
-from evenhand.cli._terminal import show_comparison
+from evenhand.cli._terminal import say, show_comparison
 from evenhand.errors import EvenhandError
 from evenhand.expressions import canonical
 from evenhand.expressions.reading import outermost
@@ -31,6 +31,10 @@ from evenhand.simulation.saving import by_group
 
 _DEFAULT_OUT = "(default: runs/fit-DATA)"
 _NONE = "(default: L-BFGS, which has none)"
+_SAME = (
+    "Every seed has the same training and test examples, so ± reflects training randomness only: --fresh-data draws a "
+    "new split for each seed."
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,15 @@ class FitCommand:
 
     def check(self) -> None:
         """Finds faults before the data are loaded."""
+        for option, is_given in {
+            "--client-column": self.data.client_column != "client",
+            "--clients": self.data.clients is not None,
+        }.items():
+            if is_given:
+                raise EvenhandError(
+                    f"{option} is for federated methods, and fit has no clients: leave it out, or name groups with "
+                    "--groups."
+                )
         seeds_of("seeds", self.fit.seeds)
         self._run(0, self._folder).check()
 
@@ -93,6 +106,8 @@ class FitCommand:
             write_text(folder / files.SUMMARY, json_text(_summary(self.expression, seeds, views)))
         if not self.fit.quiet:
             show_comparison(compare(views), Console(highlight=False))
+            if not self.fit.fresh_data:
+                say(Console(highlight=False), _SAME)
             page = write_report(folder / files.REPORT, views)
             Console(stderr=True, highlight=False).print(f"The page is {page}.", soft_wrap=True)
         else:
@@ -111,6 +126,9 @@ class FitCommand:
             if is_given and name in words:
                 raise EvenhandError(f"{text!r:.80} has {name}= already: leave the option out.")
             words |= {name: repr(value)} if is_given else {}
+        if "weighting" in words and "length" not in words:
+            # What changes with the progress, such as mentornet_pd, needs to know how long this training is.
+            words["length"] = repr(self.fit.rounds * int(words.get("steps", self.fit.steps)))
         if self.data.valid_fraction == 0.0 and self.fit.keep.startswith("best:valid"):
             raise EvenhandError(f"--keep {self.fit.keep} needs validation examples: give --valid-fraction.")
         places = call.positional if call.name == "fit" else []

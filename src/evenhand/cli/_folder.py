@@ -102,7 +102,9 @@ class Shown(NamedTuple):
 def refuse_other(folder: Path, study: str) -> None:
     """Refuses a folder without a run; for a study's, the sentence says ``study``."""
     if not (folder / files.CONFIG).is_file():
-        other = "is not a run folder: name one that `evenhand run` wrote"
+        seeds = sorted(folder.glob("seed-*"))
+        other = f"holds a run for each seed: name one, such as {seeds[0]}" if seeds else ""
+        other = other or "is not a run folder: name one that `evenhand run` wrote"
         raise EvenhandError(f"{folder} {study if (folder / 'runs').is_dir() else other}.")
 
 

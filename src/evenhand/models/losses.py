@@ -272,14 +272,14 @@ def focal(gamma: float = 2.0, alpha: float | tuple[float, ...] | None = None) ->
       EvenhandError: ``gamma`` or ``alpha`` is out of range; when called, ``alpha`` has not one factor per class, or the
         shapes do not fit.
 
-    Edge cases: everything is computed from :math:`s`, so losses and gradients are finite for finite logits, at
+    Edge cases: everything is computed from :math:`s`, so losses and gradients are finite for logits up to 1e30, at
     :math:`p_y = 0`, where the loss is :math:`-\alpha_y s`, and at :math:`p_y = 1`, where it and its gradient are 0 for
     ``gamma > 0``.  With ``gamma > 0`` the loss is not convex in :math:`s`.  A label outside ``0 .. C - 1`` gives NaN.
 
     Differs from the paper: a mean over an example's middle axes takes the place of the sum over anchors divided by the
     number of matched ones; and ``alpha`` is None unless given, where the paper uses 0.25 beside ``gamma=2``.  Which
-    label is the rare one is up to the data: a number multiplies label 1, the common class (digit 9) where TERM's
-    figure 7.14 sets it to 0.05, and the rare class of HIV-1 in table 7.8.
+    label is the rare one is up to the data: a number multiplies label 1, which is the common class (digit 9) where
+    TERM's figure 7.14 sets it to 0.05.
 
     Example:
       >>> import jax.numpy as jnp

@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 
 from evenhand.errors import EvenhandError
-from evenhand.risks._population import linear, pinned
+from evenhand.risks._population import dual, linear, pinned
 from evenhand.types import Array, Risk
 
 __all__ = ["chi_square_ball"]
@@ -63,7 +63,12 @@ def chi_square_ball(rho: float) -> Risk:
     if rho == 0:
         return linear(lambda losses, p: p)
     variance = min(2.0 * rho, _WIDEST)
-    return linear(lambda losses, p: _ball_weights(losses, p, variance))
+
+    def total(weights: Array, losses: Array, p: Array) -> Array:
+        # Not of weights above 0 alone: a loss that is no number makes all weights NaN, and so the value.
+        return jnp.sum(jnp.where(weights == 0, 0.0, weights * losses))
+
+    return dual(lambda losses, p: _ball_weights(losses, p, variance), total)
 
 
 def _ball_weights(losses: Array, p: Array, variance: float) -> Array:

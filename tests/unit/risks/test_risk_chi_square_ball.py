@@ -239,3 +239,9 @@ def test_wrong_radii_are_refused() -> None:
     for rho in (-0.1, math.inf, math.nan):
         with pytest.raises(eh.EvenhandError, match=f"chi_square_ball.rho={rho}"):
             chi_square_ball(rho)
+
+
+@pytest.mark.parametrize("lost", [np.nan, np.inf])
+def test_a_loss_that_is_no_number_makes_the_value_none(lost: float) -> None:
+    """A model that diverged must not look perfect."""
+    assert np.isnan(eh.risks.chi_square_ball(0.5).value(np.array([lost, 1.0], np.float32)))
