@@ -221,7 +221,7 @@ def semidefinite(second: Second, r: int, solver: str) -> float:
     Over :math:`0 \preceq P \preceq I` and :math:`\operatorname{tr} P \le r`.
     """
     try:
-        import cvxpy
+        import cvxpy  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
         raise SystemExit("the min-max baseline is a semidefinite program: pip install cvxpy") from None
     p, z = cvxpy.Variable(second.pooled.shape, symmetric=True), cvxpy.Variable()

@@ -97,7 +97,7 @@ def abalone(data_dir: Path) -> Rows:
 
 def diabetes(data_dir: Path) -> Rows:
     """scikit-learn's 442 patients, 10 z-scored features, z-scored target: of the order of cal-housing's."""
-    x, y = load_diabetes(return_X_y=True)
+    x, y = (np.asarray(part, np.float64) for part in load_diabetes(return_X_y=True))
     return Rows(_scored(x), _scored(y))
 
 
@@ -309,7 +309,7 @@ def main(config: Config) -> None:
             )
 
 
-PAPER_72 = {
+PAPER_72: Mapping[float, Mapping[str, float]] = {
     noise: dict(
         zip(("ERM", "L1", "Huber", "STIR", "CRR", "TERM", "Genie ERM on right rows"), row, strict=True)
     )
@@ -319,7 +319,7 @@ PAPER_72 = {
         0.8: (4.74, 4.78, 4.74, 4.74, 4.07, 1.68, 1.04),
     }.items()
 }
-PAPER_73 = {
+PAPER_73: Mapping[str, Mapping[str, float]] = {
     part: dict(zip(("ERM", "L1", "Huber", "CRR", "TERM", "Genie ERM on right rows"), row, strict=True))
     for part, row in {
         "abalone, clean": (2.444, 2.435, 2.449, 2.444, 2.477, 2.444),

@@ -77,14 +77,14 @@ class TiltedClassifier(ClassifierMixin, BaseEstimator):
         *,
         over: str = "examples",
         alpha: float = 1e-4,
-        max_iter: int = 1000,
+        max_iter: int = 5000,
         tol: float = 1e-6,
     ) -> None:
         self.t, self.over, self.alpha, self.max_iter, self.tol = t, over, alpha, max_iter, tol
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TiltedClassifier:
         """Fits the model to ``X``, ``(n, features)``, and the classes ``y``, ``(n,)``."""
-        table, y = validate_data(self, X, y, dtype=np.float64)
+        table, y = _table_and_labels(self, X, y, numeric=False)
         check_classification_targets(y)
         _check(self)
         if self.over not in ("examples", "classes"):
@@ -117,7 +117,7 @@ class TiltedClassifier(ClassifierMixin, BaseEstimator):
     def decision_function(self, X: Any) -> NDArray:
         """Logits, ``(n, C)``; of two classes, that of the second against the first, ``(n,)``."""
         check_is_fitted(self)
-        table = validate_data(self, X, dtype=np.float64, reset=False)
+        table = _new_rows(self, X)
         scores = table @ self.coef_.T + self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores
 
@@ -170,13 +170,13 @@ class TiltedRegressor(RegressorMixin, BaseEstimator):
     """
 
     def __init__(
-        self, t: float = -2.0, *, alpha: float = 1e-6, max_iter: int = 1000, tol: float = 1e-6
+        self, t: float = -2.0, *, alpha: float = 1e-6, max_iter: int = 5000, tol: float = 1e-6
     ) -> None:
         self.t, self.alpha, self.max_iter, self.tol = t, alpha, max_iter, tol
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TiltedRegressor:
         """Fits the model to ``X``, ``(n, features)``, and the targets ``y``, ``(n,)``."""
-        table, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        table, y = _table_and_labels(self, X, y, numeric=True)
         _check(self)
         p = _shares(sample_weight, table)
         features, targets = _Features.of(table, p), np.asarray(y, np.float64)
@@ -201,7 +201,7 @@ class TiltedRegressor(RegressorMixin, BaseEstimator):
     def predict(self, X: Any) -> NDArray:
         """The predictions, ``(n,)``."""
         check_is_fitted(self)
-        table = validate_data(self, X, dtype=np.float64, reset=False)
+        table = _new_rows(self, X)
         return table @ self.coef_ + self.intercept_
 
 
@@ -302,17 +302,29 @@ def _median(values: NDArray, p: NDArray) -> float:
     return float(values[order][np.searchsorted(np.cumsum(p[order]), 0.5 - 1e-12)])
 
 
+def _table_and_labels(estimator: Any, X: Any, y: Any, *, numeric: bool) -> tuple[NDArray, NDArray]:
+    """Features and labels as scikit-learn checks them, with the names of columns noted."""
+    table, labels = validate_data(estimator, X, y, dtype=np.float64, y_numeric=numeric)
+    return np.asarray(table), np.asarray(labels)
+
+
+def _new_rows(estimator: Any, X: Any) -> NDArray:
+    """Rows to predict, checked against the features of the fit."""
+    return np.asarray(validate_data(estimator, X, dtype=np.float64, reset=False))
+
+
 def _check(estimator: TiltedClassifier | TiltedRegressor) -> None:
     """Checks the numbers that an estimator was made with."""
-    for name, least, is_whole in (
-        ("t", -math.inf, False),
-        ("alpha", 0.0, False),
-        ("tol", 0.0, False),
-        ("max_iter", 1, True),
-    ):
-        value = vars(estimator)[name]
-        is_number = isinstance(value, Integral if is_whole else Real) and not isinstance(value, bool)
+    limits: dict[str, tuple[float, type]] = {
+        "t": (-math.inf, Real),
+        "alpha": (0.0, Real),
+        "tol": (0.0, Real),
+        "max_iter": (1, Integral),
+    }
+    for name, (least, kind) in limits.items():
+        value: Any = vars(estimator)[name]
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
         if not (is_number and math.isfinite(value) and value >= least):
-            kind = "a whole number" if is_whole else "a finite number"
+            shown = "a whole number" if kind is Integral else "a finite number"
             bound = "" if least == -math.inf else f" >= {least:g}"
-            raise EvenhandError(f"{type(estimator).__name__}({name}={value!r:.40}): give {kind}{bound}.")
+            raise EvenhandError(f"{type(estimator).__name__}({name}={value!r:.40}): give {shown}{bound}.")

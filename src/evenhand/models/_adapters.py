@@ -291,9 +291,9 @@ def with_loss(model: Model, loss: LossLike) -> Model:
         raise ModelError(
             given, f" is for {for_loss}, and {whose} for {for_model}: give a loss of {for_model}."
         )
-    is_scaled = isinstance(model.losses, _Trained)
+    before = model.losses
     return model._replace(
-        losses=model.losses._replace(function=row_loss) if is_scaled else row_loss,
+        losses=before._replace(function=row_loss) if isinstance(before, _Trained) else row_loss,
         metrics=dict(model.metrics or own),
         name=_name_with(model.name, name),
     )
