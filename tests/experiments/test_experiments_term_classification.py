@@ -254,3 +254,92 @@ def test_the_network_is_two_convolutions() -> None:
     h = nn.relu(h.reshape(2, 768) @ layers["dense"]["kernel"])
     expected = h @ layers["output"]["kernel"]
     np.testing.assert_allclose(model.apply(params, classification.patches(x)), expected, atol=1e-4)
+
+
+# --- the saved numbers -------------------------------------------------------------------------------------------
+
+LEVELS = ("20 %", "40 %", "80 %")
+PARTS = ("noisy, rare", "clean, common")
+
+
+@pytest.fixture(scope="module")
+def saved() -> tuple[dict[str, Any], dict[str, Any]]:
+    noisy, rare = (
+        json.loads((FOLDER / "results" / f"{name}.json").read_text())
+        for name in ("classification", "classification_rare")
+    )
+    return noisy, rare
+
+
+def row_of(part: str, title: str) -> list[str]:
+    (row,) = re.findall(rf"^\| {re.escape(title)} \|(.*)\|$", part, flags=re.MULTILINE)
+    return [cell.strip() for cell in row.split("|")]
+
+
+def test_the_page_has_the_saved_numbers(saved: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    page = (FOLDER / "classification.md").read_text(encoding="utf-8")
+    parts = page.split("\n## ")[1:]
+    for content, part, names, papers in zip(
+        saved, parts[:2], (LEVELS, PARTS), (classification.PAPER, classification.RARE_PAPER), strict=True
+    ):
+        accuracies, counts = part.split("### In how many seeds")
+        for method, numbers in content["methods"].items():
+            for name, cell in zip(names, row_of(accuracies, method), strict=True):
+                mean, error, *paper = map(float, re.findall(r"[\d.]+", cell))
+                assert mean == pytest.approx(100 * numbers["mean"][name], abs=0.051)
+                assert error == pytest.approx(100 * numbers["error"][name], abs=0.051)
+                assert paper == [pytest.approx(100 * papers[method][name], abs=0.051)]
+        for claim, seeds in content["orderings"].items():
+            better, other, name = re.fullmatch(r"(.*) is above (.*) (?:at|on) (.*)", claim).groups()  # type: ignore[union-attr]
+            column = [term for term in content["methods"] if term.startswith("TERM")].index(better)
+            cell = row_of(counts, f"above {other}")[column]
+            assert f"{cell.split('; ')[names.index(name)]} of {len(numbers['seeds'])} seeds" == seeds
+    noisy, rare = (content["tuning"] for content in saved)
+    for method in classification.METHODS:
+        assert row_of(parts[2], method) == [noisy[method][level]["chosen"] for level in LEVELS]
+    for method in classification.RARE_METHODS:
+        assert f"{method}: {rare[method]['rare']['chosen']}\n" in parts[2]
+    for method in classification.NOT_RUN:
+        assert re.search(rf"\*\*.*\b{method}\b.*not run", page)
+
+
+def test_the_verdicts_follow_from_the_saved_numbers(saved: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    noisy, rare = saved
+    means = {
+        method: np.array([numbers["mean"][level] for level in LEVELS])
+        for method, numbers in noisy["methods"].items()
+    }
+    beaten = ("ERM", "RandomRect", "SelfPaced", "MentorNet-PD")
+    for rival in beaten:
+        for level in LEVELS:
+            assert noisy["orderings"][f"TERM is above {rival} at {level}"] == "5 of 5 seeds"
+    assert (100 * (means["TERM"] - means["ERM"])).round(1).tolist() == [1.3, 1.9, 2.4]
+    assert noisy["orderings"]["TERM is above GCE at 80 %"] == "0 of 5 seeds"
+    gaps = means["GCE"] - means["TERM"]
+    errors = [noisy["methods"]["GCE"]["error"][level] for level in LEVELS]
+    assert (np.abs(gaps[:2]) < errors[:2]).all()
+    assert (100 * gaps[2]).round(1) == 2.0
+    assert (means["SelfPaced"] < means["ERM"]).all() and means["RandomRect"][2] < means["ERM"][2]
+    assert (100 * (means["Genie ERM"] - means["TERM"])[2]).round() == 12
+    above = 100 * (means["Genie ERM"] - means["ERM"])
+    assert above.round().tolist()[:2] == [2, 4]
+    below = [
+        100 * (number - means[method][LEVELS.index(level)])
+        for method, numbers in classification.PAPER.items()
+        for level, number in numbers.items()
+    ]
+    assert [round(min(below)), round(max(below))] == [2, 38]
+
+    on_rare, common = (
+        {method: numbers["mean"][name] for method, numbers in rare["methods"].items()} for name in PARTS
+    )
+    assert on_rare["TERM_sc"] > on_rare["ERM"] > on_rare["GCE"]
+    assert rare["orderings"]["TERM_sc is above ERM on noisy, rare"] == "3 of 5 seeds"
+    assert rare["orderings"][f"{classification.IN_BATCH} is above ERM on noisy, rare"] == "5 of 5 seeds"
+    costs = [common["ERM"] - common[term] for term in ("TERM_sc", classification.IN_BATCH)]
+    assert (100 * np.array(costs)).round().tolist() == [25, 19]
+    assert common["GCE"] == pytest.approx(common["ERM"], abs=0.005)
+    for term in ("TERM_sc", classification.IN_BATCH):
+        assert rare["tuning"][term]["rare"]["chosen"] == "rate 0.003"
+    accuracies = rare["tuning"]["TERM_sc"]["rare"]["accuracies"]
+    assert accuracies["rate 0.03"] == accuracies["rate 0.1"] == 0.1
