@@ -93,7 +93,7 @@ class Config(TermExperiment):
     """Section 7.7.3.2, and nothing is said for table 7.4: the share of the newest batch in a risk."""
     class_t: float = 3.0
     """Section 7.7.3.2: the tilt over classes at the last step, from 0."""
-    rates: tuple[float, ...] = (0.01, 0.03, 0.1)
+    rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1)
     """Candidates for each method, with momentum 0.9: ours, but 0.1 in the authors' code."""
     rare_rates: tuple[float, ...] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
     """The same for table 7.9, where TERM_sc takes smaller ones."""

@@ -320,6 +320,7 @@ def test_the_verdicts_follow_from_the_saved_numbers(saved: tuple[dict[str, Any],
     assert (np.abs(gaps[:2]) < errors[:2]).all()
     assert (100 * gaps[2]).round(1) == 2.0
     assert (means["SelfPaced"] < means["ERM"]).all() and means["RandomRect"][2] < means["ERM"][2]
+    assert means["MentorNet-PD"][2] < means["ERM"][2]
     assert (100 * (means["Genie ERM"] - means["TERM"])[2]).round() == 12
     above = 100 * (means["Genie ERM"] - means["ERM"])
     assert above.round().tolist()[:2] == [2, 4]
