@@ -207,7 +207,8 @@ def drawn(config: Config, noise: float | str, seed: int) -> Rows:
         parts = order[: config.rows], order[config.rows : config.rows + config.valid]
         noisy = partial(replaced, share=noise, rng=rng)
     (x, y), (valid_x, valid_y) = ((content.train[part], content.train_y[part]) for part in parts)
-    return Rows(patches(x), *map(jnp.asarray, (noisy(y), y)), patches(valid_x), jnp.asarray(noisy(valid_y)))
+    labels = jnp.asarray(noisy(y))
+    return Rows(patches(x), labels, jnp.asarray(y), patches(valid_x), jnp.asarray(noisy(valid_y)))
 
 
 def _thinned(config: Config, content: Images, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -301,7 +302,7 @@ def solver_of(
     """A method as a solver; the rate may be traced."""
     steps, batch = config.steps, config.batch
     last = config.decay * steps
-    optimiser = optax.sgd(lambda step: rate * jnp.where(step < last, 1.0, 0.1), momentum=0.9)
+    optimiser = optax.sgd(lambda step: rate * jnp.where(jnp.asarray(step) < last, 1.0, 0.1), momentum=0.9)
     if method == "TERM_sc":
         return eh.centralized.grouped(
             network(),
