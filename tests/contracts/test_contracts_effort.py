@@ -39,6 +39,7 @@ WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=2)
 NEEDED = {"method": "fedavg()", "personal": "'b'", "head": "'b'", "cohort": "2", "clients": "4"}
 BY_HAND = {
     "alone": "alone()",
+    "fit": "fit(learning_rate=0.1, batch_size=2, steps=3)",
     "private": "private(fedavg(aggregator=noisy_mean(0.5, noise_multiplier=0.5, rate=0.5), sampling=poisson(0.5)))",
 }
 MORE = {
@@ -78,6 +79,8 @@ def counted(text, progress=1.0):
     method, data = method_of(text), client_data(5, progress)
     params = MODEL.init(jax.random.key(0))
     state, client = method.init(params, 1 if method.name == "alone" else 4), method.init_client(params)
+    if method.pooled is not None:
+        client = method.pooled(params, data.x, data.y)
     efforts, computed = 0, 0
     for phase in method.phases:
         SEEN.clear()

@@ -118,7 +118,8 @@ def fit(
 
     def effort(data: ClientData) -> Effort:
         rows = data.size if batch_size is None else jnp.int32(batch_size)
-        return Effort(jnp.int32(steps), steps * rows)
+        # Of an empty slot, too, which no round has.
+        return Effort(jnp.where(data.size > 0, steps, 0), jnp.where(data.size > 0, steps * rows, 0))
 
     phase = Phase(
         broadcast=lambda state, client: state,
