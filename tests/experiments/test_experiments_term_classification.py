@@ -290,7 +290,9 @@ def test_the_page_has_the_saved_numbers(saved: tuple[dict[str, Any], dict[str, A
                 assert error == pytest.approx(100 * numbers["error"][name], abs=0.051)
                 assert paper == [pytest.approx(100 * papers[method][name], abs=0.051)]
         for claim, seeds in content["orderings"].items():
-            better, other, name = re.fullmatch(r"(.*) is above (.*) (?:at|on) (.*)", claim).groups()  # type: ignore[union-attr]
+            words = re.fullmatch(r"(.*) is above (.*) (?:at|on) (.*)", claim)
+            assert words is not None
+            better, other, name = words.groups()
             column = [term for term in content["methods"] if term.startswith("TERM")].index(better)
             cell = row_of(counts, f"above {other}")[column]
             assert f"{cell.split('; ')[names.index(name)]} of {len(numbers['seeds'])} seeds" == seeds

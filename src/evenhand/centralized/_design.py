@@ -12,7 +12,7 @@ from evenhand.errors import EvenhandError, expect
 from evenhand.types import Array, Model, Params
 
 _RANK = 1e-6
-"""Directions with singular values below this share of the largest are left out, as float32 features cannot tell."""
+"""Directions with singular values below this share of the largest are left out: in float32 they are rounding."""
 
 
 class Design(NamedTuple):

@@ -39,7 +39,7 @@ NDArray = npt.NDArray[Any]
 _STEPS = 1000
 """Most steps of the solver that needs no step size; it ends earlier, once no step descends."""
 _EVALUATIONS = 200
-"""How often a fit is measured, unless told."""
+"""How often a fit is measured by default."""
 
 
 class Fit(NamedTuple):
@@ -364,7 +364,7 @@ class _Course:
         self._waited = 0
 
     def measure(self, step: int, state: PyTree) -> bool:
-        """Measures a state, and says whether training goes on."""
+        """Measures a state, and returns whether training continues."""
         params, model = self._solver.params(state), self._solver.model
         row = {"step": float(step)}
         for name, part in self._prepared.items():
@@ -388,13 +388,13 @@ class _Course:
         return goes_on
 
     def _goes_on(self, row: Mapping[str, float], params: Params) -> bool:
-        # A solver that no longer moves is done; batches go on moving.
+        # Parameters that did not change since the last evaluation have converged; with random batches they do change.
         is_still = self._before is not None and all(
             bool((a == b).all())
             for a, b in zip(jax.tree.leaves(self._before), jax.tree.leaves(params), strict=True)
         )
         if "valid_risk" in row:
-            # Not "<=" turned round: a risk that is no number must never be the best.
+            # Comparisons with NaN are false, so a NaN that was kept as the best would never be replaced.
             if self._best is None or row["valid_risk"] < self._best[0] or math.isnan(self._best[0]):
                 self._best, self._waited = (row["valid_risk"], params), 0
             else:

@@ -55,7 +55,7 @@ def stir(model: Model, *, m: float = 0.001, eta: float = 10.0, stages: int = 100
 
     Differs from the paper in its precision: factors of :math:`X` are computed in float64, steps in float32, in which
     residuals below 1e-6 of the largest label are rounding errors.  :math:`M` therefore ends at the inverse of those at
-    most, and the result minimises Huber's loss of that width, where float64 would go on to the absolute error itself.
+    most, and the result minimises Huber's loss of that width; in float64 it would be the absolute error itself.
     Differs from the code of TERM in that every stage solves at least once.  There a stage starts with the last move of
     the stage before, so that for residuals below ``1 / (eta * m)`` all stages end at least squares; only rounding
     errors of a singular :math:`X^\top S X` keep it going.

@@ -15,7 +15,7 @@ from evenhand import data as federated
 from evenhand.cli._arguments import changed, typed
 from evenhand.data import Features, FederatedDataset, Fill
 from evenhand.data.loaders import NAMES, NewRows, new_rows
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import Argument, EvenhandError, whole_number
 
 # --- the options --------------------------------------------------------------------------------------------
 
@@ -139,7 +139,8 @@ class DataOptions:
         try:
             return self._loaded()
         except EvenhandError as error:
-            if self.groups is None or not any(getattr(part, "name", "") == "client" for part in error.parts):
+            named = [part.name for part in error.parts if isinstance(part, Argument)]
+            if self.groups is None or "client" not in named:
                 raise
             # The column that is missing was given as one of groups.
             first = str(error.parts[0]).replace("client column", "column of groups").partition(": say")[0]

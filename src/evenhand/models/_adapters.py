@@ -308,6 +308,7 @@ def _labels_of(metrics: Mapping[str, PerRow]) -> str:
 
 def _name_of(loss: PerRow) -> str:
     """What a loss is called; a user's function never has the name of another one of the library."""
+    # A partial function, or an object that can be called, has no name.
     name = loss.name if isinstance(loss, Loss) else getattr(loss, "__name__", "<lambda>")
     is_another = name in get_args(LossName) and resolve(cast(LossName, name)) is not loss
     return type(loss).__name__ if name == "<lambda>" or is_another else name

@@ -453,9 +453,10 @@ _METRICS: Mapping[PerRow, Mapping[str, PerRow]] = {
 def resolve(loss: LossLike) -> PerRow:
     """The loss function, looked up if it is given by name."""
     if not isinstance(loss, str):
-        if loss in (huber, focal, generalized_cross_entropy):
-            name = getattr(loss, "__name__", "")
-            raise EvenhandError(f"loss={name}: it makes a loss and is none itself: call it, {name}().")
+        for factory in (huber, focal, generalized_cross_entropy):
+            if loss is factory:
+                name = factory.__name__
+                raise EvenhandError(f"loss={name}: it makes a loss and is none itself: call it, {name}().")
         return loss
     if loss not in _LOSSES:
         names = ", ".join(f'"{name}"' for name in _LOSSES)
