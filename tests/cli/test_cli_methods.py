@@ -28,7 +28,7 @@ from evenhand.cli._methods import COMPOSED, METHODS, _argument_entries, plain
 from evenhand.cli._options import LocalOptions
 from evenhand.cli._run import RunCommand
 from evenhand.expressions import KINDS, factories
-from evenhand.expressions.kinds import alternatives, kind_for, parameters
+from evenhand.expressions.kinds import BESIDE, alternatives, kind_for, parameters
 from evenhand.expressions.kinds import example as simplest
 from evenhand.local import Work
 from evenhand.rounds import weighed
@@ -330,6 +330,7 @@ TRIED_ELSEWHERE = {
     "alone": "it is for one client: tests/unit/privacy/test_private_work.py",
     "dp-ftrl": "it must be told the number of clients: tests/unit/privacy/test_dp_ftrl.py",
     "private": "it needs a noisy method: tests/cli/test_cli_privacy.py",
+    "adadps-fl": "its scales come from a file: tests/cli/test_cli_beside.py",
 }
 """Methods that do not run with any value of the right type, and where they are tested."""
 
@@ -360,7 +361,7 @@ def test_every_method_has_an_option_for_each_argument_that_text_can_give() -> No
         if name != COMPOSED:
             known = inspect.signature(FACTORIES[name.replace("-", "_")]).parameters
             options = set(method.types)
-            assert options | set(method.others) == set(known) - {"work", "model"}
+            assert options | set(method.others) == set(known) - {"work", "model", *BESIDE}
             assert set(method.others) == ONLY_IN_EXPRESSIONS.get(name, set()) or name in OTHERS
     only_in_python = {name.replace("_", "-") for name in algorithms.__all__} - set(METHODS)
     assert "side-by-side" in only_in_python

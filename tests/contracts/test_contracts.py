@@ -148,7 +148,8 @@ def unlisted(name):
             parse("fit(batch_size=4)", Algorithm, MODEL, lambda: WORK), data, rounds=2, lanes=(2,)
         )
     arguments = ", ".join(f"{p.name}={texts.get(p.name, '0.5')}" for p in needed)
-    method = parse(f"{name}({arguments})", Algorithm, MODEL, lambda: WORK)
+    scales = {"divided_by": jax.tree.map(lambda leaf: 2.0 + 0 * leaf, MODEL.init(jax.random.key(0)))}
+    method = parse(f"{name}({arguments})", Algorithm, MODEL, lambda: WORK, scales)
     of = one_client(data) if name == "alone" else data
     cohort = 2 if name == "dp_ftrl" else 4
     return eh.testing.algorithm_checks(method, of, cohort=cohort, lanes=(2,), rounds=2)

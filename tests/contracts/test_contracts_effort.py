@@ -70,7 +70,8 @@ def expressions():
 
 @cache
 def method_of(text):
-    return parse(text, Algorithm, MODEL, lambda: WORK)
+    scales = jax.tree.map(jnp.ones_like, MODEL.init(jax.random.key(0)))
+    return parse(text, Algorithm, MODEL, lambda: WORK, {"divided_by": scales})
 
 
 @cache

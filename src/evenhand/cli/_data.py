@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 from tyro.conf import arg
 
 from evenhand import data as federated
 from evenhand.cli._arguments import changed, typed
-from evenhand.data import Features, FederatedDataset, Fill
+from evenhand.data import Features, FederatedDataset, Fill, Form
 from evenhand.data.loaders import NAMES, NewRows, new_rows
 from evenhand.errors import Argument, EvenhandError, whole_number
+from evenhand.evaluation import unlabelled
+
+NDArray = npt.NDArray[Any]
 
 # --- the options --------------------------------------------------------------------------------------------
 
@@ -181,6 +185,28 @@ class DataOptions:
             features_array=self.features_array,
         )
 
+    def labelled_rows(self, data: FederatedDataset, path: Path) -> tuple[NDArray, NDArray]:
+        """``(x, y)`` of the examples in a file, read as ``data`` were; each must have a label that they have.
+
+        Raises:
+          EvenhandError: they cannot be read, or differ in form from the data.
+        """
+        rows, form = self.new_rows(path, data.features), data.form
+        x = unlabelled(rows.x, form.shape, form.dtype, str(path))
+        y, has_label = labels_of(rows, form)
+        if not len(x):
+            raise EvenhandError(f"{path} has no rows: add at least one.")
+        if len(has_label) != len(x):
+            raise EvenhandError(f"{path} has no column {self.label_column!r:.60} of labels: add it.")
+        if not has_label.all():
+            row = int(np.argmin(has_label))
+            label = "" if rows.labels is None else str(rows.labels[row])
+            raise EvenhandError(
+                f"{path}, example {row + 1}: no example of {form.name} has the label {label!r:.40}: correct it, or "
+                "leave the example out."
+            )
+        return x, y
+
     def rooted(self) -> DataOptions:
         """The same with an absolute path, so that it means the same from everywhere."""
         path = Path(self.data)
@@ -233,6 +259,28 @@ def _names(option: str, text: str) -> list[str]:
 
 
 # --- options that have no effect on the data at hand, each reported in one line -----------------------------
+
+
+def labels_of(rows: NewRows, form: Form) -> tuple[NDArray, NDArray]:
+    """Class numbers or targets, and which rows have one that the model knows."""
+    texts = [] if rows.labels is None or form.targets != 1 else rows.labels.tolist()
+    classes = {name: k for k, name in enumerate(form.names or map(str, range(form.classes or 0)))}
+    values = [_value(text, classes, is_real=form.classes is None) for text in texts]
+    kind = np.float32 if form.classes is None else np.int32
+    return np.array([value or 0 for value in values], kind), np.array([v is not None for v in values], bool)
+
+
+def _value(text: str, classes: Mapping[str, int], *, is_real: bool) -> float | int | None:
+    """The number of a class or the target that a label spells; None if it spells none."""
+    if not is_real and text in classes:
+        return classes[text]
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    if is_real:
+        return number if np.isfinite(np.float32(number)) else None
+    return classes.get(str(int(number))) if number.is_integer() else None  # 4.0 counts as 4
 
 
 def idle(options: Mapping[str, Any], defaults: Mapping[str, Any], data: FederatedDataset) -> list[str]:

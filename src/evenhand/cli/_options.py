@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
+import jax
+import jax.numpy as jnp
+import numpy.typing as npt
 from tyro.conf import arg
 
 from evenhand import local, models, watch
@@ -24,12 +27,15 @@ from evenhand.cli._arguments import hyphenated, options_of
 from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError, EvenhandWarning, ModelError, perhaps, whole_number
 from evenhand.expressions import parse, with_noise
-from evenhand.expressions.reading import NOISE
+from evenhand.expressions.reading import NOISE, takes
 from evenhand.models import linear_regression
 from evenhand.models.losses import Loss
 from evenhand.privacy import Account, account, spent, usual_delta
-from evenhand.testing import toy_model
+from evenhand.simulation.folder import read_params
+from evenhand.testing import toy_data, toy_model
 from evenhand.types import Algorithm, Model, Privacy
+
+NDArray = npt.NDArray[Any]
 
 _DEFAULT_EVERY = "(default: 50 times a run, 10 times in a study)"
 _DEFAULT_DELTA = "(default: a power of ten, at most 1 / clients)"
@@ -171,6 +177,48 @@ def _least_noise(enough: Callable[[float], bool]) -> float | None:
 # --- a method that becomes an algorithm once the model is known ---------------------------------------------
 
 
+class Beside(NamedTuple):
+    """The files of arrays that stand beside an expression.
+
+    Attributes:
+      files: argument -> the file.
+      public: ``(x, y)`` in the file of public examples; None: there is none, or it is not read yet.
+      is_read: whether the files are read; before, stand-ins have their place.
+    """
+
+    files: Mapping[str, Path]
+    public: tuple[NDArray, NDArray] | None = None
+    is_read: bool = False
+
+    def read(self, labelled: Callable[[Path], tuple[NDArray, NDArray]]) -> Beside:
+        """The same once the data are known; ``labelled`` reads public examples in their form."""
+        path = self.files.get("public")
+        return Beside(self.files, None if path is None else labelled(path), is_read=True)
+
+    def arrays(self, model: Model) -> dict[str, Any]:
+        """Argument -> its arrays, for a method that trains ``model``.
+
+        Raises:
+          EvenhandError: scales do not fit the model.
+        """
+        rows = toy_data().train
+        made: dict[str, Any] = {"public": (rows.x, rows.y) if self.public is None else self.public}
+        if (path := self.files.get("divided_by")) is not None:
+            like = jax.eval_shape(model.init, jax.random.key(0))
+            ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), like)
+            made["divided_by"] = read_params(path, like) if self.is_read else ones
+        return {name: made[name] for name in self.files}
+
+    def check_used(self, *texts: str) -> None:
+        """Refuses a file that no call of the expressions takes."""
+        for name in self.files:
+            if not any(takes(text, name) for text in texts):
+                raise EvenhandError(
+                    f"--{hyphenated(name)} has no effect on {texts[0]:.80}, which has no argument {name}: leave it "
+                    "out, or take such a method: 'alone(adadps(0.1, clip=1, noise_multiplier=1, rate=0.1, steps=9))'."
+                )
+
+
 class Recipe(NamedTuple):
     """A method before its model is known; a run has one, and a study one for each setting.
 
@@ -178,16 +226,22 @@ class Recipe(NamedTuple):
       text: its expression.
       work: ``model -> Work``: the local work of the options, where the expression has none.
       limit: the budget of privacy; None: there is none.
+      beside: files of arrays that the expression cannot hold.
     """
 
     text: str
     work: Callable[[Model], local.Work]
     limit: Budget | None = None
+    beside: Beside = Beside({})
 
     def build(self, model: Model) -> Algorithm:
         """The algorithm; a budget of privacy that has not decided the noise yet leaves it at 1."""
         text = self.text if self.limit is None else with_noise(self.text, 1.0)
-        return parse(text, Algorithm, model, lambda: self.work(model))
+        return parse(text, Algorithm, model, lambda: self.work(model), self.beside.arrays(model))
+
+    def _build_toy(self, model: Model) -> Algorithm:
+        """The algorithm for a model that is not the user's, whom no file of arrays fits."""
+        return self._replace(beside=Beside(self.beside.files)).build(model)
 
     def takes_work(self, model: Model | None = None) -> bool:
         """Whether the method takes its local work from the options, rather than from its expression."""
@@ -197,15 +251,16 @@ class Recipe(NamedTuple):
             asked.append(True)
             return self.work(model)
 
+        asking = self._replace(work=work)
         with suppress(ModelError):  # a toy model is not the user's
-            self._replace(work=work).build(toy_model() if model is None else model)
+            asking._build_toy(toy_model()) if model is None else asking.build(model)
         return bool(asked)
 
     def pools(self) -> bool:
         """Whether the method trains on the examples of all clients together."""
         for model in (toy_model(), linear_regression(1)):  # losses may be for classes, or for real targets
             with suppress(ModelError):
-                return self.build(model).pooled is not None
+                return self._build_toy(model).pooled is not None
         return False
 
     def funded(self, data: FederatedDataset, model: Model) -> Recipe:
@@ -219,7 +274,7 @@ class Recipe(NamedTuple):
 
         def method(text: str) -> Algorithm:
             with suppress(ModelError):  # the toy model, which is faster to build, is not the user's
-                return self._replace(text=text).build(toy_model())
+                return self._replace(text=text)._build_toy(toy_model())
             return self._replace(text=text).build(model)
 
         return self._replace(text=self.limit.expression(self.text, data, method))
@@ -247,6 +302,10 @@ class SharedOptions:
     """privacy budget epsilon; if the method's noise_multiplier is omitted, the smallest sufficient value is used"""
     delta: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint=_DEFAULT_DELTA)] = None
     """privacy budget delta, the probability that goes with --epsilon"""
+    public: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """public examples, in the form of --data, for methods that take public=, such as adadps"""
+    divided_by: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """scales of gradients, for methods that take divided_by=: an .npz file like the params.npz of a run folder"""
     eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
     """rounds between two evaluations of every client"""
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
@@ -269,6 +328,12 @@ class SharedOptions:
     def every(self) -> int:
         """Rounds between two evaluations."""
         return max(1, self.rounds // self.evaluations) if self.eval_every is None else self.eval_every
+
+    @property
+    def beside(self) -> Beside:
+        """The files of arrays that stand beside the method's expression, not read yet."""
+        files = {"public": self.public, "divided_by": self.divided_by}
+        return Beside({name: Path(path) for name, path in files.items() if path is not None})
 
     @property
     def limit(self) -> Budget | None:

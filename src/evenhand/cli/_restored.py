@@ -23,11 +23,11 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from evenhand.cli._arguments import construct, hyphenated, options_of
-from evenhand.cli._data import DataOptions
+from evenhand.cli._data import DataOptions, labels_of
 from evenhand.cli._folder import refuse_other
 from evenhand.cli._run import ELSEWHERE, Place, Recorded, RunCommand, changes, config_file, naming
 from evenhand.cli._terminal import remark, say
-from evenhand.data import Form, load_features
+from evenhand.data import load_features
 from evenhand.data.loaders import NewRows
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import is_share, outputs, unlabelled
@@ -175,6 +175,11 @@ class ResumeCommand:
             raise EvenhandError(
                 f"The model in {run.training.start} is not the one from which {self.run} began: restore it, or {anew}."
             )
+        for name, path in run.training.beside.files.items():
+            if files.dict_in(before, "beside").get(name) != config["beside"][name]:
+                raise EvenhandError(
+                    f"--{hyphenated(name)} {path} is not the file with which {self.run} began: restore it, or {anew}."
+                )
         remarks += [] if self.quiet else changes(path, config)
         return run.train(data, Place(self.run, config, resumed=True, remarks=tuple(remarks)))
 
@@ -265,7 +270,7 @@ class PredictCommand:
         rows = rows._replace(x=unlabelled(rows.x, saved.form.shape, saved.form.dtype, str(self.data)))
         if not len(rows.x):
             raise EvenhandError(f"{self.data} has no rows: add at least one below the header.")
-        y, has_label = _labels(rows.labels, saved.form)
+        y, has_label = labels_of(rows, saved.form)
         if metrics:
             if not has_label.any():
                 raise EvenhandError(
@@ -317,28 +322,6 @@ def _gives(saved: SavedRun) -> Literal["logits", "margin", "value"]:
     if saved.form.classes is None:
         return "value"
     return "margin" if saved.model is not None and saved.model.name.startswith("svm(") else "logits"
-
-
-def _labels(labels: NDArray | None, form: Form) -> tuple[NDArray, NDArray]:
-    """Class numbers or targets, and which rows have one that the model knows."""
-    texts = [] if labels is None or form.targets != 1 else labels.tolist()
-    classes = {name: k for k, name in enumerate(form.names or map(str, range(form.classes or 0)))}
-    values = [_value(text, classes, is_real=form.classes is None) for text in texts]
-    kind = np.float32 if form.classes is None else np.int32
-    return np.array([value or 0 for value in values], kind), np.array([v is not None for v in values], bool)
-
-
-def _value(text: str, classes: Mapping[str, int], *, is_real: bool) -> float | int | None:
-    """The number of a class or the target that a label spells; None if it spells none."""
-    if not is_real and text in classes:
-        return classes[text]
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    if is_real:
-        return number if np.isfinite(np.float32(number)) else None
-    return classes.get(str(int(number))) if number.is_integer() else None  # 4.0 counts as 4
 
 
 def _predicted(saved: SavedRun, rows: NewRows, y: NDArray, has_label: NDArray) -> _Predicted:

@@ -30,7 +30,7 @@ from evenhand.evaluation import feature_scales
 from evenhand.evaluation.metrics import resolved
 from evenhand.expressions import ExpressionError, parse, plugins
 from evenhand.expressions.reading import plugins_in, shadowed
-from evenhand.records import json_text, read_json, replacing, uninterrupted, write_text, writing
+from evenhand.records import json_text, read_json, replacing, sum_of_file, uninterrupted, write_text, writing
 from evenhand.report import compare, in_words, latest, privacy_line, swing, write_report
 from evenhand.simulation import Checkpoint, Run, iterate, load_run
 from evenhand.simulation import folder as files
@@ -66,8 +66,11 @@ class RunCommand:
         trackers(options.watch, folder)  # one that is not installed is reported before anything is loaded
         with free(folder, overwrite=options.overwrite):
             data = self.data.load()
-            model = self.model.build(data.form) if options.limit is not None else toy_model()
-            recipe = self.recipe.funded(self._divided(data)[0], model)
+            recipe = self.recipe
+            if options.limit is not None:
+                beside = recipe.beside.read(partial(self.data.labelled_rows, data))
+                recipe = recipe._replace(beside=beside)
+                recipe = recipe.funded(self._divided(data)[0], self.model.build(data.form))
             return replace(self, method=recipe.text)._start(data, folder)
 
     def _start(self, data: FederatedDataset, folder: Path) -> int:
@@ -81,7 +84,7 @@ class RunCommand:
     @property
     def recipe(self) -> Recipe:
         """The method before its model is known."""
-        return Recipe(self.method, self.local.work, self.training.limit)
+        return Recipe(self.method, self.local.work, self.training.limit, self.training.beside)
 
     def recorded(self, data: FederatedDataset) -> dict[str, Any]:
         """What ``config.json`` holds of this run on ``data``."""
@@ -92,6 +95,9 @@ class RunCommand:
             training = replace(training, start=str(folder))
             # Of the file: whether a resumed run begins from the same model is known without reading the arrays.
             start = {"start": {"sha256": load_run(folder).params_sum}}
+        paths = {name: path.resolve() for name, path in training.beside.files.items()}
+        training = replace(training, **{name: str(path) for name, path in paths.items()})
+        beside = {"beside": {name: sum_of_file(path).sha256 for name, path in paths.items()}} if paths else {}
         options = flat(replace(self, data=self.data.rooted(), training=training))
         kept = {name: value for name, value in options.items() if name not in ELSEWHERE}
         texts = [self.method, *(kept[name] for name in ("attack", "systems") if name in kept)]
@@ -102,6 +108,7 @@ class RunCommand:
             "without_effect": [name for name in kept if name in unused],
             **({"plugins": used} if used else {}),
             **start,
+            **beside,
         }
 
     def train(self, data: FederatedDataset, place: Place) -> int:
@@ -111,7 +118,7 @@ class RunCommand:
             rule.check(data)
         data, unseen = self._divided(data)
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
-        algorithm = self.algorithm(model, console)
+        algorithm = self.algorithm(model, console, data)
         if (limit := options.limit) is not None:
             algorithm = limit.checked(algorithm, data, resumed=place.resumed)
         if (finding := feature_scales(data)) is not None:
@@ -158,14 +165,20 @@ class RunCommand:
             path = before.path if before and recorded.get(name) == text else None
             with naming(path), suppress(ModelError):  # a toy model is not the user's
                 build(toy_model())
+        self.training.beside.check_used(self.method)
         metrics = resolved(self.training.metrics or ())
         check_watch(self.training.watch)
         if (rule := rule_of(self.training.keep)) is not None:
             rule.check_metric([metric.name for metric in metrics])
 
-    def algorithm(self, model: Model, console: Console) -> Algorithm:
-        """The method; the ``console`` shows which options of local work it does without."""
+    def algorithm(self, model: Model, console: Console, data: FederatedDataset | None = None) -> Algorithm:
+        """The method; the ``console`` shows which options of local work it does without.
+
+        Without data, for a model that is only applied, stand-ins have the place of the files beside the method.
+        """
         recipe = self.recipe
+        if data is not None:
+            recipe = recipe._replace(beside=recipe.beside.read(partial(self.data.labelled_rows, data)))
         unused = " and ".join(" ".join(typed(*pair)) for pair in changed(self.local).items())
         if unused and not recipe.takes_work(model):
             sentence = f"{unused}: no effect, since {recipe.text:.80} sets its own local work."

@@ -156,6 +156,7 @@ class StudyCommand:
                 family = self._family(method, model)
                 for setting in _settings(self._axes(method, family)):
                     family.make(setting)
+        self.study.beside.check_used(*(method.text for method in self._methods().values()))
         for make in [*self._systems().values(), *self._attacks().values()]:
             make(model)
         self.model.row_loss(model)
@@ -197,9 +198,14 @@ class StudyCommand:
         """
         limit = self.study.limit
         funded: dict[str, Recipe] = {}  # the search for noise takes a second, and step sizes do not change it
+        beside = (
+            self.study.beside
+            if data is None
+            else self.study.beside.read(partial(self.data.labelled_rows, data))
+        )
 
         def recipe(values: Mapping[str, Any]) -> Recipe:
-            return Recipe(method.fill(values), lambda model: self.grid.work(model, values), limit)
+            return Recipe(method.fill(values), lambda model: self.grid.work(model, values), limit, beside)
 
         def make(values: Mapping[str, Any]) -> Algorithm:
             setting = recipe(values)
@@ -295,7 +301,8 @@ class StudyCommand:
             method.fill({name: values[0] for name, values in method.axes.items()})
             for method in self._methods().values()
         ]
-        recipes = [Recipe(text, lambda model: self.grid.work(model, {})) for text in settings]
+        beside = self.study.beside
+        recipes = [Recipe(text, lambda model: self.grid.work(model, {}), beside=beside) for text in settings]
         return self.data.pooled() if all(recipe.pools() for recipe in recipes) else self.data
 
     def _about(self) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from evenhand.models import losses
 from evenhand.types import Algorithm, Attack, Model, Risk, Sampling, Stack, Sum
 
 __all__ = [
+    "BESIDE",
     "KINDS",
     "Kind",
     "alternatives",
@@ -90,6 +91,9 @@ KINDS = (
 )
 """All kinds of values."""
 
+
+BESIDE = ("public", "divided_by")
+"""Arguments that hold arrays: no text can give them, so that they stand beside it, in ``parse(..., beside=)``."""
 
 _CONSTANTS: Mapping[Any, str] = {
     bool: "True or False",
@@ -189,7 +193,7 @@ def _public(kind: Kind) -> Mapping[str, Callable[..., Any]]:
 def _inexpressible(factory: Callable[..., Any]) -> list[str]:
     """The arguments that a call must give and an expression cannot."""
     hints = get_type_hints(factory)
-    needed = (name for name, parameter in parameters(factory).items() if parameter.default is parameter.empty)
+    needed = (name for name, entry in parameters(factory).items() if entry.default is entry.empty)
     return [name for name in needed if not _is_expressible(hints[name])]
 
 
@@ -213,12 +217,13 @@ def signature(name: str, factory: Callable[..., Any]) -> str:
 
 
 def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a factory that an expression can give: not the model, nor local work that is filled in."""
+    """The parameters of a factory that an expression can give: not the model, nor what is filled in or beside it."""
     hints = get_type_hints(factory)
     return {
         name: parameter
         for name, parameter in inspect.signature(factory).parameters.items()
         if Model not in (types := list(alternatives(hints[name])))
+        and name not in BESIDE
         and not (local.Work in types and parameter.default is parameter.empty)
     }
 

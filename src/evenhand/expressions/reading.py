@@ -12,11 +12,12 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from evenhand.errors import EvenhandError, ModelError, perhaps
 from evenhand.expressions import kinds, plugins
-from evenhand.expressions.kinds import KINDS, Kind, alternatives, factories, factory_of, parameters
+from evenhand.expressions.kinds import BESIDE, KINDS, Kind, alternatives, factories, factory_of, parameters
 from evenhand.local import Work
 from evenhand.types import Model
 
@@ -31,6 +32,7 @@ __all__ = [
     "parse",
     "plugins_in",
     "shadowed",
+    "takes",
     "with_noise",
 ]
 
@@ -51,9 +53,16 @@ class _Reader(NamedTuple):
     text: str
     model: Model
     work: Callable[[], Work]
+    beside: Mapping[str, Any] = MappingProxyType({})
 
 
-def parse(text: str, kind: type, model: Model, work: Work | Callable[[], Work]) -> Any:
+def parse(
+    text: str,
+    kind: type,
+    model: Model,
+    work: Work | Callable[[], Work],
+    beside: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
     """The value that an expression stands for.
 
     Args:
@@ -61,6 +70,8 @@ def parse(text: str, kind: type, model: Model, work: Work | Callable[[], Work]) 
       kind: the type that it must have: ``Algorithm``, ``Sum``, ``Risk``, ``Loss``, ``Attack``, ...
       model: what is trained; it is filled in where a factory takes a model.
       work: the clients' local work, or a function that makes it; it is filled in where the expression has none.
+      beside: arrays, by the name of the argument that takes them: ``public``, examples ``(x, y)``, and ``divided_by``,
+        scales in a tree like the parameters.  They go to every factory of the expression that has the argument.
 
     Raises:
       ExpressionError: it is not such an expression; the sentence says where, and what is allowed there.
@@ -75,7 +86,8 @@ def parse(text: str, kind: type, model: Model, work: Work | Callable[[], Work]) 
       0.2
     """
     given = work
-    reader = _Reader(" ".join(text.split()), model, (lambda: given) if isinstance(given, Work) else given)
+    make = (lambda: given) if isinstance(given, Work) else given
+    reader = _Reader(" ".join(text.split()), model, make, beside)
     try:
         return _value_of_call(reader, _tree(reader.text), kinds.kind_of(kind))
     except RecursionError:
@@ -229,6 +241,8 @@ def _bound(reader: _Reader, call: ast.Call, factory: Callable[..., Any]) -> tupl
             given = []
         elif Model in types:
             words[parameter.name] = reader.model
+        elif parameter.name in BESIDE:
+            words |= _beside(reader, call, parameter)
         elif Work in types and parameter.default is parameter.empty:
             if _is_work(given):
                 words[parameter.name] = _value_of_call(reader, given.pop(0), kinds.kind_of(Work))
@@ -239,8 +253,10 @@ def _bound(reader: _Reader, call: ast.Call, factory: Callable[..., Any]) -> tupl
     if given:
         raise _wrong(reader, given[0], f"{name} takes this by name only: {kinds.signature(name, factory)}")
     for keyword in call.keywords:
-        if keyword.arg is None or keyword.arg not in {*taken, *filled, *words}:
+        if keyword.arg is None or keyword.arg not in {*taken, *filled, *words} - set(BESIDE):
             word = "**" if keyword.arg is None else keyword.arg
+            if word in BESIDE:
+                raise _wrong(reader, keyword, f"{word} holds arrays, which a text cannot: {_place(word)}")
             shown = kinds.signature(name, factory)
             raise _wrong(reader, keyword, f"{name} has no {word!r:.40}{perhaps(word, taken)}: {shown}")
         if keyword.arg in words:
@@ -252,6 +268,23 @@ def _bound(reader: _Reader, call: ast.Call, factory: Callable[..., Any]) -> tupl
         if parameter.default is parameter.empty and parameter.name not in words and not variadic:
             raise _wrong(reader, call, f"{name} needs {parameter.name}=: {kinds.signature(name, factory)}")
     return variadic, words
+
+
+def _beside(reader: _Reader, call: ast.Call, parameter: inspect.Parameter) -> dict[str, Any]:
+    """The argument that stands beside the expression; empty if it may be left out, and was."""
+    if (name := parameter.name) in reader.beside:
+        return {name: reader.beside[name]}
+    if parameter.default is parameter.empty:
+        raise _wrong(
+            reader, call, f"{ast.unparse(call.func)} needs {name}, which holds arrays: {_place(name)}"
+        )
+    return {}
+
+
+def _place(name: str) -> str:
+    """Where an argument that no text can hold is given."""
+    option = "--" + name.replace("_", "-")
+    return f"give it as {option} FILE on the command line, and in Python call the factory itself"
 
 
 def _value(reader: _Reader, node: ast.expr, name: str, types: list[Any]) -> Any:
@@ -343,6 +376,17 @@ def with_noise(text: str, noise: float) -> str:
             is_open = all(word.arg != NOISE for word in node.keywords)
             node.keywords += [ast.keyword(NOISE, ast.Constant(noise))] if is_open else []
     return canonical(ast.unparse(tree))
+
+
+def takes(text: str, argument: str) -> bool:
+    """Whether a factory that the expression calls has an argument of this name, which may stand beside the text.
+
+    Example:
+      >>> takes("alone(adadps(0.1, clip=1, noise_multiplier=1, rate=0.1, steps=9))", "public")
+      True
+    """
+    made = (factory_of(kind, name) for name in _names(text) for kind in KINDS)
+    return any(argument in inspect.signature(factory).parameters for factory in made if factory is not None)
 
 
 def _takes_noise(name: str) -> bool:
