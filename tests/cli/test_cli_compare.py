@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import shutil
@@ -224,6 +225,18 @@ def test_list_names_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
         *eh.privacy.__all__,
     }
     assert "superquantile(theta=)" in {entry.name for entry in TOPICS["risks"]()}
+
+
+def test_list_names_what_only_python_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each public function of these packages, with its arguments, in a list of its own or in that of weightings."""
+    listed = {entry.name.partition("(")[0] for entries in TOPICS.values() for entry in entries()}
+    for name, module in (("centralized", eh.centralized), ("theory", eh.theory)):
+        functions = {each for each in module.__all__ if inspect.isfunction(vars(module)[each])}
+        assert functions and {f for f in functions if not {f"eh.{name}.{f}", f} & listed} == set()
+    assert main(["list", "diagnostics"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "eh.evaluation.dissimilarity(model, params, rows) Measures how unlike the clients" in shown
+    assert "eh.evaluation.inexactness(model, start, end, rows, client, mu=0.0)" in shown
 
 
 def test_folders_of_versions_without_metrics_of_classes_still_load(

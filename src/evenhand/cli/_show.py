@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import optax
 from rich.console import Console, Group
@@ -15,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional, arg
 
+from evenhand import centralized, evaluation, theory
 from evenhand.centralized import Weighting
 from evenhand.cli._data import SOURCES
 from evenhand.cli._folder import PAGE, load_saved, study_in
@@ -198,6 +201,35 @@ def _factories(*types: type) -> Iterator[Entry]:
         remark(*ignored_plugins(kind).values())
 
 
+def _in_python(module: str, functions: Iterable[Callable[..., Any]]) -> Iterator[Entry]:
+    """Functions that only Python calls, with the module to find them in."""
+    for function in functions:
+        arguments = ", ".join(map(_shown_argument, inspect.signature(function).parameters.values()))
+        yield Entry(f"{module}.{function.__name__}({arguments})", first_line(function), "")
+
+
+def _shown_argument(parameter: inspect.Parameter) -> str:
+    """``data``, ``mu=``, ``epochs=1``: an argument by position by its name, one with a default with that."""
+    if parameter.default is parameter.empty:
+        return parameter.name if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else f"{parameter.name}="
+    shown = repr(parameter.default)
+    return f"{parameter.name}={shown if len(shown) <= _LONGEST_DEFAULT else '...'}"
+
+
+def _functions(module: ModuleType) -> Iterator[Callable[..., Any]]:
+    """The public functions of a module; those that make weightings have a list of their own."""
+    values = (vars(module)[name] for name in module.__all__)
+    weightings = set(names_of(kind_of(Weighting)))
+    return (value for value in values if inspect.isfunction(value) and value.__name__ not in weightings)
+
+
+_LONGEST_DEFAULT = 20
+_DIAGNOSTICS = (
+    *(evaluation.dissimilarity, evaluation.inexactness, evaluation.baseline, evaluation.serve_by_level),
+    *(evaluation.paired_difference, evaluation.summarize, evaluation.summarize_classes, evaluation.evenness),
+)
+"""How unlike the clients are, how exact their work is, and how well and evenly they are served."""
+
 TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
     "methods": lambda: _factories(Algorithm),
     "aggregators": lambda: _factories(Sum),
@@ -209,6 +241,9 @@ TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
     "metrics": lambda: (Entry(name, first_line(factory), "") for name, factory in BUILT_IN.items()),
     "data": lambda: (Entry(*source) for source in SOURCES),
     "models": lambda: (Entry(*model) for model in MODELS),
+    "centralized": lambda: _in_python("eh.centralized", _functions(centralized)),
+    "theory": lambda: _in_python("eh.theory", _functions(theory)),
+    "diagnostics": lambda: _in_python("eh.evaluation", _DIAGNOSTICS),
 }
 """What ``evenhand list`` shows."""
 
@@ -220,7 +255,7 @@ else:
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Show methods, their parts, losses, metrics, data sets and models."""
+    """Show methods, their parts, losses, metrics, data sets and models, and what only Python has."""
 
     topic: Positional[Topic] = "all"
     """the list to show"""

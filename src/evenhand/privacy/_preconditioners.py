@@ -193,8 +193,8 @@ def side_information(
     local.check_model(model)
     if (divided_by is None) == (public is None):
         raise EvenhandError(
-            f"{method}() needs exactly one of public= and divided_by=: give one of them, on the command line as --public "
-            "FILE or --divided-by FILE."
+            f"{method}() needs exactly one of public= and divided_by=: give one of them, on the command line as "
+            "--public FILE or --divided-by FILE."
         )
     if public is None:
         query = Query(divided_by=fitting_scales(method, model, divided_by))
