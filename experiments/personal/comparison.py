@@ -26,14 +26,16 @@ class Runs(NamedTuple):
 
     Attributes:
       data: the clients of a seed.
-      seeds: 0 and so on.
+      seeds: how many, from ``first``.
       tuning: how many further ones choose the numbers.
       rates: step sizes that each method chooses from.
       rounds: of each run.
-      cohort: clients of a round.
+      cohort: clients of a round; None: the methods draw their cohorts themselves.
       attack: what malicious clients do.
       folder: keeps each run.
       everybody: also tell how well malicious clients are served.
+      first: the first seed.
+      select: the split and the statistic over clients that choose the numbers.
     """
 
     data: Callable[[int], eh.data.FederatedDataset]
@@ -41,10 +43,12 @@ class Runs(NamedTuple):
     tuning: int
     rates: Sequence[float]
     rounds: int
-    cohort: int
+    cohort: int | None
     attack: eh.types.Attack | None = None
     folder: Path | None = None
     everybody: bool = False
+    first: int = 0
+    select: tuple[str, str] = ("valid", "mean")
 
 
 def compared(every: Mapping[str, Candidates], runs: Runs) -> Found:
@@ -55,8 +59,9 @@ def compared(every: Mapping[str, Candidates], runs: Runs) -> Found:
         {label: Family(("rate", *each.grid), each.make) for label, each in every.items()},
         runs.data,
         rounds=runs.rounds,
-        seeds=runs.seeds,
+        seeds=range(runs.first, runs.first + runs.seeds),
         tuning_seeds=runs.tuning if chooses else None,
+        select=runs.select,
         grid=grids,
         baseline=next(iter(every)),
         cohort=runs.cohort,
@@ -75,7 +80,7 @@ def compared(every: Mapping[str, Candidates], runs: Runs) -> Found:
             "seeds": [
                 _served(outcome, runs.everybody)
                 for outcome in outcomes
-                if outcome.seed < runs.seeds and outcome.setting == chosen
+                if outcome.seed < runs.first + runs.seeds and outcome.setting == chosen
             ],
             "valid": _swept(tuning),
         }
