@@ -15,7 +15,7 @@ each phase of the method:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,6 +49,7 @@ from evenhand.types import (
 __all__ = [
     "RoundState",
     "Step",
+    "Traffic",
     "Wire",
     "accepts_delta",
     "accepts_report",
@@ -271,9 +272,24 @@ def begin(algorithm: Algorithm, params: Params, clients: int, wires: tuple[Wire,
     return RoundState(algorithm.init(params, clients), aggregators, algorithm.init_client(params))
 
 
-def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> Mapping[str, int]:
-    """How many numbers of 32 bits a client that takes part in all phases of a round gets (``down``), sends (``up``)."""
-    down, up = 0, 0
+class Traffic(NamedTuple):
+    """What crosses the wire in a round, for a client that takes part in all of its phases.
+
+    Attributes:
+      down: numbers of 32 bits that it gets.
+      up: numbers of 32 bits that it sends.
+      secure_sums: sums that are found by whole numbers under masks, so that the server sees the sum alone; each pass of
+        an aggregator is one.  Whole numbers without masks hide nothing, and are not counted.
+    """
+
+    down: int
+    up: int
+    secure_sums: int
+
+
+def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> Traffic:
+    """What crosses the wire in a round."""
+    down, up, secure_sums = 0, 0, 0
     for phase, wire in zip(algorithm.phases, wires, strict=True):
         aggregator, weight = phase.aggregator, wire.report.weight.size
         loss = wire.report.loss.size if aggregator.needs_loss else 0
@@ -282,11 +298,12 @@ def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> Mapping[str, int]:
             down += aggregator.passes * _numbers(wire.published)
             bits = 32 if aggregator.summation is None else aggregator.summation.bits
             up += aggregator.passes * _numbers(wire.lifted) * bits // 32
+            secure_sums += 0 if aggregator.streams else aggregator.passes
             if aggregator.weigh is not None:
                 down, up = down + weight, up + weight + loss
         else:
             up += _numbers(wire.delta) + weight + loss
-    return {"down": down, "up": up}
+    return Traffic(down, up, secure_sums)
 
 
 def _numbers(message: PyTree) -> int:

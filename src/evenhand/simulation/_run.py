@@ -49,11 +49,11 @@ class Run(Results):
       per_round: what the method reports about each round, ``(rounds,)`` each, e.g. ``"update_norm"``; where weights
         depend on losses, also ``"effective_cohort"``, the number of equally weighted clients that would count as much.
       info: ``"rounds"`` done; ``"cohort"``; ``"lanes"`` and ``"devices"``; ``"floats"``, how many numbers a client gets
-        (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"restarts"``, whether a schedule of the
-        clients' step sizes restarts in every round; ``"seconds"`` per activity, waiting for
-        streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"`` and ``"executed"`` (a lane runs until the
-        longest client of its group is done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on,
-        and ``"examples_per_second"`` of training.
+        (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"secure_sums"``, the sums under masks in
+        all rounds together; ``"restarts"``, whether a schedule of the clients' step sizes restarts in every round;
+        ``"seconds"`` per activity, waiting for streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"``
+        and ``"executed"`` (a lane runs until the longest client of its group is done), and ``"padded"``, the share that
+        is not useful; ``"examples"`` trained on, and ``"examples_per_second"`` of training.
       kept: what the next round would start from; see :attr:`state`.
       clients: split -> metric -> a number for each evaluated client; where clients have models of their own, also
         ``"global_<metric>"``, what the global model would give them.

@@ -445,7 +445,8 @@ class Session:
             "cohort": drawn,
             "lanes": self.program.lanes,
             "devices": self.program.devices.size,
-            "floats": dict(self.setup.traffic),
+            "floats": {"down": self.setup.traffic.down, "up": self.setup.traffic.up},
+            "secure_sums": done * self.setup.traffic.secure_sums,
             "restarts": self.setup.restarts,
             # A copy: what has been handed out must not change while training continues.
             "seconds": dict(self.seconds),

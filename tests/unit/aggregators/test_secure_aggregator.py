@@ -10,6 +10,7 @@ from scipy import stats
 
 import evenhand as eh
 from evenhand import aggregators as agg
+from evenhand import rounds
 from evenhand.types import Upload
 
 DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
@@ -151,6 +152,36 @@ def test_numbers_on_the_wire_are_counted_in_their_bits() -> None:
     count = plain["up"]
     assert narrow["up"] == count + 1  # how many clients there are is a number, too
     assert wide["up"] == 2 * (count + 1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sums"),
+    [
+        (agg.mean(), 0),
+        (agg.geometric_median(4), 0),
+        (agg.secure(agg.mean()), 1),
+        (agg.secure(agg.geometric_median(4)), 4),
+        (agg.reject(1000.0, agg.secure(agg.mean())), 1),
+        # Whole numbers without masks hide nothing.
+        (agg.secure(agg.geometric_median(4), integers_only=True), 0),
+    ],
+    ids=["mean", "median", "masked mean", "masked median", "inside another", "without masks"],
+)
+def test_each_pass_under_masks_is_a_secure_sum(rule: Any, sums: int) -> None:
+    one_phase = eh.algorithms.fedavg(WORK, aggregator=rule)
+    two_phases = eh.algorithms.feddane(WORK, mu=0.1, aggregator=rule)
+    for method, phases in ((one_phase, 1), (two_phases, 2)):
+        params, shown = MODEL.init(jax.random.key(0)), (DATA.train.x, DATA.train.y)
+        wires = rounds.wires(method, params, shown, 8, DATA.num_clients)
+        assert rounds.traffic(method, wires).secure_sums == phases * sums
+
+
+def test_secure_sums_are_counted_over_the_run_so_far() -> None:
+    method = eh.algorithms.fedavg(
+        WORK, aggregator=agg.secure(agg.geometric_median(2), bits=32, largest=1024.0, cohort=16)
+    )
+    runs = eh.simulation.iterate(method, DATA, rounds=3, eval_every=2)
+    assert [run.info["secure_sums"] for run in runs] == [0, 4, 6]
 
 
 @pytest.mark.parametrize(
