@@ -66,6 +66,20 @@ def percent(x: float) -> str:
     return f"{100 * x:.1f}\u202f%" if math.isfinite(x) else "–"
 
 
+_BYTES = ("bytes", "kB", "MB", "GB", "TB")
+
+
+def size(count: float) -> str:
+    """A number of bytes, in a unit in which it has at most three digits before the point.
+
+    Example:
+      >>> size(2600), size(64)
+      ('2.60 kB', '64 bytes')
+    """
+    power = 0 if count < 1000 else min(int(math.log10(count) // 3), len(_BYTES) - 1)
+    return f"{number(count / 1000**power, 3 if power else 4).removesuffix('.0')} {_BYTES[power]}"
+
+
 def value(x: float, metric: str) -> str:
     """A value of a metric."""
     return percent(x) if is_share(metric) else number(x)

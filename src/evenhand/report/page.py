@@ -94,6 +94,7 @@ def body(
         settings,
         _worst_clients(subject),
         tables.class_table(subject.runs),
+        _communication(subject),
         _time(subject),
         _settings(subject),
         _reproduce(subject),
@@ -268,6 +269,52 @@ def _time(subject: Comparison) -> str:
     head = ["Run", "", *activities, "total", "rounds / s", "examples / s", "padded"]
     caption = "Seconds per activity; rounds and examples per second of training; share of padding in the executed steps"
     return section("Where the time went", Table(head, rows).html(caption), f'<ul class="legend">{key}</ul>')
+
+
+def _communication(subject: Comparison) -> str:
+    """What clients have received and sent: a row for each method, means over its seeds."""
+    rows, remarks = list[Row](), list[str]()
+    for method in subject.methods:
+        sent = [run.info.get("communication") for run in method.runs]
+        if not all(sent):  # saved by versions that did not count it
+            continue
+        once, total = ([x[name] for x in sent] for name in ("per_client_and_round", "total"))
+        cells = [
+            f"{formatting.size(_mean(once, way, 'bytes'))} ({_mean(once, way, 'numbers'):,.0f} numbers)"
+            for way in ("down", "up")
+        ]
+        cells += [formatting.size(_mean(total, way, "bytes")) for way in ("down", "up")]
+        counts = [np.mean([x[name] for x in sent]) for name in ("rounds", "took_part", "secure_sums")]
+        rows.append([method.name, *map(Value, [*cells, *(f"{count:,.0f}" for count in counts)])])
+        remarks += [str(x["covers"]) for x in sent]
+    if not rows:
+        return ""
+    head = [
+        "Method",
+        "Down per client and round",
+        "Up per client and round",
+        "Down in all",
+        "Up in all",
+        "Rounds",
+    ]
+    table = Table([*head, "Uploads", "Secure sums"], rows)
+    several = len(dict.fromkeys(remarks)) > 1
+    seeds = "; means over seeds" if subject.seeds > 1 else ""
+    covers = _COVERED if several else remarks[0]
+    return section(
+        "Communication", table.html(f"What clients receive (down) and send (up){seeds}"), note(covers)
+    )
+
+
+_COVERED = (
+    "All clients, in each round in which their upload reached the server, accepted or not. What clients received that "
+    "dropped out is not counted, nor are the keys and shares of secure sums."
+)
+"""Over whom several runs are counted; of a single one, its own sentences are exact."""
+
+
+def _mean(loads: Sequence[Mapping[str, Any]], way: str, unit: str) -> float:
+    return float(np.mean([load[way][unit] for load in loads]))
 
 
 def _settings(subject: Comparison) -> str:

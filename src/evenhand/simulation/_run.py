@@ -44,13 +44,16 @@ class Run(Results):
         rows of the split, each client with the model it is served; under an attack, over the honest clients only, as
         in every headline (over all where each evaluated client is malicious); ``"test_<metric>_mean"``,
         ``"_worst10"``, ``"_best10"`` and ``"_variance"`` over clients for the primary metric; ``"test_class_spread"``
-        and ``"test_worst_class"``, as in :meth:`summary`; and what the method reports about its latest round, NaN
-        before the first one.
+        and ``"test_worst_class"``, as in :meth:`summary`; ``"bytes_down"`` and ``"bytes_up"``, what all clients
+        together have received and sent so far; and what the method reports about its latest round, NaN before the first
+        one.
       per_round: what the method reports about each round, ``(rounds,)`` each, e.g. ``"update_norm"``; where weights
         depend on losses, also ``"effective_cohort"``, the number of equally weighted clients that would count as much.
       info: ``"rounds"`` done; ``"cohort"``; ``"lanes"`` and ``"devices"``; ``"floats"``, how many numbers a client gets
         (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"secure_sums"``, the sums under masks in
-        all rounds together; ``"restarts"``, whether a schedule of the clients' step sizes restarts in every round;
+        all rounds together; ``"communication"``, numbers and bytes, ``"per_client_and_round"`` and in ``"total"``, with
+        the uploads that were counted (``"took_part"``), the times that a client was drawn and dropped out
+        (``"left_out"``), and whom that ``"covers"``, in sentences; ``"restarts"``, whether a schedule of the clients' step sizes restarts in every round;
         ``"seconds"`` per activity, waiting for streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"``
         and ``"executed"`` (a lane runs until the longest client of its group is done), and ``"padded"``, the share that
         is not useful; ``"examples"`` trained on, and ``"examples_per_second"`` of training.

@@ -28,6 +28,7 @@ from evenhand.report import latest, may_win
 from evenhand.rounds import RoundState
 from evenhand.simulation import engine
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
+from evenhand.simulation._communication import Meter
 from evenhand.simulation._evaluation import Evaluation, Served
 from evenhand.simulation._job import Checkpoint, Job, Untrained, check_first_losses, check_job, check_model
 from evenhand.simulation._run import Run
@@ -295,7 +296,7 @@ class Session:
 
     def __init__(self, setup: Setup, job: Job, evaluation: Evaluation) -> None:
         self.setup, self.program, self.job, self.evaluation = setup, setup.program, job, evaluation
-        self.metrics = resolved(job.metrics)
+        self.metrics, self.meter = resolved(job.metrics), Meter(setup)
         self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
         self.history: list[dict[str, float]] = []
         self.per_round: dict[str, NDArray] = {}
@@ -417,7 +418,8 @@ class Session:
         # The history of a run that continues has this evaluation already.
         if record:
             reported = {name: float(info[-1]) for name, info in self._reported.items()}
-            self.history.append({"round": done, **self.evaluation.columns(served), **reported})
+            sent = self.meter.course(self.per_round, done)
+            self.history.append({"round": done, **self.evaluation.columns(served), **sent, **reported})
         if last and self.metrics:  # after the history, whose columns have a value for each evaluation
             served = served.with_metrics(self.evaluation.measured(state, self.metrics))
         self.seconds["evaluate"] += time.perf_counter() - begin
@@ -440,13 +442,15 @@ class Session:
         if sampling.independent:
             # How many clients are drawn on average: the cohort has more slots than that.
             drawn = round((sampling.rate or 0.0) * self.job.data.num_clients)
+        communication = self.meter.read(self.per_round, done)
         info = {
             "rounds": done,
             "cohort": drawn,
             "lanes": self.program.lanes,
             "devices": self.program.devices.size,
-            "floats": {"down": self.setup.traffic.down, "up": self.setup.traffic.up},
-            "secure_sums": done * self.setup.traffic.secure_sums,
+            "floats": {name: sent["numbers"] for name, sent in communication["per_client_and_round"].items()},
+            "secure_sums": communication["secure_sums"],
+            "communication": communication,
             "restarts": self.setup.restarts,
             # A copy: what has been handed out must not change while training continues.
             "seconds": dict(self.seconds),

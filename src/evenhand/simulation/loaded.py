@@ -469,7 +469,7 @@ _SUMMARY = {
     "seconds": (dict,),
     "seconds.*": (int, float),
     **dict.fromkeys(("examples_per_second", "padded"), (int, float, NoneType)),
-    **dict.fromkeys(("by_class", "privacy", "info", "account", "kept"), (dict, NoneType)),
+    **dict.fromkeys(("by_class", "communication", "privacy", "info", "account", "kept"), (dict, NoneType)),
     **dict.fromkeys(("model", "untrained"), (str, NoneType)),
     **dict.fromkeys(("personal", "adapts"), (bool, NoneType)),
 }

@@ -136,7 +136,7 @@ def write_results(
     return about
 
 
-BESIDE_INFO = ("cohort", "seconds", "examples_per_second", "padded")
+BESIDE_INFO = ("cohort", "communication", "seconds", "examples_per_second", "padded")
 """What ``summary.json`` has of ``run.info`` at its top."""
 
 

@@ -24,7 +24,7 @@ from evenhand import rounds, tree
 from evenhand.data import FederatedDataset
 from evenhand.devices import copies, everywhere, here, over
 from evenhand.errors import EvenhandError
-from evenhand.rounds import RoundState, Traffic, malicious_clients
+from evenhand.rounds import Exchanged, RoundState, malicious_clients
 from evenhand.simulation._job import Job, check_start
 from evenhand.simulation.program import (
     ById,
@@ -70,7 +70,7 @@ class Setup(NamedTuple):
       source: the training rows.
       keys: the roots of everything random.
       state: before the first round.
-      traffic: what crosses the wire in a round.
+      traffic: what crosses the wire in each phase of a round.
       offloaded: the clients' states, where they are on the host, and ``state`` has none; or None.
       restarts: whether a schedule of the clients' step sizes restarts in every round.
     """
@@ -79,7 +79,7 @@ class Setup(NamedTuple):
     source: Source
     keys: Keys
     state: RoundState
-    traffic: Traffic
+    traffic: tuple[Exchanged, ...]
     offloaded: Offloaded | None = None
     restarts: bool = False
 
