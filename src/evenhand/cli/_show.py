@@ -161,6 +161,11 @@ class FiguresCommand:
         views = [run.view for run in load_saved(self.runs)]
         return {
             "learning_curve": figures.learning_curve(views),
+            **(
+                {"communication": figures.metric_against(views)}
+                if figures.has_recorded(views, "bytes")
+                else {}
+            ),
             "client_curve": figures.client_curve(views),
             "client_histogram": figures.client_histogram(views),
             "size_scatter": figures.size_scatter(views),

@@ -6,8 +6,9 @@ then the figures of a page, each with a title, how to read it, and its message i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,8 @@ _DASHED = (0, (2, 1.5))
 
 _TAIL, _SEEDS = "worst tenth", "range of seeds"
 """What is dashed or shaded, and what a band spans, in legends."""
+
+_BY_CLIENT = "clients, worst served first (%)"
 
 _IN_A_PANEL, _BEHIND = 100, 25
 """Most points of a line in a small panel: of the panel's method, and of the others behind it."""
@@ -72,6 +75,74 @@ def learning_curve(subject: Comparison) -> Figure:
     return figure
 
 
+class Amount(NamedTuple):
+    """What a run spends more and more of, to draw a metric against.
+
+    Attributes:
+      columns: of the history, which are added.
+      words: what it is called.
+      units: unit -> its size in that of the columns, ascending.
+    """
+
+    columns: tuple[str, ...]
+    words: str
+    units: Mapping[str, float] = MappingProxyType({"": 1.0})
+
+    def of(self, run: RunView) -> NDArray | None:
+        """The amount at each evaluation of a run; None where it was not recorded."""
+        if not all(name in run.history for name in self.columns):
+            return None
+        return np.sum([np.asarray(run.history[name], np.float64) for name in self.columns], axis=0)
+
+
+_BYTES: Mapping[str, float] = MappingProxyType({"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12})
+
+AMOUNTS: Mapping[str, Amount] = MappingProxyType(
+    {
+        "bytes": Amount(("bytes_down", "bytes_up"), "received and sent by clients", _BYTES),
+        "bytes_down": Amount(("bytes_down",), "received by clients", _BYTES),
+        "bytes_up": Amount(("bytes_up",), "sent by clients", _BYTES),
+    }
+)
+"""Amounts with a name and a unit; any other column of the history that only grows is an amount under its own name."""
+
+_WIDE = 8
+"""Where the most that a method spends is so many times what another does, the axis is logarithmic."""
+
+
+def metric_against(subject: Comparison, amount: Amount) -> Figure:
+    """See :func:`evenhand.report.figures.metric_against`."""
+    metric, split = subject.metric, subject.split
+    key, thin = _key(subject, split), column(split, metric, "worst10")
+    spent = [np.mean(_recorded(method, amount.of), axis=0) for method in subject.methods]
+    most = [float(np.max(x[np.isfinite(x)], initial=0.0)) for x in spent]
+    unit, size = max(
+        ((unit, size) for unit, size in amount.units.items() if size <= max(*most, 1.0)), key=lambda x: x[1]
+    )
+    lines = {
+        i: _by_round(method, key, thin)._replace(x=x / size)
+        for i, (method, x) in enumerate(zip(subject.methods, spent, strict=True))
+    }
+    label = f"{amount.words} ({unit})" if unit else amount.words
+    figure = _compared(lines, subject, metric, label, draw.label(metric, split))
+    if max(most) >= _WIDE * min(most) > 0:
+        for axes in figure.axes:
+            # Before the first round nothing is spent, which has no place on such an axis.
+            axes.set_xscale("log", nonpositive="mask")
+    return figure
+
+
+def amount_of(name: str) -> Amount:
+    """The amount of this name, or the column of the history."""
+    return AMOUNTS.get(name, Amount((name,), draw.short(name.replace("_", " "))))
+
+
+def has_amount(subject: Comparison, amount: Amount) -> bool:
+    """Whether all runs have recorded an amount, and some have spent any of it."""
+    spent = [amount.of(run) for run in subject.runs]
+    return all(x is not None for x in spent) and any(np.any(x > 0) for x in spent if x is not None)
+
+
 def client_histogram(subject: Comparison) -> Figure:
     """See :func:`evenhand.report.figures.client_histogram`."""
     metric, several = subject.metric, len(subject.methods) > 1
@@ -102,7 +173,7 @@ def client_curve(subject: Comparison) -> Figure:
     """See :func:`evenhand.report.figures.client_curve`."""
     lines = {i: _served(method, subject) for i, method in enumerate(subject.methods)}
     label = draw.label(subject.metric, subject.split)
-    return _compared(lines, subject, subject.metric, "clients, worst served first (%)", label)
+    return _compared(lines, subject, subject.metric, _BY_CLIENT, label)
 
 
 def size_scatter(subject: Comparison) -> Figure:
@@ -181,14 +252,14 @@ class Lines(NamedTuple):
 def _compared(lines: Mapping[int, Lines], subject: Comparison, metric: str, x: str, y: str) -> Figure:
     """A line per method, by its position: on shared axes, or each in its panel in front of the others."""
     names, looks = [subject.names[i] for i in lines], [draw.look(i) for i in lines]
-    shared, clients = len(lines) <= draw.MOST_SHARED, x != "round"
+    shared, clients = len(lines) <= draw.MOST_SHARED, x == _BY_CLIENT
     figure, every = _axes(names, [colour for colour, _ in looks], x, y, shared=shared)
     for axes in every:
         if clients:
             axes.set_xlim(0, 100)
             axes.axvspan(0, 10, color=draw.GRID, linewidth=0)
         else:
-            axes.xaxis.set_major_locator(MaxNLocator(6 if shared else 4, integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator(6 if shared else 4, integer=x == "round"))
     ends: list[draw.End] = []
     for k, (i, line) in enumerate(lines.items()):
         axes, (colour, style) = every[k % len(every)], looks[k]
@@ -272,18 +343,26 @@ def _key(subject: Comparison, split: str) -> str:
 
 def _by_round(method: Method, key: str, thin: str = "") -> Lines:
     """A recorded series at the rounds that all runs of a method have evaluated."""
+
+    def past(name: str) -> NDArray:
+        return draw.finite(_recorded(method, lambda run: run.history.get(name)))
+
+    (rounds, *_) = _recorded(method, lambda run: run.history["round"])
+    return _lines(rounds, past(key), past(thin).mean(0) if thin else None)
+
+
+def _recorded(method: Method, series: Callable[[RunView], NDArray | None]) -> NDArray:
+    """A series of each run at the rounds that all runs of a method have evaluated; NaN where it was not recorded."""
     every = [np.asarray(run.history["round"], np.float64) for run in method.runs]
     # A mean over the seeds needs all of them: a run that was stopped early ends the line.
     rounds = reduce(np.intersect1d, every)
-
-    def past(key: str) -> NDArray:
-        recorded = [
-            np.asarray(run.history.get(key, np.full(len(x), np.nan)), np.float64)[np.isin(x, rounds)]
-            for run, x in zip(method.runs, every, strict=True)
+    values = [series(run) for run in method.runs]
+    return np.stack(
+        [
+            (np.full(len(x), np.nan) if y is None else np.asarray(y, np.float64))[np.isin(x, rounds)]
+            for x, y in zip(every, values, strict=True)
         ]
-        return draw.finite(np.stack(recorded))
-
-    return _lines(rounds, past(key), past(thin).mean(0) if thin else None)
+    )
 
 
 def _lines(x: NDArray, seeds: NDArray, thin: NDArray | None = None) -> Lines:
@@ -339,7 +418,7 @@ _MOST_EXTRA_FIGURES = 6
 
 def gallery(subject: Comparison, further: Sequence[str] = ()) -> str:
     """Learning curves, then what each client gets, then further figures and whatever else was recorded."""
-    shown = [*_curve_figures(subject), *_client_figures(subject), *further]
+    shown = [*_curve_figures(subject), *_amount_figures(subject), *_client_figures(subject), *further]
     for i, key in enumerate(_extra_series(subject.runs)):
         name = key.replace("_", " ")
         name = name if len(name) < 4 else capital(name)  # short ones are symbols, such as mu
@@ -377,6 +456,17 @@ def _curve_figures(subject: Comparison) -> list[str]:
         figure = learning_curve(subject._replace(metric="loss", split=loss_split))
         shown.append(svg(figure, "loss", title, "Mean over all examples.", f"{title}."))
     return shown
+
+
+def _amount_figures(subject: Comparison) -> list[str]:
+    """The metric against what clients have received and sent."""
+    amount = AMOUNTS["bytes"]
+    if not has_amount(subject, amount):
+        return []
+    title = f"{subject.quantity} against communication".capitalize()
+    text = "All clients together, up to each evaluation; dashed: worst tenth of the clients."
+    alt = f"{title}. {_message(subject)}"
+    return [svg(metric_against(subject, amount), "communication", title, text, alt)]
 
 
 def _client_figures(subject: Comparison) -> list[str]:
@@ -421,7 +511,7 @@ def _message(subject: Comparison) -> str:
 
 def _extra_series(runs: Sequence[RunView]) -> list[str]:
     """Other recorded series that change during some run, such as ``mu``: not metrics or their statistics."""
-    metrics = ("round", *(f"{split}_" for split in SPLITS))
+    metrics = ("round", "bytes_", *(f"{split}_" for split in SPLITS))
     keys = dict.fromkeys(key for run in runs for key in run.history if not key.startswith(metrics))
 
     def moves(key: str) -> bool:

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 __all__ = [
     "client_curve",
     "client_histogram",
+    "has_recorded",
     "learning_curve",
+    "metric_against",
     "personal_scatter",
     "series",
     "size_scatter",
@@ -63,6 +65,59 @@ def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None =
       'loss'
     """
     return _plots().learning_curve(_subject(runs, metric, split))
+
+
+def metric_against(
+    runs: Runs, x: str = "bytes", *, metric: str | None = None, split: str | None = None
+) -> Figure:
+    """A metric against what the run has spent so far, such as bytes: the mean over clients, dashed the worst tenth.
+
+    Methods that spend less for the same metric are further left.  Several seeds: the means of both at each evaluation.
+    Where one method spends many times what another does, the axis is logarithmic, without the initial model.
+
+    Args:
+      runs: see :mod:`evenhand.report.figures`, as for ``metric`` and ``split``.
+      x: ``"bytes"``, received and sent by all clients together, ``"bytes_down"`` or ``"bytes_up"``; or a name in the
+        ``history`` of all runs whose numbers only grow.
+      metric: what to draw.
+      split: the split to measure it on.
+
+    Raises:
+      EvenhandError: no run has that metric on that split, or some run has not recorded ``x``.
+
+    Example:
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
+      >>> eh.report.figures.metric_against(run, "bytes_up").axes[0].get_xlabel()
+      'sent by clients (bytes)'
+    """
+    subject, plots = _subject(runs, metric, split), _plots()
+    amount = plots.amount_of(x)
+    if any(amount.of(run) is None for run in subject.runs):
+        metrics = ("round", *(f"{name}_" for name in SPLITS))
+        names = [name for name in subject.runs[0].history if not name.startswith(metrics)]
+        choices = list(dict.fromkeys([*plots.AMOUNTS, *names]))
+        raise EvenhandError(f"metric_against({x!r}): some run has not recorded it: choose one of {choices}.")
+    return plots.metric_against(subject, amount)
+
+
+def has_recorded(runs: Runs, x: str) -> bool:
+    """Whether all runs have recorded ``x`` of :func:`metric_against`, and some have spent any of it.
+
+    Args:
+      runs: see :mod:`evenhand.report.figures`.
+      x: as for :func:`metric_against`.
+
+    Example:
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
+      >>> has_recorded(run, "bytes"), has_recorded(run, "joules")
+      (True, False)
+    """
+    plots = _plots()
+    return plots.has_amount(compare(runs), plots.amount_of(x))
 
 
 def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:

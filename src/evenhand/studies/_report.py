@@ -54,6 +54,10 @@ class Figures(NamedTuple):
         """The chosen settings: the metric by round, its mean over clients and (dashed) that of the worst tenth."""
         return figures.learning_curve(self.runs, metric=self.metric)
 
+    def metric_against(self, x: str = "bytes") -> Figure:
+        """The chosen settings: the metric against what the runs have spent so far, such as bytes."""
+        return figures.metric_against(self.runs, x, metric=self.metric)
+
     def client_curve(self) -> Figure:
         """The chosen settings: every client, worst served first."""
         return figures.client_curve(self.runs, metric=self.metric)
@@ -137,6 +141,7 @@ class Figures(NamedTuple):
         """File name without its ending -> figure."""
         return {
             "learning_curve": self.learning_curve(),
+            **({"communication": self.metric_against()} if figures.has_recorded(self.runs, "bytes") else {}),
             "client_curve": self.client_curve(),
             "client_histogram": self.client_histogram(),
             "size_scatter": self.size_scatter(),

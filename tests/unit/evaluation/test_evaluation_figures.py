@@ -30,6 +30,53 @@ def test_learning_curve_shows_the_history() -> None:
     np.testing.assert_allclose(axes.lines[1].get_ydata(), 100 * run.history["test_accuracy"])
 
 
+def spending(title: str = "a", *, seed: int = 0, up: float = 1e6, down: float = 2e6) -> RunView:
+    """A run that counts bytes and seconds, so many in each round."""
+    run = seeded(title, seed)
+    rounds = run.history["round"]
+    return run._replace(
+        history={**run.history, "bytes_up": up * rounds, "bytes_down": down * rounds, "seconds": 0.5 * rounds}
+    )
+
+
+def test_a_metric_is_drawn_against_what_the_run_has_spent() -> None:
+    run = spending()
+    rounds, mean = run.history["round"], 100 * run.history["test_accuracy_mean"]
+    (axes,) = figures.metric_against(run).axes
+    thin, line = axes.lines
+    np.testing.assert_allclose(line.get_xdata(), 3 * rounds)
+    np.testing.assert_allclose(line.get_ydata(), mean)
+    np.testing.assert_allclose(thin.get_ydata(), 100 * run.history["test_accuracy_worst10"])
+    assert axes.get_xlabel() == "received and sent by clients (MB)"
+    (axes,) = figures.metric_against(run, "bytes_up").axes
+    np.testing.assert_allclose(axes.lines[-1].get_xdata(), rounds)
+    assert axes.get_xlabel() == "sent by clients (MB)"
+    (axes,) = figures.metric_against(run, "seconds").axes
+    np.testing.assert_allclose(axes.lines[-1].get_xdata(), 0.5 * rounds)
+    assert axes.get_xlabel() == "seconds" and axes.get_xscale() == "linear"
+    with pytest.raises(EvenhandError, match=r"'joules'.*has not recorded it.*'bytes'.*'seconds'"):
+        figures.metric_against(run, "joules")
+    with pytest.raises(EvenhandError, match="has not recorded it"):
+        figures.metric_against([run, seeded("old", 0)])
+
+
+def test_seeds_that_spend_unequally_are_averaged_in_both_directions() -> None:
+    runs = [spending(seed=seed, up=up) for seed, up in ((0, 1e3), (1, 3e3))]
+    (axes,) = figures.metric_against(runs, "bytes_up").axes
+    np.testing.assert_allclose(axes.lines[-1].get_xdata(), 2 * runs[0].history["round"])
+    assert axes.get_xlabel() == "sent by clients (kB)" and len(axes.collections) == 1
+
+
+def test_methods_that_spend_many_times_as_much_have_a_logarithmic_axis() -> None:
+    cheap = spending("cheap", up=1e4, down=0.0)
+    for up, scale in ((7e4, "linear"), (9e4, "log")):
+        (axes,) = figures.metric_against([cheap, spending("dear", up=up, down=0.0)]).axes
+        assert axes.get_xscale() == scale
+    assert not figures.has_recorded(spending(up=0.0, down=0.0), "bytes")
+    assert not figures.has_recorded([cheap, seeded("old", 0)], "bytes")
+    assert figures.has_recorded(cheap, "bytes") and figures.has_recorded(cheap, "seconds")
+
+
 def test_long_histories_are_thinned_but_keep_their_ends() -> None:
     rounds = np.arange(20_000)
     (axes,) = figures.series([view(history={"round": rounds, "mu": rounds * 0.5})], "mu").axes
