@@ -40,9 +40,10 @@ class RunView(NamedTuple):
       info: facts about the run itself. Known keys, all optional: ``"rounds"``, ``"cohort"``, ``"seed"``, ``"data"`` and
         ``"method"`` (names), ``"client_column"`` (what a client is, such as ``"hospital"``), ``"fingerprint"`` (equal
         for equal data), ``"clients"`` (how many the data have, those that were not evaluated included), ``"seconds"``
-        (activity -> seconds), ``"communication"`` (as in :attr:`evenhand.simulation.Run.info`), ``"adapts"`` (whether clients adapt the model that they are served to their examples
-        before they use it), ``"examples_per_second"`` of training, ``"padded"`` (share of the executed steps),
-        ``"command"`` (the line that repeats the run), ``"versions"`` (package -> version), ``"by_class"`` (split ->
+        (activity -> seconds), ``"communication"`` (as in :attr:`evenhand.simulation.Run.info`), ``"adapts"`` (whether
+        clients adapt the model that they are served to their examples before they use it), ``"examples_per_second"`` of
+        training, ``"padded"`` (share of the executed steps), ``"command"`` (the line that repeats the run),
+        ``"versions"`` (package -> version), ``"by_class"`` (split ->
         what :func:`~evenhand.evaluation.by_class` gives), ``"metrics"`` (metric of a set of examples -> what clients
         for which it is undefined have in common), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in words),
         ``"constant"`` (``metric``, ``split`` and ``mean``: what the best constant answer gives the same clients, where

@@ -53,10 +53,11 @@ class Run(Results):
         (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"secure_sums"``, the sums under masks in
         all rounds together; ``"communication"``, numbers and bytes, ``"per_client_and_round"`` and in ``"total"``, with
         the uploads that were counted (``"took_part"``), the times that a client was drawn and dropped out
-        (``"left_out"``), and whom that ``"covers"``, in sentences; ``"restarts"``, whether a schedule of the clients' step sizes restarts in every round;
-        ``"seconds"`` per activity, waiting for streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"``
-        and ``"executed"`` (a lane runs until the longest client of its group is done), and ``"padded"``, the share that
-        is not useful; ``"examples"`` trained on, and ``"examples_per_second"`` of training.
+        (``"left_out"``), and whom that ``"covers"``, in sentences; ``"restarts"``, whether a schedule of the clients'
+        step sizes restarts in every round; ``"seconds"`` per activity, waiting for streamed rows (``"data"``) among
+        them; local ``"steps"``, ``"useful"`` and ``"executed"`` (a lane runs until the longest client of its group is
+        done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on, and ``"examples_per_second"``
+        of training.
       kept: what the next round would start from; see :attr:`state`.
       clients: split -> metric -> a number for each evaluated client; where clients have models of their own, also
         ``"global_<metric>"``, what the global model would give them.
