@@ -177,3 +177,69 @@ def test_one_method_side_by_side_is_that_method() -> None:
     )
     assert gap(flat(run.params[0]), flat(alone("theta 0.5").params)) < 1e-6
     assert jnp.ndim(run.per_round["effective_cohort"]) == 1
+
+
+# --- Delta-FL at several levels --------------------------------------------------------------------------------------
+
+
+LEVELS = eh.algorithms.delta_fl_levels(STEP, theta=(0.01, 1.0, 0.5))
+
+
+@cache
+def of_levels() -> eh.Run:
+    return eh.simulate(LEVELS, DATA, rounds=ROUNDS, cohort=COHORT, seed=0)
+
+
+def test_the_model_of_each_level_is_that_of_delta_fl_alone() -> None:
+    models = [flat(params) for params in of_levels().params]
+    for j, name in enumerate(("theta 1", "theta 0.5", "theta 0.01")):
+        assert gap(models[j], flat(alone(name).params)) < 1e-6
+        assert gap(models[j], models[j - 1]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"nu": 1.0}, "theta 0.01, nu 1"),
+        ({"filtered": True, "sampling": EQUAL_WEIGHTS}, "theta 0.6, filtered, equal weights"),
+        (
+            {"filtered": True, "strict": False, "sampling": EQUAL_WEIGHTS},
+            "theta 0.5, as printed, equal weights",
+        ),
+    ],
+)
+def test_the_options_of_delta_fl_hold_at_every_level(options: dict[str, Any], name: str) -> None:
+    theta = float(name.split()[1].strip(","))
+    changed, plain = (
+        eh.simulate(eh.algorithms.delta_fl_levels(STEP, theta=(1.0, theta), **how), DATA, rounds=ROUNDS)
+        for how in (options, {})
+    )
+    single = eh.simulate(METHODS[name], DATA, rounds=ROUNDS)
+    assert gap(flat(changed.params[1]), flat(single.params)) < 1e-6
+    assert gap(flat(plain.params[1]), flat(single.params)) > 1e-4
+
+
+def test_the_server_s_step_and_partial_work_are_those_of_every_level() -> None:
+    kept = eh.algorithms.delta_fl_levels(STEP, server_opt=eh.server_opt.fedavgm(0.5), keep_partial=True)
+    assert kept.partial_work and not LEVELS.partial_work
+    alone_with = eh.algorithms.delta_fl(STEP, theta=0.5, server_opt=eh.server_opt.fedavgm(0.5))
+    models = eh.simulate(kept, DATA, rounds=ROUNDS, cohort=COHORT).params
+    single = eh.simulate(alone_with, DATA, rounds=ROUNDS, cohort=COHORT).params
+    assert gap(flat(models[1]), flat(single)) < 1e-6
+    assert gap(flat(models[1]), flat(of_levels().params[1])) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("theta", "sentence"),
+    [
+        ((), "one or more different levels"),
+        ((0.5, 0.5), "different levels"),
+        ((0.5, 1.5), r"levels in \(0, 1\]"),
+        ((0.0,), r"levels in \(0, 1\]"),
+        (0.5, r"^theta=0.5: give a value such as \(0.3"),
+        (("a",), r"^theta='a': give a value such as \(0.3"),
+    ],
+)
+def test_levels_that_are_no_tail_fractions_are_refused(theta: Any, sentence: str) -> None:
+    with pytest.raises(eh.EvenhandError, match=sentence):
+        eh.algorithms.delta_fl_levels(STEP, theta=theta)

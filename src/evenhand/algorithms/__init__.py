@@ -4,6 +4,7 @@ from evenhand.algorithms.afl import afl
 from evenhand.algorithms.alone import alone
 from evenhand.algorithms.averaged import averaged
 from evenhand.algorithms.delta_fl import delta_fl
+from evenhand.algorithms.delta_fl_levels import delta_fl_levels
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.algorithms.feddane import feddane
 from evenhand.algorithms.fedmgda import fedmgda
@@ -20,6 +21,7 @@ __all__ = [
     "alone",
     "averaged",
     "delta_fl",
+    "delta_fl_levels",
     "fedavg",
     "feddane",
     "fedmgda",

@@ -209,7 +209,7 @@ def signature(name: str, factory: Callable[..., Any]) -> str:
         default = parameter.default
         if parameter.kind is parameter.VAR_POSITIONAL:
             shown.append(f"*{parameter.name}")
-        elif isinstance(default, bool | int | float | str | NoneType):
+        elif isinstance(default, bool | int | float | str | NoneType) or type(default) is tuple:
             shown.append(f"{parameter.name}={default!r}")
         else:
             shown.append(f"{parameter.name}={'' if default is parameter.empty else '...'}")

@@ -20,6 +20,7 @@ METHODS = {
     "qfedsgd(q=2, step_size=0.1)": A.qfedsgd(MODEL, q=2.0, step_size=0.1),
     "qmaml(q=1, step_size=0.1)": A.qmaml(MODEL, q=1.0, step_size=0.1),
     "delta_fl(theta=0.5)": A.delta_fl(WORK, theta=0.5),
+    "delta_fl_levels(theta=0.8, 0.5, 0.3)": A.delta_fl_levels(WORK, theta=(0.3, 0.8, 0.5)),
     "afl(gamma_w=0.1, gamma_lambda=0.2)": A.afl(MODEL, gamma_w=0.1, gamma_lambda=0.2),
     "fedmgda(epsilon=0.1)": A.fedmgda(WORK),
     "fedtilt(tilts 1, 2, 0; prox_mu=0.01)": A.fedtilt(WORK, tilt_class=1.0, tilt_sample=2.0),
