@@ -11,28 +11,32 @@ from evenhand.aggregators import in_parts
 from evenhand.errors import EvenhandError, expect
 from evenhand.local import in_turn, step_per_row
 from evenhand.text import of_model
-from evenhand.types import Algorithm, Array, ClientData, Info, Key, Model, Phase, PyTree, Report, Sum
+from evenhand.types import Algorithm, Array, ClientData, Info, Key, Level, Model, Phase, PyTree, Report, Sum
 
 __all__ = ["side_by_side"]
 
 
-def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
+def side_by_side(methods: Mapping[str, Algorithm], *, by_level: bool = False) -> Algorithm:
     r"""Trains several models at once, each with its own method, on the same cohorts and the same batches.
 
     .. math:: w_j^{t+1} = A_j\big(w_j^t; S_t\big), \qquad j = 1, \dots, r
 
     for methods :math:`A_j` such as Delta-FL with several ``theta``; each client can then be served the model that
-    suits it best (:func:`evenhand.evaluation.serve_by_level`).
+    suits it best (``by_level``, or :func:`evenhand.evaluation.serve_by_level` after the run).
 
     Args:
       methods: name -> method, all with the same model; they must have the same phases, draw cohorts by the same scheme
         (weights may differ), and treat stragglers alike.
+      by_level: serve each client the model that is best on its validation examples, by accuracy or, without classes, by
+        loss; of equally good ones, and at a client without such examples, the first.  False: the first method's.
 
     A run's parameters are a tuple, in the order of the methods.  ``"loss"`` and the model's metrics are those of the
-    first method, and ``"accuracy (name)"`` is that of the method called ``name``.
+    model that a client is served, and ``"accuracy (name)"`` is that of the method called ``name``.  Clients that took
+    no part in the training choose on their training examples where they have none for validation.
 
     Raises:
-      EvenhandError: the methods have no names, or cannot be combined.
+      EvenhandError: the methods have no names, or cannot be combined; or one has personal models, of which
+        ``by_level`` does not choose.
 
     Edge cases: each model is that of the method run alone, up to rounding; but a rejected upload is rejected for all.
 
@@ -62,6 +66,13 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
             lambda method, own: method.adapt(own, data, key) if method.adapt else own, members, params
         )
 
+    is_personal = any(method.personal_params or method.adapt for method in members)
+    if by_level and is_personal:
+        raise EvenhandError(
+            "side_by_side(by_level=True) got a method with personal models: give methods with a global model each, or "
+            "leave by_level out."
+        )
+
     return first._replace(
         name=f"side_by_side({', '.join(names)})",
         model=_model_in_parts(first.model, names),
@@ -74,6 +85,7 @@ def side_by_side(methods: Mapping[str, Algorithm]) -> Algorithm:
         else None,
         adapt=adapt if any(method.adapt for method in members) else None,
         received=lambda messages: _parts(lambda method, own: method.received(own), members, messages),
+        levels=tuple(Level(name, method.model) for name, method in methods.items()) if by_level else (),
     )
 
 

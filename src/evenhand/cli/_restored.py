@@ -231,12 +231,14 @@ class _Predicted(NamedTuple):
 
     Attributes:
       scores: logits, margins or values, ``(rows, outputs)``.
-      is_personal: whether the row's client has a model of its own, ``(rows,)``.
+      is_personal: whether the row's client has a model of its own, or a level that it was served, ``(rows,)``.
+      models: which model gave the scores, ``(rows,)``: ``"personal"``, ``"global"``, or the name of a level.
       measures: the loss and each metric of the model, ``(rows,)``, NaN for a row without a known label.
     """
 
     scores: NDArray
     is_personal: NDArray
+    models: Sequence[str]
     measures: Mapping[str, NDArray]
 
 
@@ -308,7 +310,7 @@ def _trained(folder: Path, *, quiet: bool) -> tuple[SavedRun, DataOptions]:
         with naming(path):
             run = recorded_run(before, before.method)
             # Of the method, since a method may train another model than the one that it is given.
-            model, options = run.algorithm(run.model.build(form), Console(quiet=True)).model, run.data
+            model, options = run.algorithm(run.model.build(form), Console(quiet=True)).client_model, run.data
     if model is None:
         raise EvenhandError(
             f"{folder} was saved from Python with a model that only Python has: use "
@@ -327,12 +329,14 @@ def _gives(saved: SavedRun) -> Literal["logits", "margin", "value"]:
 def _predicted(saved: SavedRun, rows: NewRows, y: NDArray, has_label: NDArray) -> _Predicted:
     """Applies each client's model to its rows, and the global one to all others."""
     names = [] if rows.clients is None else rows.clients.tolist()
+    level = saved.level_of_clients
     places: dict[str, list[int]] = {}
     for row, name in enumerate(names):
         if name in saved.personal:
             places.setdefault(name, []).append(row)
     is_personal = np.zeros(len(rows.x), bool)
     is_personal[[row for positions in places.values() for row in positions]] = True
+    is_personal[[row for row, name in enumerate(names) if name in level]] = True
     scores = np.zeros((len(rows.x), 0), np.float32)
     model, gives = saved.model, _gives(saved)
     assert model is not None
@@ -353,12 +357,17 @@ def _predicted(saved: SavedRun, rows: NewRows, y: NDArray, has_label: NDArray) -
             values = np.asarray(of_rows(jax.tree.map(jnp.asarray, outcome), jnp.asarray(y[chosen])))
             measures[name][chosen] = np.where(has_label[chosen], values, np.nan)
 
+    if saved.level is not None:
+        by_row = np.array([level.get(name, 0) for name in names or [""] * len(rows.x)])
+        for place in np.unique(by_row):
+            apply(saved.params[place], np.flatnonzero(by_row == place))
+        return _Predicted(scores, is_personal, [saved.info["levels"][place] for place in by_row], measures)
     if not is_personal.all():
         apply(saved.params, np.flatnonzero(~is_personal))
     entries = [saved.personal[name] for name in places]
     for entry, params in files.personal_models(saved.folder, entries, saved.params):
         apply(params, np.array(places[entry.client]))
-    return _Predicted(scores, is_personal, measures)
+    return _Predicted(scores, is_personal, np.where(is_personal, "personal", "global").tolist(), measures)
 
 
 def _lines(saved: SavedRun, rows: NewRows, predicted: _Predicted) -> Iterator[list[str]]:
@@ -367,7 +376,7 @@ def _lines(saved: SavedRun, rows: NewRows, predicted: _Predicted) -> Iterator[li
     if rows.clients is not None:
         columns["client"] = (spreadsheet_cell(visible(name)) for name in rows.clients.tolist())
     columns |= _interpreted(saved, predicted.scores)
-    columns["model"] = ("personal" if own else "global" for own in predicted.is_personal.tolist())
+    columns["model"] = predicted.models
     yield [spreadsheet_cell(visible(name)) for name in columns]
     yield from map(list, zip(*columns.values(), strict=True))
 
@@ -413,6 +422,14 @@ def _write(path: Path | None, lines: Iterable[Sequence[str]]) -> None:
 def _who(saved: SavedRun, options: DataOptions, rows: NewRows, predicted: _Predicted) -> Iterator[str]:
     """Which models the rows got, in sentences."""
     own, count = int(predicted.is_personal.sum()), len(rows.x)
+    if saved.level is not None:
+        yield f"{counted(count, 'row')}: {own:,} predicted by the model of the client's level."
+        if own < count:
+            yield (
+                f"{counted(count - own, 'row')} of clients that the run did not serve, or without a client in column "
+                f"{options.client_column}, predicted by {saved.info['levels'][0]}."
+            )
+        return
     if not saved.personal:
         yield f"{counted(count, 'row')}, predicted by the global model."
         if saved.has_personal_models and not (saved.folder / files.PERSONAL).is_dir():

@@ -31,7 +31,15 @@ from evenhand.evaluation.metrics import resolved
 from evenhand.expressions import ExpressionError, parse, plugins
 from evenhand.expressions.reading import plugins_in, shadowed
 from evenhand.records import json_text, read_json, replacing, sum_of_file, uninterrupted, write_text, writing
-from evenhand.report import compare, in_words, latest, privacy_line, swing, write_report
+from evenhand.report import (
+    compare,
+    in_words,
+    latest,
+    levels_in_words,
+    privacy_line,
+    swing,
+    write_report,
+)
 from evenhand.simulation import Checkpoint, Run, iterate, load_run
 from evenhand.simulation import folder as files
 from evenhand.simulation.saving import configuration, write_results, write_summary
@@ -362,7 +370,7 @@ def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *
     # The scales of features were said before the training.
     show_comparison(comparison, console, lines=[clients], without=["scales"])
     view, split, metric = comparison.runs[0], comparison.split, comparison.metric
-    if sentence := in_words(view, split, metric):
+    for sentence in filter(None, (in_words(view, split, metric), levels_in_words(view, split, metric))):
         say(console, sentence)
     if guarantee := view.info.get("privacy"):
         say(console, privacy_line(guarantee))

@@ -15,6 +15,7 @@ from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexa
 from evenhand.evaluation._evaluate import (
     Levels,
     Prepared,
+    best_level,
     evaluate,
     evaluate_personal,
     filled,
@@ -35,6 +36,7 @@ from evenhand.evaluation._findings import (
     findings,
     headline_of,
     no_guarantee,
+    unchosen_levels,
     unmeasured,
     untrained_clients,
 )
@@ -86,6 +88,7 @@ __all__ = [
     "angle",
     "baseline",
     "best",
+    "best_level",
     "blank_loss",
     "by_class",
     "check_metrics",
@@ -125,6 +128,7 @@ __all__ = [
     "serve_by_level",
     "summarize",
     "summarize_classes",
+    "unchosen_levels",
     "undefined",
     "unlabelled",
     "unmeasured",

@@ -12,6 +12,7 @@ import numpy as np
 from evenhand.data import FederatedDataset, Split
 from evenhand.evaluation._classes import NDArray
 from evenhand.evaluation._statistics import half_width
+from evenhand.text import measured
 from evenhand.types import Model
 
 _PerRow = Callable[[NDArray, NDArray], NDArray]
@@ -89,7 +90,14 @@ def baseline(
     worse = loss - constant
     return Baseline(
         split=split,
-        metric=next((name for name, values in metrics.items() if np.array_equal(values, loss)), "loss"),
+        metric=next(
+            (
+                name
+                for name, values in metrics.items()
+                if np.array_equal(values, loss) and measured(name) == name
+            ),
+            "loss",
+        ),
         answer=float(answer.item()) if answer.size == 1 else None,
         loss=float(np.mean(loss)),
         constant=float(np.mean(constant)),

@@ -553,18 +553,33 @@ def serve_by_level(
         raise EvenhandError(
             "serve_by_level() got runs with different numbers of clients: use the same data for all."
         )
-    scores = np.stack(by_run) * (1.0 if is_higher_better(metric) else -1.0)
-    if np.all(np.isnan(scores)):
+    if np.all(np.isnan(by_run)):
         raise EvenhandError(
             f"serve_by_level(): no client has {choose_on} examples to choose on: load the data with "
             'valid_fraction=0.2, or give choose_on="train".'
         )
-    # The first of equal levels is taken, and so is the first where there is nothing to choose by.
-    level = np.argmax(np.where(np.isnan(scores), -np.inf, scores), axis=0)
+    level = best_level(by_run, metric)
     metrics = [run.client_metrics(split) for run in runs]
     names = [name for name in metrics[0] if not name.startswith(of_global(""))]
     chosen = (level, np.arange(level.size))
     return Levels(level, {name: np.stack([of_run[name] for of_run in metrics])[chosen] for name in names})
+
+
+def best_level(by_model: Sequence[NDArray], metric: str) -> npt.NDArray[np.int64]:
+    """Which of several models is best for each client, ``(K,)``.
+
+    Args:
+      by_model: the metric of each client with each model, ``(K,)`` each; of equal models, and where there is nothing to
+        choose by, the first is taken.
+      metric: what it is.
+
+    Example:
+      >>> import numpy as np
+      >>> best_level([np.array([0.5, 0.5, np.nan]), np.array([0.5, 0.6, np.nan])], "accuracy").tolist()
+      [0, 1, 0]
+    """
+    scores = np.stack(by_model) * (1.0 if is_higher_better(metric) else -1.0)
+    return np.argmax(np.where(np.isnan(scores), -np.inf, scores), axis=0)
 
 
 def _levels(run: Measured) -> list[_Level]:

@@ -30,7 +30,7 @@ _PERSONAL, _NAMED = 10.0, 5
 
 Kind: TypeAlias = (
     Literal["diverged", "unmoved", "rejected", "guessing", "no_guarantee", "schedule"]  # of the training
-    | Literal["untrained", "client_diverged"]  # of single clients
+    | Literal["untrained", "client_diverged", "unchosen"]  # of single clients
     | Literal["scales", "unmeasured"]  # of the data
 )
 
@@ -47,7 +47,8 @@ class Finding(NamedTuple):
         that no honest client can send), ``"guessing"`` (the model does no better than one constant answer),
         ``"scales"`` (the features' scales differ too much), ``"unmeasured"`` (clients without rows in the split that
         the numbers are about), ``"untrained"`` (clients that never trained a model of their own),
-        ``"client_diverged"`` (some clients' personal models), ``"no_guarantee"`` (too few uploads for what a robust
+        ``"client_diverged"`` (some clients' personal models), ``"unchosen"`` (clients that cannot choose among the
+        models of several levels), ``"no_guarantee"`` (too few uploads for what a robust
         aggregator promises) or ``"schedule"`` (a schedule that restarts each round).
       sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
       split: the split whose numbers it is about, such as ``"test"``; ``"unseen"`` for the test numbers of clients that
@@ -88,7 +89,8 @@ def findings(
       may_rise: whether the method minimises something else than the mean loss, which may therefore rise: to give up
         false labels, a robust risk raises it without bound.  Only a loss that is not finite is then a divergence.
       guarantee: from :func:`no_guarantee`.
-      clients: those about single clients, from :func:`diverged_clients` and :func:`untrained_clients`.
+      clients: those about single clients, from :func:`diverged_clients`, :func:`untrained_clients` and
+        :func:`unchosen_levels`.
       noun: what the clients are called that the classes and the constant are about, in the singular.
     """
     schedule, scaled = _SCHEDULE if restarts else None, scales is None
@@ -529,6 +531,36 @@ def untrained_clients(
         "models. More rounds or a larger cohort reach more clients."
     )
     return Finding("untrained", text)
+
+
+def unchosen_levels(rows: NDArray, level: str, noun: str = "client") -> Finding | None:
+    """A finding where clients have no examples on which to choose among the models of several levels.
+
+    Args:
+      rows: how many such examples each client has, ``(K,)``.
+      level: the level that a client without any is served.
+      noun: what one of the clients is called, in the singular.
+
+    Example:
+      >>> import numpy as np
+      >>> unchosen_levels(np.array([4, 0, 3]), "theta=0.8").sentence.split(":")[0]
+      '1 of 3 clients has no validation examples to choose a level on, and is served theta=0.8'
+      >>> unchosen_levels(np.array([4, 3]), "theta=0.8") is None
+      True
+    """
+    lacking, clients = int(np.sum(rows == 0)), len(rows)
+    if not lacking:
+        return None
+    if lacking == clients:
+        text = f"No {noun} has validation examples to choose a level on, and all are served {level}"
+    else:
+        has, served = ("has", "is") if lacking == 1 else ("have", "are")
+        text = (
+            f"{lacking:,} of {counted(clients, noun)} {has} no validation examples to choose a level on, and "
+        )
+        text += f"{served} served {level}"
+    cure = "keep some examples of each for validation with --valid-fraction 0.2 (Python: valid_fraction=0.2)."
+    return Finding("unchosen", f"{text}: {cure}")
 
 
 def blank_loss(data: FederatedDataset) -> float:

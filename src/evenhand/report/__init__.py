@@ -18,6 +18,7 @@ from evenhand.report._comparison import (
     verdict,
 )
 from evenhand.report._families import Gain, gains, in_words, privacy_line
+from evenhand.report._levels import LevelRow, by_level, levels_in_words, levels_summary
 from evenhand.report._view import (
     Coverage,
     RunView,
@@ -42,12 +43,14 @@ __all__ = [
     "Coverage",
     "Differences",
     "Gain",
+    "LevelRow",
     "Method",
     "Notice",
     "RunView",
     "Summary",
     "Swing",
     "among",
+    "by_level",
     "caution",
     "compare",
     "covered",
@@ -60,6 +63,8 @@ __all__ = [
     "honest",
     "in_words",
     "latest",
+    "levels_in_words",
+    "levels_summary",
     "may_be_starred",
     "may_win",
     "metric_remarks",

@@ -58,6 +58,8 @@ class RunView(NamedTuple):
       whole: the run with its malicious clients, where this is its honest part (:func:`honest`); else None.
       last_round: the last round, counted from 1, in which each client trained, ``(K,)``; 0: it never did; None: it is
         not known, as in runs that earlier versions saved.
+      level: the name of the model that each client is served, ``(K,)``, where there are several to choose from, whose
+        names are in ``info["levels"]``; None: there is one.
     """
 
     title: str
@@ -73,6 +75,7 @@ class RunView(NamedTuple):
     unseen: RunView | None = None
     whole: RunView | None = None
     last_round: NDArray | None = None
+    level: NDArray | None = None
 
 
 # --- runs as they are given ---------------------------------------------------------------------------------------
@@ -149,6 +152,7 @@ def chosen(run: RunView, which: NDArray) -> RunView:
         classes={split: part(columns) for split, columns in run.classes.items()},
         malicious=None if run.malicious is None else run.malicious[which],
         last_round=None if run.last_round is None else run.last_round[which],
+        level=None if run.level is None else run.level[which],
     )
 
 
@@ -351,7 +355,7 @@ def latest(row: Mapping[str, float], *, honest: bool = False) -> str:
 
 # --- clients.csv --------------------------------------------------------------------------------------------------
 
-_ROWS, _MALICIOUS, _UNSEEN, _LAST_ROUND = "rows", "malicious", "unseen", "last_round"
+_ROWS, _MALICIOUS, _UNSEEN, _LAST_ROUND, _LEVEL = "rows", "malicious", "unseen", "last_round", "level"
 
 
 def write_clients_csv(path: str | Path, view: RunView) -> None:
@@ -359,7 +363,8 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
 
     Where examples have classes, also how many classes a client has in each split (``"test_classes"``), the spread of
     its accuracies over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`; ``"last_round"``, the
-    last round in which the client trained, 0 if it never did; under an attack, ``"malicious"``, 1 or 0; with clients
+    last round in which the client trained, 0 if it never did; ``"level"``, the name of the model that it is served,
+    where there are several; under an attack, ``"malicious"``, 1 or 0; with clients
     that took no part in the training, which come last, ``"unseen"``.  A metric is an empty field for a client without
     examples in that split.  A name that a spreadsheet would take for a formula is preceded by ``'``, and hidden
     characters in names are codes: :func:`evenhand.text.spreadsheet_name` undoes both.
@@ -391,6 +396,8 @@ def _columns(view: RunView) -> dict[str, list[str]]:
             columns[column(split, metric)] = ["" if np.isnan(v) else format(v, ".9g") for v in values]
     if view.last_round is not None:
         columns[_LAST_ROUND] = [str(int(number)) for number in view.last_round]
+    if view.level is not None:
+        columns[_LEVEL] = [spreadsheet_cell(str(name)) for name in view.level]
     return columns
 
 
@@ -404,7 +411,7 @@ def read_clients_csv(path: str | Path) -> RunView:
     Raises:
       EvenhandError: there is no such file, or it is not such a table.
     """
-    client_ids, columns = _read(Path(path))
+    client_ids, columns, level = _read(Path(path))
     sizes = {split: columns[column(split, _ROWS)] for split in SPLITS if column(split, _ROWS) in columns}
     classes, clients = dict[str, Mapping[str, NDArray]](), dict[str, Mapping[str, NDArray]]()
     for split in sizes:
@@ -427,6 +434,7 @@ def read_clients_csv(path: str | Path) -> RunView:
         malicious=malicious,
         last_round=last_round,
         classes=classes,
+        level=level,
     )
     if _UNSEEN not in columns:
         return view
@@ -435,8 +443,8 @@ def read_clients_csv(path: str | Path) -> RunView:
     return chosen(view, ~is_unseen)._replace(unseen=chosen(view, is_unseen)._replace(malicious=None))
 
 
-def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray]]:
-    """The clients' ids, and each other column as ``(K,)`` float64 with NaN for an empty field."""
+def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray], NDArray | None]:
+    """The clients' ids, each column of numbers as ``(K,)`` float64 with NaN for an empty field, and the levels."""
     if not path.is_file():
         raise EvenhandError(f"{path} does not exist: name a folder that `evenhand run` wrote.")
     try:
@@ -451,10 +459,15 @@ def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray]]:
             raise EvenhandError(
                 f"{path}, line {number} has {len(line)} fields, but the header {len(header)}: repeat the run."
             )
+    level = None
+    if _LEVEL in header:
+        place = header.index(_LEVEL)
+        level = np.array([spreadsheet_name(line[place]) for line in lines])
+        header, *lines = [[*line[:place], *line[place + 1 :]] for line in (header, *lines)]
     try:
         table = np.array([[float(field or "nan") for field in line[1:]] for line in lines], np.float64)
     except ValueError as error:
         raise EvenhandError(f"{path} holds a field that is not a number ({error}): repeat the run.") from None
     names = map(spreadsheet_name, header[1:])
     columns = dict(zip(names, table.reshape(len(lines), len(header) - 1).T, strict=True))
-    return tuple(spreadsheet_name(line[0]) for line in lines), columns
+    return tuple(spreadsheet_name(line[0]) for line in lines), columns, level

@@ -16,7 +16,7 @@ import numpy as np
 
 from evenhand._version import __version__
 from evenhand.evaluation import SPLIT_NAMES, SPLITS
-from evenhand.report import _comparison, _families, _view, formatting, tables
+from evenhand.report import _comparison, _families, _levels, _view, formatting, tables
 from evenhand.report._comparison import Comparison, Method, caution, compare, tail_name, verdict
 from evenhand.report._view import Runs, RunView, honest
 from evenhand.report.formatting import Cell, Row, Table, Value, capital, escape, note, number, section, value
@@ -87,6 +87,7 @@ def body(
         tables.difference_table(subject, baseline),
         remarks,
         _families.attacked(subject),
+        _levels.levels(subject),
         _families.personal(subject),
         _families.privacy(subject),
         gallery(subject, [*personal_figures(subject), *figures]),

@@ -28,6 +28,7 @@ from evenhand.simulation._job import Job, Untrained
 from evenhand.simulation.program import Program, Resident, Source, gathered, must_stream, rows_of, sent
 from evenhand.simulation.store import HostStore, NDArray
 from evenhand.streams import Keys, Purpose, client_stream, stream
+from evenhand.text import of_model
 from evenhand.types import Algorithm, Array, ClientData, Key, Model, Params, PyTree
 
 # --- which model a client is served, and what an evaluation finds -----------------------------------------------------
@@ -65,10 +66,12 @@ class Served(NamedTuple):
         also ``"global_<metric>"``, with the global model.
       classes: split -> the accuracy of each class at each client, clients as positions among those evaluated; only
         for splits whose rows have classes.
+      level: which of several models each client is served, ``(K,)``; None: there is one.
     """
 
     clients: dict[str, dict[str, NDArray]]
     classes: dict[str, ClassMetrics]
+    level: NDArray | None = None
 
     @staticmethod
     def from_splits(measured: Mapping[str, tuple[dict[str, NDArray], ClassMetrics | None]]) -> Served:
@@ -79,7 +82,7 @@ class Served(NamedTuple):
     @staticmethod
     def joined(parts: Mapping[int, Served]) -> Served:
         """From some clients after the others, by the position of the first of them."""
-        clients, classes = next(iter(parts.values()))
+        clients, classes, _ = next(iter(parts.values()))
         return Served(
             {
                 split: {
@@ -94,6 +97,33 @@ class Served(NamedTuple):
             },
         )
 
+    @staticmethod
+    def best_of(models: Mapping[str, Served], splits: Sequence[str]) -> Served:
+        """From what is found of each model: each client with the model that is best on its examples.
+
+        Args:
+          models: name -> what is found of that model.
+          splits: where clients choose: on the first of these in which a client has examples.
+        """
+        every = list(models.values())
+        metric = evaluation.primary_metric(every[0].clients["train"])
+        scores = [np.full_like(every[0].clients["train"][metric], np.nan) for _ in every]
+        for split in splits:
+            missing = np.isnan(scores).all(axis=0)
+            scores = [
+                np.where(missing, one.clients[split][metric], score)
+                for one, score in zip(every, scores, strict=True)
+            ]
+        level = evaluation.best_level(scores, metric)
+        clients = picked(level, {name: one.clients for name, one in models.items()})
+        cells = {
+            split: first._replace(
+                accuracy=_pick(level[first.clients], [one.classes[split].accuracy for one in every])
+            )
+            for split, first in every[0].classes.items()
+        }
+        return Served(clients, cells, level)
+
     def with_metrics(self, measured: Mapping[str, Mapping[str, NDArray]]) -> Served:
         """With further metrics of the clients, of each split."""
         clients = {split: {**metrics, **measured[split]} for split, metrics in self.clients.items()}
@@ -106,6 +136,23 @@ class Served(NamedTuple):
             for split, metrics in self.clients.items()
         }
         return self._replace(clients=clients)
+
+
+def picked(
+    level: NDArray, models: Mapping[str, Mapping[str, Mapping[str, NDArray]]]
+) -> dict[str, dict[str, NDArray]]:
+    """Split -> metric -> ``(K,)`` with the model that each client is served, then with each model, under its name."""
+    every = list(models.values())
+    return {
+        split: {name: _pick(level, [one[split][name] for one in every]) for name in metrics}
+        | {of_model(name, model): one[split][name] for model, one in models.items() for name in metrics}
+        for split, metrics in every[0].items()
+    }
+
+
+def _pick(level: NDArray, values: Sequence[NDArray]) -> NDArray:
+    """Of an array for each model, the entry of the model that ``level`` has in the same place."""
+    return np.stack(values)[level, np.arange(len(level))]
 
 
 # --- an evaluation ----------------------------------------------------------------------------------------------------
@@ -138,6 +185,7 @@ class Evaluation:
       drawn: who is evaluated, ascending; None: all.
       malicious: which clients are, ``(N,)``.
       untrained: what clients are served that never trained.
+      chosen_on: the splits on which clients choose among several models.
       parts: of each split, their rows, and which of them have rows of which classes; None where rows have no classes.
     """
 
@@ -146,6 +194,7 @@ class Evaluation:
     ) -> None:
         data = job.data
         self.untrained: Untrained = job.untrained
+        self.chosen_on: tuple[str, ...] = ("valid",)
         self.algorithm, self.lanes = program.algorithm, program.lanes
         self.root, self.capacity = keys.shared, program.capacity
         self.drawn = _drawn(data.num_clients, job.seed, job.eval_clients)
@@ -195,7 +244,8 @@ class Evaluation:
     def are_alike(algorithms: Sequence[Algorithm]) -> bool:
         """Whether global models alone are evaluated, by the same functions."""
         return all(
-            algorithm.adapt is None
+            not algorithm.levels
+            and algorithm.adapt is None
             and algorithm.personal_params is None
             and _measured(algorithm.model) == _measured(algorithms[0].model)
             for algorithm in algorithms
@@ -206,6 +256,19 @@ class Evaluation:
         if self._mesh is None:
             state = here(state)
         model, params = self.algorithm.model, self.algorithm.global_params(state.server)
+        if self.algorithm.levels:
+            return Served.best_of(
+                {
+                    level.name: Served.from_splits(
+                        {
+                            name: evaluation.per_class(level.model, own, *part)
+                            for name, part in self.parts.items()
+                        }
+                    )
+                    for level, own in zip(self.algorithm.levels, params, strict=True)
+                },
+                self.chosen_on,
+            )
         if not self._is_personal:
             return Served.from_splits(
                 {name: evaluation.per_class(model, params, *part) for name, part in self.parts.items()}
@@ -231,13 +294,21 @@ class Evaluation:
         """Whether clients are served models of their own."""
         return self.algorithm.adapt is not None or self.algorithm.personal_params is not None
 
-    def measured(self, state: RoundState, metrics: Sequence[Metric]) -> dict[str, dict[str, NDArray]]:
-        """Split -> metric of a set of examples -> ``(K,)``, with the models of :meth:`served`, and as there the global
-        model's besides."""
+    def measured(
+        self, state: RoundState, metrics: Sequence[Metric], level: NDArray | None = None
+    ) -> dict[str, dict[str, NDArray]]:
+        """Split -> metric of a set of examples -> ``(K,)``, with the models of :meth:`served`, which has found the
+        ``level``, and as there the global model's besides."""
         if self._mesh is None:
             state = here(state)
-        measure = partial(evaluation.measured_clients, self.algorithm.model, metrics=metrics)
+        measure = partial(evaluation.measured_clients, self.algorithm.client_model, metrics=metrics)
         params = self.algorithm.global_params(state.server)
+        if level is not None:
+            by_level = {
+                one.name: {name: measure(own, part) for name, (part, _) in self.parts.items()}
+                for one, own in zip(self.algorithm.levels, params, strict=True)
+            }
+            return picked(level, by_level)
         alone = {name: measure(params, part) for name, (part, _) in self.parts.items()}
         if not self._is_personal:
             return alone

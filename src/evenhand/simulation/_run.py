@@ -73,6 +73,8 @@ class Run(Results):
         :func:`evenhand.simulate`.
       initial_loss: the training loss of each evaluated client with the initial model; empty where all clients are
         served the global model.
+      level: of a method that trains several models, the position of the one that each evaluated client is served in
+        ``info["levels"]``, ``(evaluated clients,)``; None: there is one model.
     """
 
     algorithm: Algorithm
@@ -90,6 +92,7 @@ class Run(Results):
     last_round: NDArray = field(default_factory=lambda: np.zeros(0, np.int64))
     untrained: Untrained = "global"
     initial_loss: NDArray = field(default_factory=lambda: np.zeros(0))
+    level: NDArray | None = None
 
     @property
     def params(self) -> Params:
@@ -146,7 +149,7 @@ class Run(Results):
             restarts=self.info.get("restarts", False),
             may_rise=self.algorithm.pooled is not None,
             guarantee=evaluation.no_guarantee(needs, drawn, self.per_round.get("reported")),
-            clients=self._of_clients(),
+            clients=(*self._of_clients(), self._unchosen()),
             noun=self._noun,
         )
         return seen if (missing := self._unmeasured()) is None else (*seen, missing)
@@ -178,7 +181,16 @@ class Run(Results):
             for split, metrics in self.clients.items()
         }
         positions = self._positions[self._honest]
-        return evaluation.baseline(self.algorithm.model, self.data, clients, positions)
+        return evaluation.baseline(self.algorithm.client_model, self.data, clients, positions)
+
+    def _unchosen(self) -> Finding | None:
+        """The finding about clients that have no examples to choose a level on."""
+        if self.level is None:
+            return None
+        sizes = {split: rows[self._honest] for split, rows in self._sizes.items()}
+        # Newcomers may choose on training examples, for no model has seen these.
+        rows = sizes["valid"] + (0 if self.last_round.any() else sizes["train"])
+        return evaluation.unchosen_levels(rows, self.info["levels"][0], self._noun)
 
     def _of_clients(self) -> tuple[Finding | None, ...]:
         """The findings about personal models."""
@@ -224,6 +236,8 @@ class Run(Results):
         examples, see :meth:`predict`.
         """
         self._check_position(k)
+        if self.level is not None:
+            return self.params[self._level_of(k)]
         if not self.has_personal_models:
             return self.params
         (_, params), *_ = self._served(slice(k, k + 1))
@@ -300,7 +314,8 @@ class Run(Results):
             model.
 
         Returns:
-          ``(rows, outputs)``, NumPy; a tree of such arrays for a model that has several outputs.
+          ``(rows, outputs)``, NumPy; a tree of such arrays for a model that has several outputs, and a tuple with an
+          entry for each of several models.
 
         Raises:
           EvenhandError: there is no such client, or the examples have another shape or numbers that are not finite.
@@ -317,8 +332,9 @@ class Run(Results):
         check_process()
         examples = evaluation.unlabelled(x, self.data.feature_shape, self.data.train.x.dtype)
         k = None if client is None else self._position(str(client), "run.data.client_ids")
-        params = self.params if k is None else self.personal_params(k)
-        return evaluation.outputs(self.algorithm.model, params, examples)
+        if k is None:
+            return evaluation.outputs(self.algorithm.model, self.params, examples)
+        return evaluation.outputs(self.algorithm.client_model, self.personal_params(k), examples)
 
     def serve(self, data: FederatedDataset) -> Run:
         """The same run, with other clients in place of its own: those that took no part in the training.
@@ -390,6 +406,7 @@ class Run(Results):
             findings=self.findings,
             malicious=self._evaluated_of(self.malicious) if self.malicious.any() else None,
             last_round=self._evaluated_of(self.last_round),
+            level=None if self.level is None else np.array(self.info["levels"])[self.level],
         )
         if unseen is None:
             return view
@@ -492,9 +509,10 @@ def serve_newcomers(job: Job, server: PyTree, form: Form) -> dict[str, Any]:
     # An evaluation reads no aggregator: those of round 0 only complete the structure.
     state = RoundState(server, setup.state.aggregators, stored(newcomer, data.num_clients), never)
     measuring = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
+    measuring.chosen_on = ("valid", "train")  # no model has seen their training examples
     served = measuring.served(state)
     if metrics := evaluation.metrics.resolved(job.metrics):
-        served = served.with_metrics(measuring.measured(state, metrics))
+        served = served.with_metrics(measuring.measured(state, metrics, served.level))
     return {
         "data": data,
         "kept": Kept(state),
@@ -502,4 +520,5 @@ def serve_newcomers(job: Job, server: PyTree, form: Form) -> dict[str, Any]:
         "classes": served.classes,
         "malicious": np.zeros(data.num_clients, bool),
         "last_round": np.zeros(data.num_clients, np.int64),
+        "level": served.level,
     }

@@ -136,8 +136,9 @@ def _warn(run: Run, *, before: bool) -> None:
     """Warns of the data and the optimiser before the first round, and of the run after the last."""
     for finding in run.findings:
         # Data without any test examples were meant to have none, and their test numbers are NaN.  That some clients
-        # never trained is usual where cohorts are small, and no fault of the run.
+        # never trained is usual where cohorts are small, and no fault of the run; that some cannot choose, of the data.
         is_meant = (finding.kind == "unmeasured" and not run.data.test.rows) or finding.kind == "untrained"
+        is_meant |= finding.kind == "unchosen" and run.data.valid.rows > 0
         if (finding.kind in ("scales", "schedule")) == before and not is_meant:
             warnings.warn(finding.sentence, EvenhandWarning, stacklevel=3)
 
@@ -192,7 +193,7 @@ def runs_of(job: Job) -> Iterator[Run]:
     trackers = watchers(job.execution.watch)
     check_job(job)
     check_model(job.algorithm.model, job.data)
-    check_metrics(resolved(job.metrics), job.algorithm.model, job.data)
+    check_metrics(resolved(job.metrics), job.algorithm.client_model, job.data)
     setup = set_up(job)
     evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
     session = Session(setup, job, evaluation)
@@ -421,7 +422,7 @@ class Session:
             sent = self.meter.course(self.per_round, done)
             self.history.append({"round": done, **self.evaluation.columns(served), **sent, **reported})
         if last and self.metrics:  # after the history, whose columns have a value for each evaluation
-            served = served.with_metrics(self.evaluation.measured(state, self.metrics))
+            served = served.with_metrics(self.evaluation.measured(state, self.metrics, served.level))
         self.seconds["evaluate"] += time.perf_counter() - begin
         return served
 
@@ -456,6 +457,8 @@ class Session:
             "seconds": dict(self.seconds),
             **self._work(),
         }
+        if levels := self.program.algorithm.levels:
+            info["levels"] = [level.name for level in levels]
         self._lent = Kept(state, self.setup.store)
         return Run(
             algorithm=self.program.algorithm,
@@ -473,6 +476,7 @@ class Session:
             last_round=self._last_round(state),
             untrained=self.job.untrained,
             initial_loss=self.initial_loss,
+            level=served.level,
         )
 
     def _last_round(self, state: RoundState) -> NDArray:

@@ -83,7 +83,7 @@ def load_run(
     if is_exact:
         view = _exact(view, arrays)
     # Of the method, which may train another model than the one that it was given.
-    model = algorithm.model if model is None and algorithm is not None else model
+    model = algorithm.client_model if model is None and algorithm is not None else model
     return SavedRun(
         folder=folder,
         config=config,
@@ -107,6 +107,7 @@ def load_run(
         evaluated=arrays.get("evaluated"),
         malicious=arrays["malicious"],
         last_round=arrays["last_round"],
+        level=arrays.get("level"),
         privacy=_account(folder / files.SUMMARY, summary.get("account")),
         # Earlier versions did not record it: the models themselves are then the only sign.
         has_personal_models=bool(summary.get("personal", (folder / files.PERSONAL).is_dir())),
@@ -137,6 +138,7 @@ class SavedRun(Results):
       evaluated: likewise.
       malicious: likewise.
       last_round: likewise.
+      level: likewise.
       privacy: likewise.
       has_personal_models: likewise.
       untrained: likewise.
@@ -158,6 +160,7 @@ class SavedRun(Results):
     evaluated: NDArray | None
     malicious: NDArray
     last_round: NDArray
+    level: NDArray | None
     privacy: Account | None
     has_personal_models: bool
     untrained: Untrained
@@ -242,6 +245,9 @@ class SavedRun(Results):
           EvenhandError: there is no such client, or the folder does not hold the clients' models.
         """
         self._check_position(k)
+        if self.level is not None:
+            place = self._level_of(k)
+            return self.params[str(place) if self.model is None else place]
         if not self.has_personal_models:
             return self.params
         if not (self.folder / files.PERSONAL).is_dir():
@@ -261,6 +267,13 @@ class SavedRun(Results):
         return {entry.client: entry for entry in files.read_index(self.folder)}
 
     @property
+    def level_of_clients(self) -> dict[str, int]:
+        """Client id -> the position of its model in ``info["levels"]``; empty where there is one model."""
+        if self.level is None:
+            return {}
+        return dict(zip(self._evaluated_ids(), self.level.tolist(), strict=True))
+
+    @property
     def personal_clients(self) -> NDArray:
         """Which clients have a model of their own in the folder, bool ``(num_clients,)``."""
         return np.array([name in self.personal for name in self.recorded.client_ids])
@@ -278,6 +291,8 @@ class SavedRun(Results):
             )
         examples = unlabelled(x, self.form.shape, self.form.dtype)
         k = None if client is None else self._position(str(client), "the run's clients")
+        if k is None and self.level is not None:
+            return tuple(outputs(self.model, params, examples) for params in self.params)
         params = self.params if k is None else self.personal_params(k)
         return outputs(self.model, params, examples)
 
@@ -322,7 +337,8 @@ class SavedRun(Results):
     def _like(self) -> Params:
         """The structure of the parameters, without the time that making them would take."""
         assert self.model is not None
-        return jax.eval_shape(self.model.init, jax.random.key(0))
+        like = jax.eval_shape(self.model.init, jax.random.key(0))
+        return like if self.level is None else (like,) * len(self.info["levels"])
 
 
 # --- from the files -------------------------------------------------------------------------------------------
@@ -438,6 +454,7 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "client_column": config["data"].get("client_column", ""),
         "seed": config["options"]["seed"],
         "fingerprint": config["data"]["fingerprint"],
+        "levels": files.dict_in(summary, "info").get("levels"),
         "metrics": {name: str(reason) for name, reason in files.dict_in(summary, "metrics").items()},
         "kept": files.dict_in(summary, "kept").get("words"),
         "command": None if SAVED_BY in config else command,

@@ -61,6 +61,7 @@ class Results(ABC):
     evaluated: NDArray | None
     malicious: NDArray
     last_round: NDArray
+    level: NDArray | None
 
     @property
     @abstractmethod
@@ -195,6 +196,18 @@ class Results(ABC):
         if not chosen.any():
             raise EvenhandError(f"summary(who={group!r}): none of the evaluated clients is {group}.")
         return chosen
+
+    def _level_of(self, k: int) -> int:
+        """The position of the level that a client is served; one that was not evaluated has chosen none."""
+        assert self.level is not None
+        places = np.flatnonzero(self._positions == k)
+        if not places.size:
+            name = self.facts.client_ids[k]
+            raise EvenhandError(
+                f"Client {name!r:.60} was not evaluated (eval_clients=), so no level was chosen for it: name a client "
+                "that was."
+            )
+        return int(self.level[places[0]])
 
     def _check_position(self, k: int) -> None:
         count = len(self.facts.client_ids)

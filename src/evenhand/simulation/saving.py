@@ -19,7 +19,7 @@ from evenhand._version import __version__
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.models import losses
-from evenhand.report import RunView, among, covered, honest, statistics, write_clients_csv
+from evenhand.report import RunView, among, covered, honest, levels_summary, statistics, write_clients_csv
 from evenhand.simulation import folder as files
 from evenhand.simulation.folder import Arrays, NDArray
 from evenhand.simulation.results import Results, Who
@@ -63,7 +63,8 @@ def save(run: Run, folder: Path, *, overwrite: bool, unseen: FederatedDataset | 
             records.write_text(part / files.FEATURES, records.json_text(run.data.features.to_json()))
         records.write_text(part / files.METRICS, files.metrics_text(run.history))
         about = write_results(part, run, unseen=unseen, personal=run.has_personal_models)
-        model, other = run.algorithm.model, described(run.algorithm.model.name)
+        model = run.algorithm.client_model
+        other = described(model.name)
         # A name describes a model if both make the same outputs by the same computation.
         if other is None or _computation(model, run.data) != _computation(other, run.data):
             about["model"] = ""  # a name that has been kept by a changed model describes another one
@@ -113,7 +114,7 @@ def write_results(
         files.write_personal(folder, run.data.client_ids, run.personal_models(), run.personal_clients)
     # What a loaded run cannot compute, since it has neither the data nor the method.
     about: dict[str, Any] = {
-        "model": run.algorithm.model.name,
+        "model": run.algorithm.client_model.name,
         "personal": run.has_personal_models,
         "untrained": run.untrained,
         "by_class": view.info["by_class"],
@@ -129,6 +130,9 @@ def write_results(
         parts |= {f"_{group}": among(view, group) for group in get_args(Who)}
     if view.unseen is not None:
         parts["_unseen"] = view.unseen
+    if run.level is not None:
+        about["levels"] = levels_summary(seen)
+        about |= {} if view.unseen is None else {"levels_unseen": levels_summary(view.unseen)}
     for split in view.clients:
         for ending, part in parts.items():
             if split in part.clients:  # of the unseen clients, none may have examples in it
@@ -189,6 +193,8 @@ def measurements(run: Results) -> dict[str, NDArray]:
     }
     if run.evaluated is not None:
         tree["evaluated"] = run.evaluated
+    if run.level is not None:
+        tree["level"] = run.level
     return packed(run.facts.client_ids, tree)
 
 

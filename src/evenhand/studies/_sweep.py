@@ -442,8 +442,8 @@ def _check(
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
     if not 0 <= checkpoint < math.inf:
         raise EvenhandError(Argument("checkpoint", str(checkpoint)), ": give seconds, at least 0.")
-    check_metrics(metrics := resolved(job.metrics), job.algorithm.model, job.data)
-    measured = ["loss", *job.algorithm.model.metrics, *(metric.name for metric in metrics)]
+    check_metrics(metrics := resolved(job.metrics), job.algorithm.client_model, job.data)
+    measured = ["loss", *job.algorithm.client_model.metrics, *(metric.name for metric in metrics)]
     if by.metric is not None and by.metric not in measured:
         names = ", ".join(dict.fromkeys([*measured, *BUILT_IN]))
         raise EvenhandError(

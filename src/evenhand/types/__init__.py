@@ -40,6 +40,7 @@ __all__ = [
     "Effort",
     "Info",
     "Key",
+    "Level",
     "Model",
     "Need",
     "OfLosses",
@@ -408,6 +409,19 @@ class Privacy(NamedTuple):
     __repr__ = short
 
 
+class Level(NamedTuple):
+    """One of several models that a method trains and from which each client is served one.
+
+    Attributes:
+      name: of the model, such as ``"theta=0.3"``; in metrics it follows the metric's name.
+      model: what it is.
+    """
+
+    name: str
+    model: Model
+    __repr__ = short
+
+
 class Algorithm(NamedTuple):
     """A federated method.
 
@@ -429,6 +443,8 @@ class Algorithm(NamedTuple):
       pooled: ``(params, x, y) -> client_state`` before the first round, for a method that trains on the examples of all
         clients together, as if one client had them; clients are then only evaluated.  None: each client trains on its
         own examples.
+      levels: the models from which each client is served the one that is best on its validation examples, or the first
+        of equally good ones; the global parameters are then a tuple with an entry for each.  Empty: there is one model.
       name: shown to users, e.g. ``"fedprox(mu=0.1)"``.
     """
 
@@ -445,8 +461,14 @@ class Algorithm(NamedTuple):
     received: Callable[[PyTree], Params] = lambda message: message.params
     privacy: Privacy | None = None
     pooled: Callable[[Params, Array, Array], State] | None = None
+    levels: tuple[Level, ...] = ()
     name: str = ""
     __repr__ = short
+
+    @property
+    def client_model(self) -> Model:
+        """What a client is served: the model that is trained, or that of a level."""
+        return self.levels[0].model if self.levels else self.model
 
 
 class Attack(NamedTuple):
