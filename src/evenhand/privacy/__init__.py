@@ -67,6 +67,7 @@ from evenhand.privacy.dp_sgd import dp_sgd, scale_then_privatize
 from evenhand.privacy.gaussian import AdaptiveClip, adaptive_clip, noisy_mean
 from evenhand.privacy.per_example import clip_factors, clipped_sum
 from evenhand.privacy.public_data import dp_adam_pub, dp_r_pub, pda_dpmd, projected_adagrad, warm_start
+from evenhand.privacy.secure_delta_fl import secure_delta_fl
 from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, private_work
 
 __all__ = [
@@ -138,6 +139,7 @@ __all__ = [
     "quantile_sum",
     "rdp",
     "scale_then_privatize",
+    "secure_delta_fl",
     "spent",
     "steps_for",
     "streamed_noise",
