@@ -242,7 +242,8 @@ def wires(
 
     def wire_of(phase: Phase) -> Wire:
         def exchange(client_state: PyTree, params: Params, rows: tuple[Array, Array], key: Key) -> Wire:
-            data = ClientData(*rows, jnp.int32(0), jnp.int32(1), jnp.float32(1.0), capacity)
+            window = jnp.int32(0), jnp.int32(1), jnp.float32(1.0), capacity
+            data = ClientData(*rows, *window, round=jnp.int32(0))
             message = phase.broadcast(algorithm.init(params, clients), jnp.int32(0))
             report = phase.report(message, client_state, data)
             delta = phase.work(message, client_state, data, key)[0]

@@ -111,10 +111,10 @@ def test_a_run_says_so_before_the_first_round_and_trains_by_the_same_bits():
     options: dict[str, Any] = {"rounds": 2, "cohort": 4, "eval_every": 1}
     with pytest.warns(EvenhandWarning, match="restarts in each round"):
         run = eh.simulate(fedavg(SCHEDULED), DATA, **options)
-    assert "Give a constant step size, or a schedule in the server's optimiser" in run.findings[0].sentence
+    assert "a constant step size and schedule=" in run.findings[0].sentence
     assert [finding.kind for finding in run.findings] == ["schedule"]
     assert next(eh.simulation.iterate(fedavg(SCHEDULED), DATA, **options)).findings == run.findings
-    parts = SCHEDULED.parts._replace(client_opt=optax.sgd(FALLING))  # not marked
+    parts = SCHEDULED.parts._replace(client_opt=lambda data: optax.sgd(FALLING))  # not marked
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         same = eh.simulate(fedavg(SCHEDULED._replace(solve=descent(*parts))), DATA, **options)

@@ -30,6 +30,7 @@ __all__ = [
     "Message",
     "ServerState",
     "global_params",
+    "kept_state",
     "report",
     "server_init",
     "server_step",
@@ -92,6 +93,11 @@ def report(
     return Report(weight, jnp.full_like(weight, jnp.nan))
 
 
+def kept_state(work: local.Work) -> Callable[[Params], PyTree]:
+    """``params -> client_state`` of :func:`training`: the optimiser's state where the work keeps that, else ``()``."""
+    return (lambda params: ()) if work.kept is None else work.kept.init
+
+
 Correction: TypeAlias = Callable[[Message, ClientData], optax.GradientTransformation]
 """``(message, data) -> transformation`` that each local gradient passes through."""
 
@@ -105,6 +111,7 @@ def training(
     correction: Correction = lambda message, data: optax.identity(),
     attach: Callable[[PyTree], PyTree] = lambda extra: (),
     private: bool = False,
+    keeps: bool = False,
 ) -> Phase:
     r"""The phase of FedAvg and its variants: train from the broadcast model, upload the difference, step.
 
@@ -126,9 +133,11 @@ def training(
         ``message.extra`` then; by default nothing.
       private: whether the method keeps the promise of work that promises privacy: it then corrects no gradient, and its
         clients report no loss.
+      keeps: whether work that keeps its optimiser is taken; the ``Algorithm`` then has
+        ``init_client=kept_state(work)``.
 
     Returns:
-      A phase whose client states are whatever the method has; they stay as they are.
+      A phase whose client states are whatever the method has, and stay as they are; or those of :func:`kept_state`.
 
     Raises:
       EvenhandError: an argument of the wrong kind, or private work in a method that is not ``private``.
@@ -154,12 +163,16 @@ def training(
       True
     """
     expect("aggregator", aggregator, Aggregator, "eh.aggregators.mean()")
-    check_work(work, private=private and not aggregator.needs_loss)
+    check_work(work, private=private and not aggregator.needs_loss, keeps=keeps)
     expect("sampling", sampling, Sampling, "eh.sampling.uniform()")
     expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")
 
     def train(message: Message, client_state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
-        params, _ = work.solve(message.params, data, key, correction(message, data))
+        added = correction(message, data)
+        if work.kept is None:
+            params, _ = work.solve(message.params, data, key, added)
+        else:
+            params, client_state, _ = work.kept.solve(message.params, client_state, data, key, added)
         return tree.subtract(params, message.params), client_state
 
     return Phase(

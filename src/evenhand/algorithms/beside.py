@@ -109,10 +109,10 @@ def uncovered(promise: Privacy | None) -> Privacy | None:
     return promise._replace(unprotected=(own, *promise.unprotected))
 
 
-def check_method(factory: str, method: Algorithm, work: Work) -> None:
-    """Checks that ``method`` is a method and ``work`` local work on the same model."""
+def check_method(factory: str, method: Algorithm, work: Work, *, keeps: bool = False) -> None:
+    """Checks that ``method`` is a method and ``work`` local work on the same model; ``keeps`` as in ``check_work``."""
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
-    check_work(work)
+    check_work(work, keeps=keeps)
     several = any(metric != measured(metric) for metric in method.model.metrics)  # side by side
     if several and work.model != method.model:
         raise EvenhandError(

@@ -92,5 +92,5 @@ def delta_fl(
         risk = risks.tail_mean(theta, strict=strict)
     else:
         risk = risks.smoothed_superquantile(theta, nu) if nu != 0 else risks.superquantile(theta)
-    method = variant(work, server_opt, risk_weighted(risk), sampling, keep_partial=keep_partial)
+    method = variant(work, server_opt, risk_weighted(risk), sampling, keep_partial=keep_partial, keeps=True)
     return method._replace(name=f"delta_fl(theta={theta:g})")

@@ -59,7 +59,14 @@ def fedavg(
     2017, algorithm 1; the server optimiser: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021.
     """
     return variant(
-        work, server_opt, aggregator, sampling, keep_partial=keep_partial, name="fedavg", private=True
+        work,
+        server_opt,
+        aggregator,
+        sampling,
+        keep_partial=keep_partial,
+        name="fedavg",
+        private=True,
+        keeps=True,
     )
 
 
@@ -75,6 +82,7 @@ def variant(
     attach: Callable[[PyTree], PyTree] = lambda extra: (),
     extra: Callable[[Params, int], PyTree] = lambda params, clients: (),
     private: bool = False,
+    keeps: bool = False,
 ) -> Algorithm:
     """FedAvg or a variant of it, whose one phase is :func:`~evenhand.algorithms.averaging.training`.
 
@@ -89,6 +97,7 @@ def variant(
         correction=correction,
         attach=attach,
         private=private,
+        keeps=keeps,
     )
     return Algorithm(
         model=work.model,
@@ -96,6 +105,7 @@ def variant(
         phases=(phase,),
         global_params=averaging.global_params,
         sampling=sampling,
+        init_client=averaging.kept_state(work),
         partial_work=keep_partial,
         privacy=work.privacy,
         name=name,

@@ -84,6 +84,7 @@ def feddane(
         correction=correction,
         attach=lambda extra: extra,
         extra=lambda params, clients: (tree.zeros_like(params), jnp.float32(0.0)),
+        keeps=True,
     )
     (train,) = base.phases
 

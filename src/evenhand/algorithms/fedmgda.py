@@ -57,5 +57,5 @@ def fedmgda(
     Source: Hu et al., *Federated Learning Meets Multi-Objective Optimization*, 2022, algorithm 1.
     """
     rule = min_norm(epsilon)
-    method = variant(work, server_opt, rule, sampling, keep_partial=keep_partial, private=True)
+    method = variant(work, server_opt, rule, sampling, keep_partial=keep_partial, private=True, keeps=True)
     return method._replace(name=f"fedmgda(epsilon={epsilon:g})")

@@ -68,7 +68,9 @@ def fedprox(
     def correction(message: Message, data: ClientData) -> optax.GradientTransformation:
         return local.proximal(mu, message.params)
 
-    method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial, correction=correction)
+    method = variant(
+        work, server_opt, aggregator, sampling, keep_partial=keep_partial, correction=correction, keeps=True
+    )
     return method._replace(name=f"fedprox(mu={mu:g})")
 
 
@@ -142,6 +144,7 @@ def fedprox_adaptive(
         correction=lambda message, data: local.proximal(message.extra, message.params),
         attach=_value,
         extra=lambda params, clients: _Mu(jnp.int32(tenths), jnp.int32(0), jnp.float32(jnp.nan)),
+        keeps=True,
     )
     (train,) = base.phases
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
 import optax
 
-from evenhand import aggregators, local
+from evenhand import aggregators, local, tree
+from evenhand.algorithms.averaging import ServerState
 from evenhand.algorithms.fedavg import fedavg, variant
 from evenhand.errors import EvenhandError
 from evenhand.sampling import proportional
-from evenhand.types import Algorithm, Model, Sampling
+from evenhand.types import Algorithm, Array, Info, Key, Model, Params, PyTree, Sampling, Sum, Upload
 
 __all__ = ["qfedavg", "qfedsgd"]
 
@@ -37,7 +39,7 @@ def qfedavg(
       work: local work, as in ``fedavg``.
       q: 0 is FedAvg, larger is fairer; a huge ``q`` takes steps of about ``1/q``.
       lipschitz: :math:`L`; tune it at ``q=0`` and keep it for every other ``q``; None: one over the step size of
-        the work, which must be plain gradient descent.
+        the work, which must be plain gradient descent, and over that of each round where the work has a schedule.
       sampling: ``proportional(replace=False)``, as in the reference code: drawn in proportion to size, sums unweighted.
         With ``uniform()`` both sums are weighted by clients' sizes; with ``uniform(weighted=False)``, not at all.
       server_opt, keep_partial: as in ``fedavg``.
@@ -61,17 +63,44 @@ def qfedavg(
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, algorithm 2.
     """
+    scheduled = None
     if lipschitz is None:
-        step_size = local.check_work(work).step_size
+        step_size = local.check_work(work, keeps=True).step_size
         if not step_size:
             raise EvenhandError(
                 "qfedavg() needs lipschitz=, one over the clients' step size, because this work has no fixed step "
                 "size: give it, or make the work with a number, as in eh.local.sgd(model, 0.1, ...)."
             )
         lipschitz = 1.0 / step_size
+        scheduled = work.schedule
     rule = aggregators.qfedavg(q, lipschitz)
-    method = variant(work, server_opt, rule, sampling, keep_partial=keep_partial)
-    return method._replace(name=f"qfedavg(q={q:g}, lipschitz={lipschitz:g})")
+    method = variant(work, server_opt, rule, sampling, keep_partial=keep_partial, keeps=True)
+    method = method._replace(name=f"qfedavg(q={q:g}, lipschitz={lipschitz:g})")
+    return method if scheduled is None or q == 0 else _by_round(method, rule, scheduled)
+
+
+def _by_round(method: Algorithm, rule: Sum, schedule: local.Schedule) -> Algorithm:
+    """The method with :math:`L / f(t)` in place of :math:`L`: one over the step size of round :math:`t`."""
+
+    # L is only in the denominator, over the loss: dividing one is multiplying the other.
+    def lift(upload: Upload, round: Array, key: Key) -> PyTree:
+        return rule.lift(upload._replace(loss=schedule(round) * upload.loss), (), key)
+
+    def lower(total: PyTree, round: Array, key: Key) -> tuple[PyTree, Array]:
+        return rule.lower(total, (), key)[0], round + 1
+
+    counting = rule._replace(
+        init=lambda like, clients: jnp.int32(0), publish=lambda round: round, lift=lift, lower=lower
+    )
+    (phase,) = method.phases
+
+    def server(state: ServerState, direction: Params, reported: Array, key: Key) -> tuple[ServerState, Info]:
+        stepped, info = phase.server(state, direction, reported, key)
+        return tree.select(reported > 0, stepped, state), info
+
+    # Every round counts, also one without uploads, in which nothing else changes.
+    counted = phase._replace(aggregator=counting, server=server, steps_if_empty=True)
+    return method._replace(phases=(counted,))
 
 
 def qfedsgd(

@@ -24,6 +24,13 @@ class _Control(NamedTuple):
     clients: Array
 
 
+class _Own(NamedTuple):
+    """What a client keeps where its work keeps the optimiser: that and its control variate."""
+
+    variate: Params
+    optimiser: optax.OptState
+
+
 class _Change(NamedTuple):
     """What a client uploads: the changes of its model and of its control variate."""
 
@@ -82,12 +89,22 @@ def scaffold(
     algorithm 1.
     """
 
+    def correction(message: Message, variate: Params) -> optax.GradientTransformation:
+        return optax.chain(local.mean_gradient(), local.shift(tree.subtract(message.extra, variate)))
+
+    def change(message: Message, variate: Params, params: Params, gradient: Params) -> _Change:
+        return _Change(tree.subtract(params, message.params), tree.subtract(gradient, variate))
+
     def train(message: Message, variate: Params, data: ClientData, key: Key) -> tuple[_Change, Params]:
-        shift = local.shift(tree.subtract(message.extra, variate))
-        correction = optax.chain(local.mean_gradient(), shift)
-        params, (gradients, _) = work.solve(message.params, data, key, correction)
-        change = _Change(tree.subtract(params, message.params), tree.subtract(gradients.mean, variate))
-        return change, gradients.mean
+        added = correction(message, variate)
+        params, (gradients, _) = work.solve(message.params, data, key, added)
+        return change(message, variate, params, gradients.mean), gradients.mean
+
+    def continues(message: Message, own: _Own, data: ClientData, key: Key) -> tuple[_Change, _Own]:
+        assert work.kept is not None
+        added = correction(message, own.variate)
+        params, state, (gradients, _) = work.kept.solve(message.params, own.optimiser, data, key, added)
+        return change(message, own.variate, params, gradients.mean), _Own(gradients.mean, state)
 
     def server(state: ServerState, direction: _Change, reported: Array, key: Key) -> tuple[ServerState, Info]:
         state, info = server_step(server_opt, state, direction.params)
@@ -105,6 +122,12 @@ def scaffold(
         name="scaffold",
         attach=lambda control: control.variate,
         extra=lambda params, clients: _Control(tree.zeros_like(params), jnp.float32(clients)),
+        keeps=True,
     )
     phase = base.phases[0]._replace(work=train, server=server)
-    return base._replace(phases=(phase,), init_client=tree.zeros_like)
+    if work.kept is None:
+        return base._replace(phases=(phase,), init_client=tree.zeros_like)
+    return base._replace(
+        phases=(phase._replace(work=continues),),
+        init_client=lambda params: _Own(tree.zeros_like(params), base.init_client(params)),
+    )

@@ -81,7 +81,9 @@ def term(
         rule = reference_tilt(t)
     else:
         rule = risk_weighted(risks.tilted(t)) if running is None else running_tilt(t, running)
-    method = variant(work, server_opt, rule, sampling, keep_partial=keep_partial, name=f"term(t={t:g})")
+    method = variant(
+        work, server_opt, rule, sampling, keep_partial=keep_partial, name=f"term(t={t:g})", keeps=True
+    )
     if not summed:
         return method
     (phase,) = method.phases

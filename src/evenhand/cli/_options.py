@@ -8,6 +8,7 @@ value of each option for a run and several for a study; the model, sized to fit 
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from bisect import bisect_left, bisect_right
@@ -26,8 +27,8 @@ from evenhand import local, models, watch
 from evenhand.cli._arguments import hyphenated, options_of
 from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError, EvenhandWarning, ModelError, perhaps, whole_number
-from evenhand.expressions import parse, with_noise
-from evenhand.expressions.reading import NOISE, takes
+from evenhand.expressions import braced, parse, with_noise
+from evenhand.expressions.reading import NOISE, outermost, takes
 from evenhand.models import linear_regression
 from evenhand.models.losses import Loss
 from evenhand.privacy import Account, account, spent, usual_delta
@@ -37,6 +38,7 @@ from evenhand.types import Algorithm, Model, Privacy
 
 NDArray = npt.NDArray[Any]
 
+_NO_SCHEDULE = "none"
 _DEFAULT_EVERY = "(default: 50 times a run, 10 times in a study)"
 _DEFAULT_DELTA = "(default: a power of ten, at most 1 / clients)"
 _DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
@@ -448,6 +450,8 @@ class LocalOptions:
     """batches per round, instead of --epochs"""
     batch_size: int | Literal["all"] = 10
     """examples per batch"""
+    schedule: Annotated[str | None, arg(metavar="SCHEDULE", help_behavior_hint="(default: none)")] = None
+    """what multiplies the step size of each round: 'steps(0.5, every=20)'; see `evenhand list schedules`"""
 
     def work(self, model: Model) -> local.Work:
         """The local work, for one model."""
@@ -457,7 +461,11 @@ class LocalOptions:
             raise EvenhandError("--epochs and --steps exclude each other: give one of them.")
         epochs = 1 if self.epochs is None and self.steps is None else self.epochs
         size = None if self.batch_size == "all" else self.batch_size
-        return local.sgd(model, self.lr, epochs=epochs, steps=self.steps, batch_size=size)
+        text, schedule = self.schedule, None
+        if text is not None and text.strip() != _NO_SCHEDULE:
+            # A schedule takes no local work.
+            schedule = parse(text, local.Schedule, model, lambda: local.sgd(model, self.lr, epochs=1))
+        return local.sgd(model, self.lr, epochs=epochs, steps=self.steps, batch_size=size, schedule=schedule)
 
 
 @dataclass(frozen=True)
@@ -472,6 +480,8 @@ class GridOptions:
     """batches per round, instead of --epochs"""
     batch_size: Annotated[str, arg(metavar="INT,...")] = "10"
     """examples per batch; all: a client's examples at once"""
+    schedule: Annotated[str | None, arg(metavar="SCHEDULE,...", help_behavior_hint="(default: none)")] = None
+    """schedules of the step size by round; several, as in 'none, steps(0.5, every=20)', are tried"""
 
     @property
     def axes(self) -> dict[str, list[Any]]:
@@ -486,8 +496,36 @@ class GridOptions:
 
     def _values(self) -> dict[str, list[Any]]:
         taken = options_of(LocalOptions)
-        texts = ((name, text) for name, text in vars(self).items() if text is not None)
-        return {name: several(name, text, taken[f"--{hyphenated(name)}"].read) for name, text in texts}
+        texts = {name: text for name, text in vars(self).items() if text is not None}
+        listed = {"schedule": schedules(texts.pop("schedule"))} if "schedule" in texts else {}
+        return {
+            name: several(name, text, taken[f"--{hyphenated(name)}"].read) for name, text in texts.items()
+        } | listed
+
+
+def schedules(text: str) -> list[str]:
+    """The schedules of ``--schedule``: one expression, several with commas between them, or with values in braces.
+
+    Raises:
+      EvenhandError: they cannot be read, or one of them is given twice.
+
+    Example:
+      >>> schedules("none, steps(0.5, every=2)")
+      ['none', 'steps(0.5, every=2)']
+      >>> schedules("steps({0.5, 0.1}, every=2)")
+      ['steps(0.5, every=2)', 'steps(0.1, every=2)']
+    """
+    within = text if "{" in text else f"{{{text}}}"
+    expression = braced(f"sgd(schedule={within})")
+    choices = itertools.product(*expression.axes.values())
+    filled = [expression.fill(dict(zip(expression.axes, choice, strict=True))) for choice in choices]
+    calls = [outermost(call).keywords for call in filled]
+    if len(set(filled)) < len(filled) or any(set(words) != {"schedule"} for words in calls):
+        raise EvenhandError(
+            f"--schedule {text!r:.60} is not understood: give a schedule, or distinct ones as in "
+            "'none, steps(0.5, every=20)'."
+        )
+    return [words["schedule"] for words in calls]
 
 
 def several(name: str, text: str, read: Callable[[str], Any]) -> list[Any]:

@@ -28,7 +28,7 @@ from evenhand.errors import EvenhandError, whole_number
 from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.expressions import signature
 from evenhand.expressions.kinds import factory_of, ignored_plugins, kind_of, names_of
-from evenhand.local import Work
+from evenhand.local import Schedule, Work
 from evenhand.models.losses import Loss
 from evenhand.records import replacing, writing
 from evenhand.report import compare, figures, write_report
@@ -242,6 +242,7 @@ TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
     "losses": lambda: _factories(Loss),
     "weightings": lambda: _factories(Weighting),
     "parts": lambda: _factories(optax.GradientTransformation, Sampling, Systems, Work),
+    "schedules": lambda: _factories(Schedule),
     "attacks": lambda: _factories(Attack),
     "metrics": lambda: (Entry(name, first_line(factory), "") for name, factory in BUILT_IN.items()),
     "data": lambda: (Entry(*source) for source in SOURCES),

@@ -150,8 +150,8 @@ def no_guarantee(needs: Sequence[Need], cohort: int | None, reported: NDArray | 
 _SCHEDULE = Finding(
     "schedule",
     "The clients' optimiser has a schedule, and it restarts in each round: every round uses only its first steps, as "
-    "many as a client takes in one round, so the step size does not change from round to round. Give a constant step "
-    "size, or a schedule in the server's optimiser, which continues from round to round.",
+    "many as a client takes in one round, so the step size does not change from round to round. Give eh.local.sgd() "
+    "a constant step size and schedule=, a function of the round such as eh.local.cosine(rounds) (--schedule).",
 )
 """A schedule in the clients' optimiser, which begins again with each round's first step."""
 

@@ -87,6 +87,7 @@ KINDS = (
     Kind("systems", (systems.Systems,), (systems,)),
     Kind("attack", (Attack,), (attacks,), "evenhand.attacks"),
     Kind("local work", (local.Work,), (local, privacy)),
+    Kind("schedule", (local.Schedule,), (local,)),
     Kind("clip", (privacy.AdaptiveClip,), (privacy,)),
 )
 """All kinds of values."""

@@ -29,6 +29,7 @@ from evenhand.local._gradients import (
     proximal,
     shift,
 )
+from evenhand.local._schedules import ClientOpt, Schedule, cosine, steps, warm_up
 from evenhand.local._work import (
     SCHEDULE,
     Continued,
@@ -47,17 +48,20 @@ __all__ = [
     "SCHEDULE",
     "Batch",
     "Batches",
+    "ClientOpt",
     "Continued",
     "Estimator",
     "MeanGradient",
     "Parts",
     "RowRisk",
+    "Schedule",
     "Solver",
     "Work",
     "batch_gradient",
     "batches",
     "check_model",
     "check_work",
+    "cosine",
     "descent",
     "every_row",
     "full_gradient",
@@ -71,5 +75,7 @@ __all__ = [
     "sgd",
     "shift",
     "step_per_row",
+    "steps",
+    "warm_up",
     "with_gradients",
 ]

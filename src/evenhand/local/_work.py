@@ -16,6 +16,7 @@ from jax import lax
 from evenhand.errors import EvenhandError, expect
 from evenhand.local._batches import Batch, Batches, batches, over_batches, step_per_row
 from evenhand.local._gradients import Estimator, RowRisk, batch_gradient
+from evenhand.local._schedules import ClientOpt, Schedule, by_round, schedule_from
 from evenhand.text import short
 from evenhand.types import Array, ClientData, Effort, Key, Model, Params, Privacy, PyTree
 
@@ -27,18 +28,24 @@ uses it, start from ``correction.init(params)``, and return the last state.
 """
 
 
+Corrected: TypeAlias = Callable[
+    [Params, PyTree, ClientData, Key, optax.GradientTransformation], tuple[Params, PyTree, PyTree]
+]
+"""``(params, state, data, key, correction) -> (params, state, correction_state)``."""
+
+
 class Parts(NamedTuple):
     """What mini-batch descent is made of, for methods with a loop of their own.
 
     Attributes:
       schedule: the batches of a round.
       estimate: the gradient on a batch.
-      client_opt: the optimiser that takes the steps.
+      client_opt: ``data -> optimiser``, the one that takes the steps in the round of ``data``.
     """
 
     schedule: Batches
     estimate: Estimator
-    client_opt: optax.GradientTransformation
+    client_opt: ClientOpt
     __repr__ = short
 
 
@@ -48,10 +55,26 @@ class Continued(NamedTuple):
     Attributes:
       init: ``params -> state`` before the first step.
       solve: ``(params, state, data, key) -> (params, state)``.
+      corrected: ``(params, state, data, key, correction) -> (params, state, correction_state)``, the same with a
+        correction of each gradient, as in a :data:`Solver`; None: gradients cannot be corrected.
     """
 
     init: Callable[[Params], PyTree]
     solve: Callable[[Params, PyTree, ClientData, Key], tuple[Params, PyTree]]
+    corrected: Corrected | None = None
+    __repr__ = short
+
+
+class Kept(NamedTuple):
+    """Local work whose optimiser lives on at the client, as client state.
+
+    Attributes:
+      init: ``params -> state`` of a client that has not trained yet.
+      solve: ``(params, state, data, key, correction) -> (params, state, correction_state)``.
+    """
+
+    init: Callable[[Params], PyTree]
+    solve: Corrected
     __repr__ = short
 
 
@@ -64,11 +87,14 @@ class Work(NamedTuple):
       model: what is trained.
       solve: the training itself, a :data:`Solver`.
       effort: ``data -> Effort``, so that clients of similar effort train at the same time.
-      step_size: the step size, if this is plain gradient descent, else None.
+      step_size: the step size, if this is plain gradient descent, else None; see :meth:`step_in`.
       of_risk: ``risk -> Work``, the same work on another risk of each batch's losses; None: the risk cannot be changed.
       parts: what it is made of, where it is mini-batch descent; else None.
       continued: the same steps, continued from round to round; None: that is not possible.
       privacy: what it promises about the privacy of examples; None: nothing.
+      schedule: by what it multiplies the updates of each round; None: by nothing.
+      keeps: whether its optimiser's state lives on at the client from round to round; a method then keeps the state of
+        ``continued`` there, and one that cannot refuses the work.
 
     ``solve`` and ``of_risk`` are bound to the model that they were made with: make new work for another model.
     """
@@ -81,7 +107,22 @@ class Work(NamedTuple):
     parts: Parts | None = None
     continued: Continued | None = None
     privacy: Privacy | None = None
+    schedule: Schedule | None = None
+    keeps: bool = False
     __repr__ = short
+
+    def step_in(self, data: ClientData) -> Array | float | None:
+        """The step size in the round of ``data``, where this is plain gradient descent, else None."""
+        if self.step_size is None or self.schedule is None or data.round is None:
+            return self.step_size
+        return self.step_size * self.schedule(data.round)
+
+    @property
+    def kept(self) -> Kept | None:
+        """The work from the optimiser's state that a client has kept; None: it begins afresh in each round."""
+        if not self.keeps or self.continued is None or self.continued.corrected is None:
+            return None
+        return Kept(self.continued.init, self.continued.corrected)
 
 
 def parts_of(work: Work, factory: str) -> Parts:
@@ -108,13 +149,18 @@ def check_model(model: object) -> None:
     expect("model", model, Model, example + "eh.models.from_flax(module, loss=..., sample=...)")
 
 
-def check_work(work: object, name: str = "work", *, private: bool = False) -> Work:
+def check_work(work: object, name: str = "work", *, private: bool = False, keeps: bool = False) -> Work:
     """``work``, checked to be local work on a model.
 
     Args:
       work: what is checked.
       name: the argument that it was passed as.
       private: whether work that promises privacy is taken: by methods that look at examples in no other way.
+      keeps: whether work that keeps its optimiser is taken: by methods whose clients keep its state, and by finetuning,
+        which begins afresh each time.
+
+    Raises:
+      EvenhandError: it is no work, or of a kind that is not taken.
     """
     expect(name, work, Work, "eh.local.sgd(model, 0.1, epochs=1, batch_size=10)")
     assert isinstance(work, Work)
@@ -123,6 +169,11 @@ def check_work(work: object, name: str = "work", *, private: bool = False) -> Wo
         raise EvenhandError(
             f"{name}: this work promises privacy, which this method would break, as it may look at examples in other "
             "ways, or share what the promise does not cover: give it to eh.algorithms.fedavg or eh.algorithms.alone."
+        )
+    if work.keeps and not keeps:
+        raise EvenhandError(
+            f"{name}: this work has keep_optimiser=True, and this method's clients do not keep an optimiser: leave it "
+            "out, or take fedavg or a variant of it, scaffold, ditto or alone."
         )
     for field, function in (("solve", work.solve), ("effort", work.effort)):
         if not callable(function):
@@ -144,15 +195,18 @@ def sgd(
     steps: int | None = None,
     batch_size: int | None = None,
     risk: RowRisk | None = None,
+    schedule: Schedule | Callable[[Array], Any] | None = None,
+    keep_optimiser: bool = False,
 ) -> Work:
-    r"""Mini-batch descent with any optax optimiser, which starts afresh in every round, and so does its schedule.
+    r"""Mini-batch descent with any optax optimiser, which starts afresh in every round unless it is kept.
 
     Each step is
 
-    .. math:: w \leftarrow w + \text{client\_opt}\big(\text{correction}(\nabla F_k(w; b))\big)
+    .. math:: w \leftarrow w + f(t) \, \text{client\_opt}\big(\text{correction}(\nabla F_k(w; b))\big)
 
-    for a batch ``b`` of the client's examples, and :math:`\nabla F_k(w; b)` the gradient of the mean loss over ``b``,
-    or of another risk of its losses.  The correction is what a method adds, such as a proximal term.
+    in round :math:`t`, counted from 0, for a batch ``b`` of the client's examples, and :math:`\nabla F_k(w; b)` the
+    gradient of the mean loss over ``b``, or of another risk of its losses.  The correction is what a method adds, such
+    as a proximal term.
 
     Args:
       model: what is trained.
@@ -162,12 +216,19 @@ def sgd(
       batch_size: examples per batch; None: all of the client's examples, one step per epoch.
       risk: the risk of a batch's losses, such as ``eh.risks.tilted(1.0)``; None: their mean.  Or a function of the
         batch's labels that gives one, to group losses: ``lambda y: eh.risks.hierarchical(..., y, classes)``.
+      schedule: :math:`f`, by which the updates of a round are multiplied, and so the step size: such as
+        ``eh.local.steps(0.5, every=20)``, any optax schedule, or a traceable function of an int32 scalar; None: 1.
+      keep_optimiser: keep the optimiser's state, such as momentum, at each client from round to round; False: it starts
+        afresh in every round, and so does a schedule inside the optimiser.
 
     For the part that a straggler completes see :func:`evenhand.local.batches`.
 
+    Edge cases: finetuning before an evaluation is no round: it takes the step size itself, and a fresh optimiser.  The
+    kept optimiser of a client that drops out, or whose upload is rejected, stays as it was.
+
     Raises:
       EvenhandError: a step size that is negative or not finite; not exactly one of ``epochs`` and ``steps`` given; or
-        one of these or ``batch_size`` is not a whole number from 1 to a million.
+        one of these or ``batch_size`` is not a whole number from 1 to a million; or a schedule that gives no number.
 
     Example:
       >>> import evenhand as eh
@@ -175,24 +236,29 @@ def sgd(
       >>> work = sgd(model, 0.1, epochs=5, batch_size=10)
       >>> work.step_size
       0.1
+      >>> work = sgd(model, 0.1, epochs=5, batch_size=10, schedule=eh.local.steps(0.5, every=20))
+      >>> work.schedule
+      <Schedule steps(0.5, every=20)>
     """
     check_model(model)
     optimiser, step_size = _optimiser(client_opt)
-    optimiser = marked(optimiser)
-    schedule = batches(epochs=epochs, steps=steps, batch_size=batch_size)
+    optimiser, factors = marked(optimiser), schedule_from(schedule)
+    order = batches(epochs=epochs, steps=steps, batch_size=batch_size)
 
     def of_risk(risk: RowRisk | None) -> Work:
-        parts = Parts(schedule, batch_gradient(model, risk), optimiser)
+        parts = Parts(order, batch_gradient(model, risk), by_round(optimiser, step_size, factors))
         # Work that already has a risk does not take another.
         another = of_risk if risk is None else None
         return Work(
             model=model,
             solve=descent(*parts),
-            effort=schedule.effort,
+            effort=order.effort,
             step_size=step_size,
             of_risk=another,
             parts=parts,
-            continued=continued(*parts),
+            continued=continued(*parts, optimiser.init),
+            schedule=factors,
+            keeps=keep_optimiser,
         )
 
     return of_risk(risk)
@@ -215,21 +281,23 @@ def _optimiser(step: Any) -> tuple[optax.GradientTransformation, float | None]:
     return optax.sgd(step_size), step_size
 
 
-def descent(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTransformation) -> Solver:
+def descent(schedule: Batches, estimate: Estimator, client_opt: ClientOpt) -> Solver:
     """A solver that takes one step of the optimiser per batch, on the corrected estimate of the gradient."""
 
     def solve(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
     ) -> tuple[Params, PyTree]:
+        optimise = client_opt(data)
+
         # The loop of over_batches, written out: a loss that fails is then few calls below the method that asks for it.
         def step(carry: tuple[Array, Params, PyTree, PyTree]) -> tuple[Array, Params, PyTree, PyTree]:
             (i, w, optimiser, corrected), after = carry, carry[0] + 1
             gradient = estimate(w, batch(i), jax.random.fold_in(key, i))
             gradient, corrected = correction.update(gradient, corrected, w)
-            updates, optimiser = client_opt.update(gradient, optimiser, w)
+            updates, optimiser = optimise.update(gradient, optimiser, w)
             return after, optax.apply_updates(w, updates), optimiser, corrected
 
-        states = client_opt.init(params), correction.init(params)
+        states = optimise.init(params), correction.init(params)
         batch, total = schedule.draw(data, key), schedule.effort(data).steps
         begin = jnp.int32(0), params, *states
         _, end, _, corrected = lax.while_loop(lambda carry: carry[0] < total, step, begin)
@@ -238,17 +306,31 @@ def descent(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTr
     return solve
 
 
-def continued(schedule: Batches, estimate: Estimator, client_opt: optax.GradientTransformation) -> Continued:
-    """The same descent, with the optimiser's state kept from round to round."""
+def continued(
+    schedule: Batches, estimate: Estimator, client_opt: ClientOpt, init: Callable[[Params], PyTree]
+) -> Continued:
+    """The same descent, with the optimiser's state, which ``init`` makes, kept from round to round."""
+
+    def corrected(
+        params: Params, state: PyTree, data: ClientData, key: Key, correction: optax.GradientTransformation
+    ) -> tuple[Params, PyTree, PyTree]:
+        optimise = client_opt(data)
+
+        def step(
+            carry: tuple[Params, PyTree, PyTree], batch: Batch, key: Key
+        ) -> tuple[Params, PyTree, PyTree]:
+            w, before, corrected = carry
+            gradient, corrected = correction.update(estimate(w, batch, key), corrected, w)
+            updates, after = optimise.update(gradient, before, w)
+            return optax.apply_updates(w, updates), after, corrected
+
+        return over_batches(schedule, step, (params, state, correction.init(params)), data, key)
 
     def solve(params: Params, state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
-        def step(carry: tuple[Params, PyTree], batch: Batch, key: Key) -> tuple[Params, PyTree]:
-            updates, after = client_opt.update(estimate(carry[0], batch, key), carry[1], carry[0])
-            return optax.apply_updates(carry[0], updates), after
+        params, state, _ = corrected(params, state, data, key, optax.identity())
+        return params, state
 
-        return over_batches(schedule, step, (params, state), data, key)
-
-    return Continued(client_opt.init, solve)
+    return Continued(init, solve, corrected)
 
 
 # --- optimisers that have a schedule -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -81,20 +82,20 @@ def apfl(
     (phase,) = method.phases
 
     # Both models during local work, and their optimisers.
-    def step(carry: PyTree, batch: local.Batch, key: Key) -> PyTree:
+    def step(optimiser: optax.GradientTransformation, carry: PyTree, batch: local.Batch, key: Key) -> PyTree:
         w, (v, share), (w_state, v_state) = carry
         slope = estimate(tree.mix(share, v, w), batch, key)
-        w_update, w_state = client_opt.update(estimate(w, batch, key), w_state, w)
-        v_update, v_state = client_opt.update(tree.scale(share, slope), v_state, v)
+        w_update, w_state = optimiser.update(estimate(w, batch, key), w_state, w)
+        v_update, v_state = optimiser.update(tree.scale(share, slope), v_state, v)
         along = jax.tree.map(lambda v, w, g: jnp.sum((v - w) * g), v, w, slope)
         moved = jnp.clip(share - alpha_step * sum(jax.tree.leaves(along), jnp.float32(0.0)), 0.0, 1.0)
         own = _Own(optax.apply_updates(v, v_update), moved)
         return optax.apply_updates(w, w_update), own, (w_state, v_state)
 
     def train(message: PyTree, own: _Own, data: ClientData, key: Key) -> tuple[Params, _Own]:
-        params = method.received(message)
-        begin = (params, own, (client_opt.init(params), client_opt.init(own.params)))
-        shared, own, _ = local.over_batches(schedule, step, begin, data, key)
+        params, optimiser = method.received(message), client_opt(data)
+        begin = (params, own, (optimiser.init(params), optimiser.init(own.params)))
+        shared, own, _ = local.over_batches(schedule, partial(step, optimiser), begin, data, key)
         return tree.subtract(shared, params), own
 
     return method._replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import optax
 
@@ -13,6 +14,13 @@ from evenhand.streams import Purpose, stream
 from evenhand.types import Algorithm, ClientData, Key, Params
 
 __all__ = ["ditto"]
+
+
+class _Own(NamedTuple):
+    """What a client keeps: its model, and the optimiser that trains it."""
+
+    params: Params
+    optimiser: optax.OptState
 
 
 def ditto(
@@ -69,7 +77,7 @@ def ditto(
 
     Source: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, algorithms 1, 2.
     """
-    check_method("ditto", method, work)
+    check_method("ditto", method, work, keeps=True)
     non_negative("ditto", "lam", lam, infinite=True)
     if implicit and work.step_size is None:
         raise EvenhandError(
@@ -78,11 +86,29 @@ def ditto(
     name = f"ditto({method.name or 'method'}, lam={lam:g})"
     if lam == math.inf:
         return method._replace(personal_params=None, adapt=None, name=name)
-    shrink = 1.0 / (1.0 + lam * work.step_size) if implicit and work.step_size is not None else 1.0
+
+    def pull(received: Params, data: ClientData) -> optax.GradientTransformation:
+        size = work.step_in(data) if implicit else None
+        return optax.chain(
+            local.proximal(lam, received), optax.scale(1.0 if size is None else 1.0 / (1.0 + lam * size))
+        )
 
     def train(personal: Params, received: Params, data: ClientData, key: Key) -> Params:
-        pull = optax.chain(local.proximal(lam, received), optax.scale(shrink))
         key = key if same_batches else stream(key, Purpose.PERSONAL)
-        return work.solve(personal, data, key, pull)[0]
+        return work.solve(personal, data, key, pull(received, data))[0]
 
-    return beside(method, train=train, effort=work.effort, name=name)
+    if (kept := work.kept) is None:
+        return beside(method, train=train, effort=work.effort, name=name)
+
+    def continues(own: _Own, received: Params, data: ClientData, key: Key) -> _Own:
+        key = key if same_batches else stream(key, Purpose.PERSONAL)
+        return _Own(*kept.solve(*own, data, key, pull(received, data))[:2])
+
+    return beside(
+        method,
+        begin=lambda params: _Own(params, kept.init(params)),
+        train=continues,
+        serve=lambda own: own.params,
+        effort=work.effort,
+        name=name,
+    )

@@ -133,11 +133,13 @@ def _choosing(
     work: local.Work, anchor: Params, valid: ClientData, own: Array
 ) -> optax.GradientTransformation:
     """Adds the penalty, with the candidate whose step gives the lowest loss on the held-out examples."""
+    size = work.step_in(valid)
 
     def pull(updates: Params, params: Params | None) -> Params:
         def candidate(lam: Array) -> tuple[Params, Array]:
             pulled, _ = local.proximal(lam, anchor).update(updates, optax.EmptyState(), params)
-            step = tree.scale(work.step_size or 0.0, pulled)
+            assert size is not None
+            step = tree.scale(size, pulled)
             loss = local.full_loss(work.model, tree.subtract(params, step), valid)
             return pulled, jnp.where(jnp.isfinite(loss), loss, jnp.inf)
 

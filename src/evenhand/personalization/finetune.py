@@ -62,7 +62,7 @@ def finetune(
     Source: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, section 3.2 and
     appendix D.1; of one part only: Pillutla et al., ICML 2022.
     """
-    check_method("finetune", method, work)
+    check_method("finetune", method, work, keeps=True)
     non_negative("finetune", "lam", lam)
     part = None if personal is None else division(work.model, personal)
     on_part = None if part is None else restricted(work, part, "finetune", personal=True)
@@ -109,7 +109,7 @@ def ewc(method: Algorithm, work: local.Work, *, lam: float, batches: int = 4) ->
     Source: Yu, Bagdasaryan and Shmatikov, *Salvaging Federated Learning by Local Adaptation*, 2020; Li et al., *Ditto*,
     ICML 2021, appendix C.2.
     """
-    check_method("ewc", method, work)
+    check_method("ewc", method, work, keeps=True)
     non_negative("ewc", "lam", lam)
     whole_number("batches", batches, 1)
     schedule, estimate, _ = local.parts_of(work, "ewc")
@@ -165,7 +165,7 @@ def skl(method: Algorithm, work: local.Work, *, lam: float) -> Algorithm:
     Source: Yu, Bagdasaryan and Shmatikov, *Salvaging Federated Learning by Local Adaptation*, 2020; Li et al., *Ditto*,
     ICML 2021, appendix C.2.
     """
-    check_method("skl", method, work)
+    check_method("skl", method, work, keeps=True)
     non_negative("skl", "lam", lam)
     schedule, _, client_opt = local.parts_of(work, "skl")
     if work.of_risk is None:

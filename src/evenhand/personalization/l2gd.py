@@ -140,6 +140,7 @@ def l2sgd(work: local.Work, *, lam: float, exact: bool = True, aggregator: Aggre
     objective: Hanzely and Richtarik, *Federated Learning of a Mixture of Global and Local Models*, 2020.
     """
     non_negative("l2sgd", "lam", lam)
+    local.check_work(work)
     method = fedavg(work, aggregator=aggregator, sampling=uniform(weighted=False))
     (phase,) = method.phases
 

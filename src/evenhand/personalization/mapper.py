@@ -96,7 +96,8 @@ def mapper(
         batch = schedule.draw(data, key)(jnp.maximum(last, 0))
         mixed = tree.mix(kept.gamma, kept.params, fixed)
         gradient = tree.scale(1.0 - kept.gamma, estimate(mixed, batch, jax.random.fold_in(key, last + 1)))
-        return client_opt.update(gradient, client_opt.init(fixed), fixed)[0], kept
+        optimiser = client_opt(data)
+        return optimiser.update(gradient, optimiser.init(fixed), fixed)[0], kept
 
     def effort(data: ClientData) -> Effort:
         candidate = work.effort(data)

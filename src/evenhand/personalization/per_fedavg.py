@@ -82,7 +82,7 @@ def per_fedavg(
 
         # The number of steps done, the model, and its optimiser.
         def step(carry: PyTree, batch: local.Batch, key: Key) -> PyTree:
-            number, w, optimiser = carry
+            number, w, state = carry
             keys = jax.random.split(key, 3)
             inner = tree.subtract(w, tree.scale(alpha, estimate(w, batch, keys[0])))
             gradient = estimate(inner, second(number), keys[1])
@@ -92,11 +92,11 @@ def per_fedavg(
                 behind = estimate(tree.subtract(w, nudge), batch, keys[2])
                 curved = tree.scale(alpha / (2.0 * delta), tree.subtract(ahead, behind))
                 gradient = tree.subtract(gradient, curved)
-            update, optimiser = client_opt.update(gradient, optimiser, w)
-            return number + 1, optax.apply_updates(w, update), optimiser
+            update, state = optimiser.update(gradient, state, w)
+            return number + 1, optax.apply_updates(w, update), state
 
-        params = method.received(message)
-        begin = (jnp.int32(0), params, client_opt.init(params))
+        params, optimiser = method.received(message), client_opt(data)
+        begin = (jnp.int32(0), params, optimiser.init(params))
         _, w, _ = local.over_batches(schedule, step, begin, data, key)
         return tree.subtract(w, params), client_state
 

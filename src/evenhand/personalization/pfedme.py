@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import optax
 from jax import lax
 
@@ -74,8 +76,8 @@ def pfedme(
     (phase,) = method.phases
 
     # The client's copy of the global model, its personal one, and the optimiser of the former.
-    def step(carry: PyTree, batch: local.Batch, key: Key) -> PyTree:
-        w, theta, optimiser = carry
+    def step(optimiser: optax.GradientTransformation, carry: PyTree, batch: local.Batch, key: Key) -> PyTree:
+        w, theta, state = carry
         pull = local.proximal(lam, w)
 
         def approach(i: Array, theta: Params) -> Params:
@@ -83,13 +85,13 @@ def pfedme(
             return tree.subtract(theta, tree.scale(inner_step, gradient))
 
         theta = lax.fori_loop(0, inner_steps, approach, theta)
-        update, optimiser = client_opt.update(tree.scale(lam, tree.subtract(w, theta)), optimiser, w)
-        return optax.apply_updates(w, update), theta, optimiser
+        update, state = optimiser.update(tree.scale(lam, tree.subtract(w, theta)), state, w)
+        return optax.apply_updates(w, update), theta, state
 
     def train(message: PyTree, theta: Params, data: ClientData, key: Key) -> tuple[Params, Params]:
-        params = method.received(message)
-        begin = (params, params, client_opt.init(params))
-        w, theta, _ = local.over_batches(schedule, step, begin, data, key)
+        params, optimiser = method.received(message), client_opt(data)
+        begin = (params, params, optimiser.init(params))
+        w, theta, _ = local.over_batches(schedule, partial(step, optimiser), begin, data, key)
         return tree.subtract(w, params), theta
 
     return method._replace(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import optax
 
 from evenhand import tree
-from evenhand.local import Work, descent, parts_of
+from evenhand.local import Work, check_work, descent, parts_of
 from evenhand.privacy import update_rules
 from evenhand.privacy._preconditioners import Moment, PublicKind, fitting_scales, side_information, squares
 from evenhand.privacy.client_level import dp_fedavg
@@ -151,8 +151,11 @@ def adadps_fl(
     parts = parts_of(work, "adadps_fl")
     scales = fitting_scales("adadps_fl", work.model, divided_by)
     divided = optax.stateless(lambda gradient, params: tree.divide(gradient, scales))
-    parts = parts._replace(client_opt=optax.chain(divided, parts.client_opt))
-    work = work._replace(solve=descent(*parts), step_size=None, of_risk=None, parts=parts, continued=None)
+    client_opt = parts.client_opt
+    parts = parts._replace(client_opt=lambda data: optax.chain(divided, client_opt(data)))
+    work = check_work(work)._replace(
+        solve=descent(*parts), step_size=None, of_risk=None, parts=parts, continued=None
+    )
     method = dp_fedavg(work, clip=clip, noise_multiplier=noise_multiplier, rate=rate, server_opt=server_opt)
     return method._replace(name=f"adadps_fl(noise_multiplier={noise_multiplier:g}, rate={rate:g})")
 

@@ -112,6 +112,7 @@ def dp_delta_fl(
         raise EvenhandError(
             f"dp_delta_fl(share={share}, noise_multiplier={noise_multiplier}): give two numbers above 0."
         )
+    local.check_work(work)
     of_mean = noise_multiplier * (1.0 + share) ** 0.5
     of_histogram = of_mean * share**-0.5
     if at_server:

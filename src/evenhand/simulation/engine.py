@@ -202,7 +202,7 @@ def one_round(program: Program, state: RoundState, rows: Rows, keys: Keys, round
         cohort = rounds.cohort(
             algorithm, program.systems, rows.sizes, program.cohort, keys, round, index, rows.table
         )
-        effort = efforts(phase.effort, program.capacity, rows, cohort)
+        effort = efforts(phase.effort, program.capacity, rows, cohort, round)
         groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices)
         shared = Shared(state.server, rows, keys, round)
         exchange, info = _exchange(program, index, state, shared, cohort, groups)
@@ -486,7 +486,7 @@ class Client(NamedTuple):
         largest = rounds.largest_weight(algorithm, program.capacity)
 
         def data(shared: Shared, member: Members, key: Key) -> ClientData:
-            rows, clean = shared.rows, client_data(program.capacity, shared.rows, member)
+            rows, clean = shared.rows, client_data(program.capacity, shared.rows, member, shared.round)
             return rounds.fresh_data(attack, clean, rows.malicious, member.ids, shared.round, key)
 
         def reported(shared: Shared, member: Members, message: PyTree, state: PyTree, key: Key) -> _Reported:

@@ -364,16 +364,20 @@ def sum_of(present: Array, uploads: PyTree) -> PyTree:
 
 
 def efforts(
-    effort: Callable[[ClientData], Effort] | None, capacity: int, rows: Rows, cohort: Cohort
+    effort: Callable[[ClientData], Effort] | None,
+    capacity: int,
+    rows: Rows,
+    cohort: Cohort,
+    round: Array | int,
 ) -> Effort:
     """What a phase with this ``effort`` costs each client of a cohort, fields ``(m,)``; nothing in an empty slot."""
     effort = step_per_row if effort is None else effort
     members = Members(**cohort._asdict())
-    return jax.vmap(lambda member: effort(client_data(capacity, rows, member)))(members)
+    return jax.vmap(lambda member: effort(client_data(capacity, rows, member, round)))(members)
 
 
-def client_data(capacity: int, rows: Rows, member: Members) -> ClientData:
-    """The rows that a member of a cohort works on, and how much of its work it gets done."""
+def client_data(capacity: int, rows: Rows, member: Members, round: Array | int) -> ClientData:
+    """The rows that a member of a cohort works on in ``round``, and how much of its work it gets done."""
     # An empty slot has no rows, so that its local work is done at once.
     size = jnp.where(member.present, rows.sizes[member.ids], 0)
     return ClientData(
@@ -383,4 +387,5 @@ def client_data(capacity: int, rows: Rows, member: Members) -> ClientData:
         size=size,
         progress=member.progress,
         capacity=capacity,
+        round=jnp.asarray(round, jnp.int32),
     )

@@ -225,7 +225,7 @@ def _steps(program: Program, rows: Rows) -> NDArray:
     @jax.jit  # one program, where each operation would be one
     def effort(rows: Rows, ids: Array) -> Array:
         effort_of = program.algorithm.phases[-1].effort
-        return efforts(effort_of, program.capacity, rows, Cohort.of(ids)).steps
+        return efforts(effort_of, program.capacity, rows, Cohort.of(ids), 0).steps
 
     steps = effort(rows, jnp.asarray(chosen.ravel()))
     steps = np.asarray(steps, np.float64).reshape(chosen.shape)

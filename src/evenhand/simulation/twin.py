@@ -85,7 +85,7 @@ def _one_round(
         aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
         clients = States(state.clients).after(cohort.ids, accepted, memories)
         state = state._replace(server=step.server, aggregators=aggregators, clients=clients)
-        infos |= {**step.info, **_counted(program, index, rows, cohort, accepted, infos)}
+        infos |= {**step.info, **_counted(program, index, rows, cohort, round, accepted, infos)}
         if index == len(algorithm.phases) - 1:
             last = rounds.last_rounds(state.last_round, cohort, accepted, round)
             state = state._replace(last_round=last)
@@ -111,6 +111,7 @@ def _client(
         size=rows.sizes[k],
         progress=progress,
         capacity=program.capacity,
+        round=jnp.asarray(round, jnp.int32),
     )
     data = rounds.fresh_data(attack, data, rows.malicious, k, round, key)
     report = rounds.false_report(attack, phase.report(message, state, data), rows.malicious[k], round, key)
@@ -162,10 +163,17 @@ def _server(
 
 
 def _counted(
-    program: Program, index: int, rows: Rows, cohort: Cohort, accepted: Array, before: dict[str, Array]
+    program: Program,
+    index: int,
+    rows: Rows,
+    cohort: Cohort,
+    round: int,
+    accepted: Array,
+    before: dict[str, Array],
 ) -> dict[str, Array]:
     """How much work that was, and how many uploads came of it."""
-    steps, passed = efforts(program.algorithm.phases[index].effort, program.capacity, rows, cohort)
+    effort = program.algorithm.phases[index].effort
+    steps, passed = efforts(effort, program.capacity, rows, cohort, round)
     counts = {USEFUL: steps, EXECUTED: steps, ROWS: passed, "rejected": cohort.present & ~accepted}
     more = {name: before[name] + jnp.sum(count.astype(jnp.float32)) for name, count in counts.items()}
     return {**more, "reported": jnp.sum(accepted.astype(jnp.float32))}

@@ -104,6 +104,8 @@ class ClientData(NamedTuple):
       size: int32 scalar ``n_k``; 0 only for an empty slot, whose results are discarded.
       progress: float32 scalar in [0, 1): the share of the local work that a straggler completes; >= 1: all of it.
       capacity: the largest ``size`` that can occur.
+      round: int32 scalar, the round in which the client works, counted from 0; None: it works outside of any round, as
+        in finetuning before an evaluation, and schedules of step sizes do not apply.
     """
 
     x: Array
@@ -112,6 +114,7 @@ class ClientData(NamedTuple):
     size: Array
     progress: Array
     capacity: int
+    round: Array | None = None
 
 
 class Cohort(NamedTuple):

@@ -55,8 +55,8 @@ def test_the_table_names_public_methods():
             WORK._replace(model=MODEL._replace(name="toy")),
             "Work(model=<Model toy>, solve=descent.solve, effort=batches.effort, step_size=0.1, of_risk=sgd.of_risk, "
             "parts=Parts(schedule=Batches(effort=batches.effort, draw=batches.draw), estimate=batch_gradient.estimate, "
-            "client_opt=GradientTransformationExtraArgs(init=marked.init, update=chain.update_fn)), "
-            "continued=Continued(init=marked.init, solve=continued.solve))",
+            "client_opt=by_round.optimiser_of), "
+            "continued=Continued(init=marked.init, solve=continued.solve, corrected=continued.corrected))",
         ),
         (eh.systems.stragglers(0.5), "Systems(draw=_stragglers.draw)"),
         (eh.types.Attack(0.2, upload=lambda delta, key: delta), "Attack(fraction=0.2, upload=<lambda>)"),
