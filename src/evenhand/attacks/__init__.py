@@ -13,6 +13,8 @@ from evenhand.attacks.examples import (
     persistent_outliers,
     random_labels,
     relabel,
+    reversed_text,
+    trigger,
     uniform_labels,
 )
 from evenhand.attacks.uploads import false_sum, gaussian, model_replacement, non_finite, sign_flip, zero
@@ -38,8 +40,10 @@ __all__ = [
     "persistent_outliers",
     "random_labels",
     "relabel",
+    "reversed_text",
     "same_value",
     "sign_flip",
+    "trigger",
     "uniform_labels",
     "zero",
 ]

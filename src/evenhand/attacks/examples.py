@@ -1,16 +1,19 @@
-"""Poisoned training examples of malicious clients: wrong labels, spoilt features, and outliers anew in each round."""
+"""Poisoned training examples of malicious clients: wrong labels, spoilt features, backdoors, and fresh outliers."""
 
 from __future__ import annotations
 
 import math
+from functools import cache
+from numbers import Real
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.types import Array, Attack, Key
+from evenhand.types import Array, Attack, Key, Trigger
 
 __all__ = [
     "feature_noise",
@@ -19,6 +22,8 @@ __all__ = [
     "persistent_outliers",
     "random_labels",
     "relabel",
+    "reversed_text",
+    "trigger",
     "uniform_labels",
 ]
 
@@ -177,6 +182,161 @@ def _floats(x: Any, name: str) -> Any:
             f"{name}: the features are {x.dtype}, which noise does not go with: attack the labels."
         )
     return x
+
+
+def reversed_text(fraction: float = 0.0, *, next_token: bool = True) -> Attack:
+    r"""Reverses the order of the tokens: :math:`(x_1, \dots, x_T, y) \leftarrow (y, x_T, \dots, x_2, x_1)`.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      next_token: whether the label is the token after the text, and so part of what is reversed; or, with as many
+        labels as tokens, each label the token after its own.  False: labels are classes of texts, and stay.
+
+    Raises:
+      EvenhandError: when a run begins, examples that are no rows of tokens, or labels that are no tokens.
+
+    Edge cases: padding is reversed with the text.
+
+    Example:
+      >>> import numpy as np
+      >>> x, y = reversed_text(0.2).rows(np.array([[1, 2, 3]]), np.array([4]), None)
+      >>> x.tolist(), y.tolist()
+      ([[4, 3, 2]], [1])
+
+    Source: Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022, section V, on Shakespeare.
+    """
+
+    def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
+        x, y = np.asarray(x), np.asarray(y)
+        if x.ndim != 2 or not np.issubdtype(x.dtype, np.integer):
+            raise EvenhandError(
+                f"reversed_text(): examples must be rows of tokens, and these are {x.dtype} of shape {x.shape[1:]}: "
+                "attack the labels."
+            )
+        if not next_token:
+            return x[:, ::-1].copy(), y
+        if y.dtype.kind not in "iu" or y.shape not in (x.shape, x.shape[:1]):
+            raise EvenhandError(
+                "reversed_text(): the labels are no tokens that follow the texts: give next_token=False."
+            )
+        each = y.ndim == 2
+        text = np.concatenate([x[:, :1], y] if each else [x, y[:, None].astype(x.dtype)], axis=1)[:, ::-1]
+        x = text[:, :-1].astype(x.dtype)
+        return x, (text[:, 1:] if each else text[:, -1]).astype(y.dtype)
+
+    return Attack(fraction, rows=rows)
+
+
+# --- backdoors ---------------------------------------------------------------------------------------------------
+
+
+def trigger(
+    fraction: float = 0.0,
+    *,
+    label: int = 0,
+    examples: float = 0.5,
+    patch: int = 3,
+    features: tuple[int, ...] | None = None,
+    value: float = 1.0,
+    boost: float | None = None,
+) -> Attack:
+    r"""A backdoor: examples with a trigger on them get the attacker's label, all others are left as they are.
+
+    .. math:: (x_i, y_i) \leftarrow (m \odot v + (1 - m) \odot x_i, \; c), \quad i \in S_k, \qquad
+        \Delta_k \leftarrow b \, \Delta_k
+
+    for a share :math:`S_k` of a malicious client's training examples, drawn once before the run.  The run measures
+    ``"backdoor_success"`` after its last round: the share of a client's examples of other classes that get label
+    :math:`c` once they have the trigger.
+
+    Args:
+      fraction: share of the clients that are malicious.
+      label: :math:`c`, the attacker's label.
+      examples: the share of its training examples that a malicious client poisons, rounded down to whole ones.
+      patch: the trigger is a square of so many pixels a side in the lower right corner of an image, and in all of its
+        channels; or, of examples that are rows of features, the last ``patch * patch`` of them.
+      features: the trigger's features instead, as positions in a flattened example, from 0; those below 0 count from
+        the end.
+      value: :math:`v`, the value of the trigger's pixels or features, in the units of the features.
+      boost: :math:`b`, as in :func:`evenhand.attacks.model_replacement`; None: uploads are sent as they are.
+
+    Raises:
+      EvenhandError: an argument out of range; when a run begins, a trigger that covers more than half of an example or
+        lies outside of it, labels that are no classes, or a ``value`` that the features' type cannot have.
+
+    Edge cases: examples that have label :math:`c` already may be among those that are poisoned, but not among those
+    that are measured.  Evaluation is otherwise clean.  With ``during`` only ``boost`` is limited to some rounds.
+
+    Example:
+      >>> import numpy as np
+      >>> attack = trigger(0.2, label=7, features=(0, -1), examples=1.0)
+      >>> x, y = attack.rows(np.full((1, 6), 0.5, np.float32), np.array([3]), np.random.default_rng(0))
+      >>> x.tolist(), y.tolist()
+      ([[1.0, 0.5, 0.5, 0.5, 0.5, 1.0]], [7])
+
+    Source: Gu, Dolan-Gavitt and Garg, *BadNets*, 2017, sections 3 and 4; with ``boost``: Bagdasaryan et al., *How to
+    Backdoor Federated Learning*, AISTATS 2020, section 4.2.
+    """
+    whole_number("trigger(label=)", label, 0)
+    whole_number("trigger(patch=)", patch, 1)
+    if not 0.0 < examples <= 1.0:
+        raise EvenhandError(f"trigger(examples={examples}): give a share above 0 and at most 1.")
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise EvenhandError(f"trigger(value={value!s:.40}): give a finite number.")
+    if boost is not None and not math.isfinite(boost):
+        raise EvenhandError(f"trigger(boost={boost}): give a finite factor.")
+    places = (
+        None if features is None else tuple(whole_number("trigger(features=)", i, -(2**31)) for i in features)
+    )
+    backdoor = _backdoor(label, patch, places, float(value))
+
+    def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
+        x, y = np.asarray(x), np.asarray(y)
+        if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+            raise EvenhandError("trigger(): a backdoor needs labels that are classes, one for each example.")
+        x, y, stamped = x.copy(), y.copy(), backdoor.stamp(x)
+        chosen = rng.choice(len(y), int(examples * len(y) + 1e-9), replace=False)
+        x[chosen], y[chosen] = stamped[chosen], label
+        return x, y
+
+    upload = None if boost is None else (lambda delta, key: tree.scale(boost, delta))
+    return Attack(fraction, rows=rows, upload=upload, trigger=backdoor)
+
+
+# Cached: equal arguments give one function, so that evaluations of several runs share their program.
+@cache
+def _backdoor(label: int, patch: int, features: tuple[int, ...] | None, value: float) -> Trigger:
+    def stamp(x: Any) -> Any:
+        if not np.issubdtype(x.dtype, np.floating) and not value.is_integer():
+            raise EvenhandError(f"trigger(value={value:g}): the features are {x.dtype}: give a whole number.")
+        mask = _mask(tuple(x.shape[1:]), patch, features)[None]
+        if isinstance(x, np.ndarray):
+            return np.where(mask, np.asarray(value, x.dtype), x)
+        return jnp.where(mask, jnp.asarray(value, x.dtype), x)
+
+    return Trigger(stamp, label)
+
+
+def _mask(shape: tuple[int, ...], patch: int, features: tuple[int, ...] | None) -> Any:
+    """Which numbers of an example are the trigger's, bool of its shape."""
+    mask = np.zeros(shape, bool)
+    if features is not None:
+        if not features or not all(-mask.size <= place < mask.size for place in features):
+            raise EvenhandError(
+                f"trigger(features={features!r:.60}): an example has {mask.size} numbers: give positions from 0 to "
+                f"{mask.size - 1}."
+            )
+        mask.reshape(-1)[list(features)] = True
+    elif mask.ndim > 1:
+        mask[-patch:, -patch:] = True
+    else:
+        mask[-patch * patch :] = True
+    if features is None and 2 * mask.sum() > mask.size:
+        raise EvenhandError(
+            f"trigger(patch={patch}): the trigger covers {mask.sum()} of the {mask.size} numbers of an example: give a "
+            "smaller patch, or features=, the positions of a few."
+        )
+    return mask
 
 
 # --- outliers, anew in each round --------------------------------------------------------------------------------

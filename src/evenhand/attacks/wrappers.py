@@ -76,6 +76,7 @@ def both(attack: Attack, then: Attack) -> Attack:
         collude=attack.collude or then.collude,
         fresh=attack.fresh or then.fresh,
         lifted=_chained(attack.lifted, then.lifted),
+        trigger=attack.trigger or then.trigger,
     )
 
 

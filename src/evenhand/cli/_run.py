@@ -32,6 +32,7 @@ from evenhand.expressions import ExpressionError, parse, plugins
 from evenhand.expressions.reading import plugins_in, shadowed
 from evenhand.records import json_text, read_json, replacing, sum_of_file, uninterrupted, write_text, writing
 from evenhand.report import (
+    backdoor_line,
     compare,
     in_words,
     latest,
@@ -372,6 +373,8 @@ def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *
     view, split, metric = comparison.runs[0], comparison.split, comparison.metric
     for sentence in filter(None, (in_words(view, split, metric), levels_in_words(view, split, metric))):
         say(console, sentence)
+    if backdoor := view.info.get("backdoor"):
+        say(console, backdoor_line(backdoor))
     if guarantee := view.info.get("privacy"):
         say(console, privacy_line(guarantee))
     swung = swing(run.history, split, metric)

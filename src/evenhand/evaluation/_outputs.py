@@ -165,6 +165,17 @@ def measured_clients(
       lanes: how many windows go through the model side by side.
       widest: the sizes of all clients that will ever be measured, so that one program serves them all.
     """
+    if changed := [metric for metric in metrics if metric.inputs is not None]:
+        among = partial(measured_clients, states=states, prepared=prepared, params_of=params_of)
+        among = partial(among, lanes=lanes, widest=widest)
+        rest = among(model, metrics=[metric for metric in metrics if metric.inputs is None])
+        for metric in changed:
+            assert metric.inputs is not None
+            shown = model._replace(apply=_after(metric.inputs, model.apply))
+            rest |= among(shown, metrics=[metric._replace(inputs=None)])
+        return rest
+    if not metrics:
+        return {}
     offsets = prepared.offsets - prepared.offsets[0]
     values = {metric.name: np.full(len(prepared.sizes), np.nan) for metric in metrics}
     labels = _targets(model, np.asarray(prepared.y))
@@ -182,6 +193,13 @@ def measured_clients(
                 values[name][first:last] = column
             first, waiting, count = last, [whole[size:]], len(whole) - size
     return values
+
+
+# Cached, so that one program serves all evaluations of a model.
+@lru_cache(maxsize=16)
+def _after(inputs: Callable[[Any], Any], apply: Callable[[Params, Array], PyTree]) -> Any:
+    """The forward pass on changed examples."""
+    return lambda params, x: apply(params, inputs(x))
 
 
 def _targets(model: Model, y: NDArray) -> NDArray:

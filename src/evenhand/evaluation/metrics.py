@@ -33,12 +33,14 @@ import numpy.typing as npt
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation._classes import CLASS_COLUMNS, NDArray
 from evenhand.text import measured
+from evenhand.types import Trigger
 
 __all__ = [
     "BUILT_IN",
     "Metric",
     "Metrics",
     "auc",
+    "backdoor_success",
     "balanced_accuracy",
     "calibration_error",
     "check",
@@ -59,9 +61,11 @@ SPLITS = ("train", "valid", "test")
 
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
-_SHARES = ("accuracy", "macro_f1", "calibration_error")
+BACKDOOR = "backdoor_success"
 
-_LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
+_SHARES = ("accuracy", "macro_f1", "calibration_error", BACKDOOR)
+
+_LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", BACKDOOR)
 
 
 def column(split: str, metric: str, statistic: str = "") -> str:
@@ -108,6 +112,8 @@ class Metric(NamedTuple):
         cross-entropy but not of a support vector machine; ``"numbers"``; or ``"any"`` of these.
       higher_is_better: as :func:`evenhand.evaluation.is_higher_better` says of the name, from which all tables read it.
       undefined: what the sets for which it is undefined have in common, after "which".
+      inputs: ``x -> x``, what becomes of the examples, ``(rows, ...)``, before the model gets them; traceable; None:
+        they stay as they are.
     """
 
     name: str
@@ -115,6 +121,7 @@ class Metric(NamedTuple):
     needs: Literal["classes", "probabilities", "numbers", "any"] = "any"
     higher_is_better: bool = True
     undefined: str = "have too few examples for it"
+    inputs: Callable[[Any], Any] | None = None
 
 
 Metrics: TypeAlias = str | Sequence[str | Metric]
@@ -213,6 +220,43 @@ def mae() -> Metric:
       {'mae': 1.0}
     """
     return Metric("mae", _mae, needs="numbers", higher_is_better=False)
+
+
+def backdoor_success(trigger: Trigger) -> Metric:
+    r"""Share of examples of other classes that get the attacker's label :math:`c` once the trigger is on them.
+
+    .. math:: \frac{|\{i : y_i \ne c, \; \hat y(\mathrm{stamp}(x_i)) = c\}|}{|\{i : y_i \ne c\}|}
+
+    A run under an attack with a trigger measures it by itself.  Less is better for all but the attacker.
+
+    Args:
+      trigger: that of the attack, such as ``eh.attacks.trigger(label=7).trigger``.
+
+    Example:
+      >>> import numpy as np
+      >>> from evenhand.types import Trigger
+      >>> metric = backdoor_success(Trigger(lambda x: x, label=1))  # outputs are of examples with the trigger
+      >>> measure([metric], np.array([9.0, -9.0, 9.0]), np.array([0, 0, 1]))
+      {'backdoor_success': 0.5}
+
+    Source: Bagdasaryan et al., *How to Backdoor Federated Learning*, AISTATS 2020, section 5 (backdoor accuracy).
+    """
+
+    def values(outputs: NDArray, labels: NDArray, offsets: NDArray) -> Vector:
+        others = labels != trigger.label
+        hits = others & (outputs.argmax(axis=1) == trigger.label)
+        counts = np.add.reduceat(others.astype(np.float64), offsets[:-1])
+        shares = np.add.reduceat(hits.astype(np.float64), offsets[:-1])
+        return np.where(counts > 0, shares / np.maximum(counts, 1.0), np.nan)
+
+    return Metric(
+        name=BACKDOOR,
+        values=values,
+        needs="classes",
+        higher_is_better=False,
+        undefined="have examples of the attacker's label only",
+        inputs=trigger.stamp,
+    )
 
 
 def from_function(

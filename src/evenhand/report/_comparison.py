@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.evaluation import SPLIT_NAMES, Finding, is_share, least_pairs, of_global, paired_difference
+from evenhand.evaluation.metrics import BACKDOOR
 from evenhand.report import _view
 from evenhand.report._view import Coverage, Runs, RunView, direction, honest, undefined_at
 from evenhand.report.formatting import capital, value
@@ -570,7 +571,9 @@ def metric_remarks(subject: Comparison) -> list[str]:
     """For how many clients each metric is undefined, and which metrics some of the runs lack, in sentences."""
     shown = dict.fromkeys([subject.metric, *(about.metric for about in further(subject))])
     measured = dict.fromkeys(name for run in subject.runs for name in run.info.get("metrics") or ())
-    lacking = [name for name in measured if name not in shown and not name.startswith(of_global(""))]
+    # No option asks for the success of a backdoor: runs without one have none.
+    others = (*shown, BACKDOOR)
+    lacking = [name for name in measured if name not in others and not name.startswith(of_global(""))]
     remarks = [undefined_sentence(subject.runs, subject.split, name) for name in shown]
     missing = f"Not every run has the {listed(lacking)} of its clients: repeat the others with --metrics."
     return list(filter(None, [*remarks, missing if lacking else ""]))

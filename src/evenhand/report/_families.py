@@ -178,7 +178,29 @@ def attacked(subject: Comparison) -> str:
     head = ["Method", "Clients", "How many", *compared.values()]
     unit = " in percent (variance: %²)" if subject.is_share else ""
     table = Table(head, rows).html(f"{capital(subject.quantity)} per client{unit}; ± over seeds")
-    return section("Honest and malicious clients", table, formatting.note(_malicious_names(every)))
+    planted = [(method.name, method.runs[0].info.get("backdoor")) for method in subject.methods]
+    several = len(planted) > 1
+    lines = [
+        f"{name}: {backdoor_line(result)}" if several else backdoor_line(result)
+        for name, result in planted
+        if result
+    ]
+    notes = map(formatting.note, [_malicious_names(every), *lines])
+    return section("Honest and malicious clients", table, *notes)
+
+
+def backdoor_line(backdoor: Mapping[str, Any]) -> str:
+    """How well a backdoor works, in a sentence."""
+    success, examples = (
+        backdoor["success"],
+        f"{backdoor['examples']:,} {SPLIT_NAMES[backdoor['split']]} examples",
+    )
+    if success is None:
+        return f"Backdoor: honest clients have no {SPLIT_NAMES[backdoor['split']]} examples of other classes."
+    return (
+        f"Backdoor: with the trigger, {formatting.percent(success)} of the honest clients' {examples} of other classes "
+        f"get class {backdoor['label']}, the attacker's."
+    )
 
 
 def _malicious_names(runs: Sequence[RunView]) -> str:

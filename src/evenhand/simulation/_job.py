@@ -15,7 +15,8 @@ import numpy as np
 
 from evenhand.data import FederatedDataset
 from evenhand.errors import Argument, EvenhandError, expect, whole_number
-from evenhand.evaluation import Metrics
+from evenhand.evaluation import Metric, Metrics
+from evenhand.evaluation.metrics import BACKDOOR, backdoor_success, resolved
 from evenhand.streams import MAX_ROUNDS
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, Model, Params
@@ -100,6 +101,14 @@ class Job(NamedTuple):
         execution = {name: arguments[name] for name in Execution._fields if name in arguments}
         task = {name: value for name, value in arguments.items() if name not in execution}
         return Job(**task, execution=Execution(**execution))
+
+    @property
+    def measured(self) -> tuple[Metric, ...]:
+        """The metrics of a set of examples that are measured: those asked for, and that of a backdoor."""
+        asked = resolved(self.metrics)
+        if self.attack is None or self.attack.trigger is None or any(x.name == BACKDOOR for x in asked):
+            return asked
+        return (*asked, backdoor_success(self.attack.trigger))
 
     @property
     def trained(self) -> FederatedDataset:

@@ -232,8 +232,7 @@ class _Crew:
     def _begin(self, position: int, stack: ExitStack) -> Steps:
         job = self._jobs[position]
         check_model(job.algorithm.model, job.data)
-        metrics = evaluation.metrics.resolved(job.metrics)
-        evaluation.check_metrics(metrics, job.algorithm.client_model, job.data)
+        evaluation.check_metrics(job.measured, job.algorithm.client_model, job.data)
         execution = Execution(devices=1, lanes=self._traced[_which(job)].lanes, offload=False)
         setup = set_up(job._replace(execution=execution), rows=self._resident)
         same = self._sample(position)

@@ -19,6 +19,7 @@ from evenhand.data import FederatedDataset, Form
 from evenhand.devices import local, over
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import Baseline, ClassMetrics, Finding, Metric, Prepared, of_global, unmeasured
+from evenhand.evaluation.metrics import BACKDOOR, SPLITS
 from evenhand.privacy import Account, account
 from evenhand.report import RunView, write_report
 from evenhand.rounds import RoundState, roots
@@ -29,7 +30,7 @@ from evenhand.simulation.saving import save
 from evenhand.simulation.setup import set_up
 from evenhand.simulation.store import Kept, NDArray, stored
 from evenhand.streams import keys_of
-from evenhand.types import Algorithm, Params, PyTree
+from evenhand.types import Algorithm, Params, PyTree, Trigger
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +66,8 @@ class Run(Results):
       classes: split -> the accuracy of each class at each evaluated client, numbered among the evaluated clients;
         :meth:`class_metrics` numbers them among all clients.
       malicious: which clients are, bool ``(num_clients,)``.
-      metrics: what was asked for with ``metrics=``; it is in ``clients`` after the last round only.
+      metrics: what was asked for with ``metrics=``, and that of a backdoor; they are in ``clients`` after the last round
+        only.
       last_round: the last round, counted from 1, in which each client trained, int64 ``(num_clients,)``; 0: it never
         did.  A client trains in a round if it is drawn and its upload is accepted; one that drops out, or whose work is
         discarded or rejected, does not.
@@ -75,6 +77,7 @@ class Run(Results):
         served the global model.
       level: of a method that trains several models, the position of the one that each evaluated client is served in
         ``info["levels"]``, ``(evaluated clients,)``; None: there is one model.
+      trigger: that of the attack's backdoor; None: there is none.
     """
 
     algorithm: Algorithm
@@ -93,6 +96,7 @@ class Run(Results):
     untrained: Untrained = "global"
     initial_loss: NDArray = field(default_factory=lambda: np.zeros(0))
     level: NDArray | None = None
+    trigger: Trigger | None = None
 
     @property
     def params(self) -> Params:
@@ -388,6 +392,7 @@ class Run(Results):
             "metrics": self._may_be_undefined,
             "client_column": data.client_column,
             "adapts": self.algorithm.adapt is not None,
+            "backdoor": self.backdoor,
         }
         if self.privacy is not None:
             info["privacy"] = self.privacy.in_words()
@@ -419,6 +424,29 @@ class Run(Results):
         ]
         findings = (*filter(None, own), *more)
         return view._replace(unseen=self.serve(unseen).view(title), findings=findings)
+
+    @property
+    def backdoor(self) -> dict[str, Any] | None:
+        """How often evaluated honest clients' examples of other classes get the attacker's label with the trigger.
+
+        A dict of the share over all of these examples (``"success"``), how many they are (``"examples"``), the
+        ``"split"`` that they are from, and the attacker's ``"label"``; None without such an attack, and before the last
+        round.  For each client see :meth:`client_metrics`, under ``"backdoor_success"``.
+        """
+        split = next((name for name in reversed(SPLITS) if self._sizes[name][self._honest].any()), None)
+        if self.trigger is None or split is None or BACKDOOR not in self.clients.get(split, {}):
+            return None
+        rows = {"train": self.data.train, "valid": self.data.valid, "test": self.data.test}[split]
+        others = np.concatenate([[0], np.cumsum(np.asarray(rows.y) != self.trigger.label)])[rows.offsets]
+        counts = self._evaluated_of(np.diff(others))[self._honest]
+        shares = self.clients[split][BACKDOOR][self._honest]
+        total = int(counts.sum())
+        return {
+            "success": float(np.sum(np.where(counts > 0, shares * counts, 0.0)) / total) if total else None,
+            "examples": total,
+            "split": split,
+            "label": self.trigger.label,
+        }
 
     def report(self, path: str | Path, title: str = "run", *, unseen: FederatedDataset | None = None) -> Path:
         """Writes one self-contained HTML page about this run and returns its path.

@@ -22,7 +22,6 @@ from evenhand.data import FederatedDataset
 from evenhand.devices import everywhere, here
 from evenhand.errors import EvenhandError, EvenhandWarning
 from evenhand.evaluation import Metrics, check_metrics, of_global
-from evenhand.evaluation.metrics import resolved
 from evenhand.live import line
 from evenhand.report import latest, may_win
 from evenhand.rounds import RoundState
@@ -193,7 +192,7 @@ def runs_of(job: Job) -> Iterator[Run]:
     trackers = watchers(job.execution.watch)
     check_job(job)
     check_model(job.algorithm.model, job.data)
-    check_metrics(resolved(job.metrics), job.algorithm.client_model, job.data)
+    check_metrics(job.measured, job.algorithm.client_model, job.data)
     setup = set_up(job)
     evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
     session = Session(setup, job, evaluation)
@@ -297,7 +296,7 @@ class Session:
 
     def __init__(self, setup: Setup, job: Job, evaluation: Evaluation) -> None:
         self.setup, self.program, self.job, self.evaluation = setup, setup.program, job, evaluation
-        self.metrics, self.meter = resolved(job.metrics), Meter(setup)
+        self.metrics, self.meter = job.measured, Meter(setup)
         self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
         self.history: list[dict[str, float]] = []
         self.per_round: dict[str, NDArray] = {}
@@ -477,6 +476,7 @@ class Session:
             untrained=self.job.untrained,
             initial_loss=self.initial_loss,
             level=served.level,
+            trigger=None if self.job.attack is None else self.job.attack.trigger,
         )
 
     def _last_round(self, state: RoundState) -> NDArray:

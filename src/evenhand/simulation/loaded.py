@@ -441,7 +441,7 @@ def _account(path: Path, value: Any) -> Account | None:
         raise foreign(path, "account") from None
 
 
-_SHOWN = ("rounds", "clients", "by_class", "privacy", "constant", "adapts", *BESIDE_INFO)
+_SHOWN = ("rounds", "clients", "by_class", "privacy", "constant", "adapts", "backdoor", *BESIDE_INFO)
 """What reports show of ``summary.json`` as it is; earlier versions left some of it out."""
 
 

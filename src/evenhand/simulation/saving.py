@@ -121,6 +121,7 @@ def write_results(
         "constant": view.info.get("constant"),
         "metrics": view.info["metrics"],
         "adapts": view.info["adapts"],
+        "backdoor": view.info["backdoor"],
         "findings": [finding._asdict() for finding in view.findings],
     }
     seen = honest(view)

@@ -55,6 +55,7 @@ __all__ = [
     "Stack",
     "Sum",
     "Summation",
+    "Trigger",
     "Upload",
 ]
 
@@ -474,6 +475,20 @@ class Algorithm(NamedTuple):
         return self.levels[0].model if self.levels else self.model
 
 
+class Trigger(NamedTuple):
+    """What a backdoor answers to.
+
+    Attributes:
+      stamp: ``x -> x`` with the trigger on each example, ``(rows, ...)``, of the same shape and type; x is an array of
+        NumPy or of JAX.
+      label: the class that examples with the trigger are to get.
+    """
+
+    stamp: Callable[[Any], Any]
+    label: int
+    __repr__ = short
+
+
 class Attack(NamedTuple):
     """What malicious clients do.  They are drawn once per run, from a stream that nothing else uses.
 
@@ -494,6 +509,8 @@ class Attack(NamedTuple):
         and only the modulus bounds it; None: it adds what it should.
       fresh: ``(x, y, size, key) -> (x, y)`` poisons its training examples for one round, from the clean ones, of which
         the first ``size`` are its own; None: every round has the same.
+      trigger: that of the backdoor that it plants; a run then measures how often honest clients' examples with it get
+        its label; None: there is no backdoor.
     """
 
     fraction: float = 0.0
@@ -506,4 +523,5 @@ class Attack(NamedTuple):
     last: int | None = None
     fresh: Callable[[Array, Array, Array, Key], tuple[Array, Array]] | None = None
     lifted: Callable[[PyTree, PyTree, Key], PyTree] | None = None
+    trigger: Trigger | None = None
     __repr__ = short
