@@ -203,7 +203,7 @@ def reversed_text(fraction: float = 0.0, *, next_token: bool = True) -> Attack:
       >>> x.tolist(), y.tolist()
       ([[4, 3, 2]], [1])
 
-    Source: Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022, section V, on Shakespeare.
+    Source: Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022, section V.
     """
 
     def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:

@@ -178,12 +178,12 @@ def attacked(subject: Comparison) -> str:
     head = ["Method", "Clients", "How many", *compared.values()]
     unit = " in percent (variance: %²)" if subject.is_share else ""
     table = Table(head, rows).html(f"{capital(subject.quantity)} per client{unit}; ± over seeds")
-    planted = [(method.name, method.runs[0].info.get("backdoor")) for method in subject.methods]
-    several = len(planted) > 1
+    # Of several seeds, the table of further metrics has the mean.
+    alone = [method for method in subject.methods if len(method.runs) == 1]
     lines = [
-        f"{name}: {backdoor_line(result)}" if several else backdoor_line(result)
-        for name, result in planted
-        if result
+        (f"{method.name}: " if len(subject.methods) > 1 else "") + backdoor_line(planted)
+        for method in alone
+        if (planted := method.runs[0].info.get("backdoor"))
     ]
     notes = map(formatting.note, [_malicious_names(every), *lines])
     return section("Honest and malicious clients", table, *notes)

@@ -66,8 +66,7 @@ class Run(Results):
       classes: split -> the accuracy of each class at each evaluated client, numbered among the evaluated clients;
         :meth:`class_metrics` numbers them among all clients.
       malicious: which clients are, bool ``(num_clients,)``.
-      metrics: what was asked for with ``metrics=``, and that of a backdoor; they are in ``clients`` after the last round
-        only.
+      metrics: those asked for with ``metrics=``, and that of a backdoor; in ``clients`` after the last round only.
       last_round: the last round, counted from 1, in which each client trained, int64 ``(num_clients,)``; 0: it never
         did.  A client trains in a round if it is drawn and its upload is accepted; one that drops out, or whose work is
         discarded or rejected, does not.

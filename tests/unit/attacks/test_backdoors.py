@@ -164,7 +164,8 @@ def test_the_success_of_a_backdoor_equals_a_count_in_numpy(personal: bool) -> No
     mean = run.summary("test", BACKDOOR, who="honest")["mean"]
     np.testing.assert_allclose(mean, np.nanmean([values[k] for k in range(6) if k not in (0, 5)]))
     train = [counted(run.personal_params(k) if personal else run.params, k, "train") for k in range(6)]
-    np.testing.assert_allclose(run.client_metrics("train")[BACKDOOR], [hit / others for hit, others in train])
+    expected_of_train = [hit / others if others else np.nan for hit, others in train]
+    np.testing.assert_allclose(run.client_metrics("train")[BACKDOOR], expected_of_train)
 
 
 def test_without_the_attack_the_same_trigger_does_little() -> None:
