@@ -69,6 +69,7 @@ __all__ = [
     "malicious_clients",
     "own_rows",
     "phase_stream",
+    "presence",
     "poisoned",
     "roots",
     "server_step",
@@ -135,7 +136,7 @@ def cohort(
 
     Args:
       algorithm: the method.
-      systems: stragglers and dropouts, or None.
+      systems: who is available, stragglers and dropouts, or None.
       sizes: training rows of each client, ``(N,)``.
       count: clients drawn.
       keys: the run's roots.
@@ -149,10 +150,16 @@ def cohort(
         draw += 1
     draw = phase_stream(algorithm, draw)
     key, sampling = stream(keys.shared, Purpose.COHORT, round, draw), algorithm.sampling
+    there = presence(systems, keys, sizes.shape[0], round)
     if sampling.scheduled is not None:
         # One key for all rounds: a schedule is drawn once, and the round says where in it.
         key = stream(keys.shared, Purpose.COHORT, 0, draw)
         drawn = sampling.scheduled(key, jnp.asarray(round, jnp.int32), sizes, count)
+        if there is not None:  # nobody takes the turn of a client that is absent
+            drawn = drawn._replace(present=drawn.present & there[drawn.ids])
+    elif there is not None:
+        assert sampling.among is not None, "a job is checked before it runs"
+        drawn = sampling.among(key, sizes, there, count)
     elif table is not None and sampling.look_up is not None:
         drawn = sampling.look_up(key, table, count)
     else:
@@ -166,6 +173,14 @@ def cohort(
         # A cohort has at least one slot, so that an empty one needs no code of its own.
         return Cohort.of(jnp.zeros(1, jnp.int32), jnp.zeros(1, bool))
     return drawn
+
+
+def presence(systems: Systems | None, keys: Keys, clients: int, round: Array | int) -> Array | None:
+    """Which of so many clients are available in ``round``, counted from 0, bool ``(clients,)``; None: always all."""
+    if systems is None or systems.present is None:
+        return None
+    number = jnp.asarray(round, jnp.int32)
+    return systems.present(stream(keys.shared, Purpose.AVAILABILITY, number), number, clients)
 
 
 def last_rounds(before: PyTree, cohort: Cohort, accepted: Array, round: Array | int) -> PyTree:

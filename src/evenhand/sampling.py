@@ -10,6 +10,19 @@ The two schemes of the literature both aim at the objective :math:`\sum_k p_k F_
 :func:`poisson` is for private learning, whose guarantees rest on it: every client counts alike, :math:`p_k = 1 / N`;
 :func:`fixed` and :func:`cyclic` are for guarantees of other kinds.
 
+Under :func:`evenhand.systems.availability` a cohort is drawn among the clients that are present:
+
+* :func:`uniform` and :func:`proportional` draw as they would from a federation of these clients alone, so the average
+  aims at their part of the objective.  Without replacement, fewer clients than the cohort leave empty slots; with
+  replacement, all slots are filled by those that are there.
+* :func:`poisson`: each client that is present takes part with its chance :math:`q`.  The promise of privacy holds as it
+  stands: in every round a client's chance is at most :math:`q`, independently of all others.  It takes for granted that
+  who is available does not depend on the private data, and does not hide it.
+* :func:`cyclic` keeps its turns: a client that is absent in its turn leaves its slot empty and waits for the next one.
+  Nobody takes part more often than without absences, which is what the promise rests on.
+* :func:`fixed` is refused: its promise counts on :math:`\lfloor q N \rfloor` of all :math:`N` clients, and as many of
+  fewer would have a larger chance than :math:`q`.
+
 Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, section 5.1 and figure 12.
 """
 
@@ -31,6 +44,7 @@ from evenhand.types import Array, Cohort, Key, Sampling
 __all__ = ["cyclic", "fixed", "included", "poisson", "proportional", "slots_for", "uniform"]
 
 _Draw = Callable[[Key, Array, int], Cohort]
+_Among = Callable[[Key, Array, Array, int], Cohort]
 
 
 def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
@@ -48,7 +62,8 @@ def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
       >>> len(set(cohort.ids.tolist()))
       10
     """
-    return Sampling(_uniform(replace), _rows if weighted else _one, repeats=replace)
+    weight = _rows if weighted else _one
+    return Sampling(_uniform(replace), weight, repeats=replace, among=_uniform_among(replace))
 
 
 # Cached, so that equal arguments give the same function.
@@ -64,6 +79,25 @@ def _uniform(replace: bool) -> _Draw:
         return Cohort.of(permute(slots, jnp.int32(clients), permutation_words(key), jnp.int32(0)))
 
     return draw
+
+
+# The same cohort as above where all are present: ranks among those that are take the place of ids.
+@cache
+def _uniform_among(replace: bool) -> _Among:
+    def among(key: Key, sizes: Array, present: Array, m: int) -> Cohort:
+        clients, slots = sizes.shape[0], jnp.arange(m, dtype=jnp.int32)
+        last = jnp.cumsum(present, dtype=jnp.int32)
+        some = jnp.maximum(last[-1], 1)
+        if replace:
+            rank, filled = jax.random.randint(key, (m,), 0, some, dtype=jnp.int32), last[-1] > 0
+        elif m == clients:
+            return Cohort.of(slots, present)
+        else:
+            rank, filled = permute(slots % some, some, permutation_words(key), jnp.int32(0)), slots < last[-1]
+        ids = jnp.searchsorted(last, rank, side="right").astype(jnp.int32)
+        return Cohort.of(jnp.minimum(ids, clients - 1), jnp.broadcast_to(filled, (m,)))
+
+    return among
 
 
 def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
@@ -85,7 +119,14 @@ def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
       True
     """
     draw, look_up = _proportional(replace)
-    return Sampling(draw, _rows if weighted else _one, replace, _tabulate, look_up)
+    return Sampling(
+        draw=draw,
+        weight=_rows if weighted else _one,
+        repeats=replace,
+        tabulate=_tabulate,
+        look_up=look_up,
+        among=_proportional_among(replace),
+    )
 
 
 @cache
@@ -96,15 +137,45 @@ def _proportional(replace: bool) -> tuple[_Draw, Callable[[Key, _Table, int], Co
         clients = table.sizes.shape[0]
         if m == clients:
             return Cohort.of(jnp.arange(m, dtype=jnp.int32))
-        if clients >= _MANY and m <= clients // 4:
+        if _is_sparse(m, clients):
             return Cohort.of(_distinct_owners(key, table.last, m))
-        race = jnp.log(table.sizes.astype(jnp.float32)) + jax.random.gumbel(key, (clients,), jnp.float32)
-        return Cohort.of(jax.lax.top_k(race, m)[1].astype(jnp.int32))
+        return Cohort.of(_race(key, table.sizes, m)[1].astype(jnp.int32))
 
     def draw(key: Key, sizes: Array, m: int) -> Cohort:
         return look_up(key, _tabulate(sizes), m)
 
     return draw, look_up
+
+
+@cache
+def _proportional_among(replace: bool) -> _Among:
+    def among(key: Key, sizes: Array, present: Array, m: int) -> Cohort:
+        clients, table = sizes.shape[0], _tabulate(jnp.where(present, sizes, 0))
+        somebody = table.last[-1] > 0
+        if replace:
+            # A total of 0 would leave nothing to draw from: the draw is then of any clients, and nobody is there.
+            last = jnp.where(somebody, table.last, jnp.arange(1, clients + 1, dtype=jnp.int32))
+            return Cohort.of(_owners(key, last, m), jnp.broadcast_to(somebody, (m,)))
+        if m == clients:
+            return Cohort.of(jnp.arange(m, dtype=jnp.int32), present)
+
+        def by_race() -> tuple[Array, Array]:
+            score, ids = _race(key, table.sizes, m)
+            return ids.astype(jnp.int32), score > -jnp.inf
+
+        if not _is_sparse(m, clients):
+            return Cohort.of(*by_race())
+        # With few clients present, drawing until so many differ could take for ever: also in a branch that is not
+        # taken, since runs that train together take both.
+        many = 4 * m <= jnp.sum(present, dtype=jnp.int32)
+        last = jnp.where(many, table.last, jnp.arange(1, clients + 1, dtype=jnp.int32))
+
+        def by_owners() -> tuple[Array, Array]:
+            return _distinct_owners(key, last, m), jnp.ones(m, bool)
+
+        return Cohort.of(*jax.lax.cond(many, by_owners, by_race))
+
+    return among
 
 
 def poisson(rate: float) -> Sampling:
@@ -133,13 +204,17 @@ def poisson(rate: float) -> Sampling:
         raise EvenhandError(f"sampling.poisson(rate={rate}): give a probability above 0 and at most 1.")
 
     def draw(key: Key, sizes: Array, m: int) -> Cohort:
-        ids, present = included(key, rate, sizes.shape[0], sizes.shape[0], slots_for(rate, sizes.shape[0]))
-        return Cohort.of(ids, present)
+        clients = sizes.shape[0]
+        return Cohort.of(*included(key, rate, clients, clients, slots_for(rate, clients)))
+
+    def among(key: Key, sizes: Array, present: Array, m: int) -> Cohort:
+        clients = sizes.shape[0]
+        return Cohort.of(*included(key, rate, clients, clients, slots_for(rate, clients), present))
 
     def slots(clients: int) -> int:
         return slots_for(rate, clients)
 
-    return Sampling(draw, _one, rate=rate, slots=slots, independent=True)
+    return Sampling(draw, _one, rate=rate, slots=slots, independent=True, among=among)
 
 
 def fixed(rate: float) -> Sampling:
@@ -223,7 +298,9 @@ def cyclic(cohort: int | None = None) -> Sampling:
     return Sampling(draw, _one, slots=None if cohort is None else slots, scheduled=scheduled)
 
 
-def included(key: Key, rate: float, size: Array | int, capacity: int, slots: int) -> tuple[Array, Array]:
+def included(
+    key: Key, rate: float, size: Array | int, capacity: int, slots: int, among: Array | None = None
+) -> tuple[Array, Array]:
     """Positions below ``size``, each included with probability ``rate``, independently of all others.
 
     Args:
@@ -232,6 +309,7 @@ def included(key: Key, rate: float, size: Array | int, capacity: int, slots: int
       size: of the population, at most ``capacity``; may be a tracer.
       capacity: the largest ``size``.
       slots: how many positions there is room for.
+      among: which positions may be included, bool ``(capacity,)``; None: all below ``size``.
 
     Returns:
       Positions, int32 ``(slots,)``, ascending, and which of these are included, bool ``(slots,)``; others are 0.
@@ -239,6 +317,8 @@ def included(key: Key, rate: float, size: Array | int, capacity: int, slots: int
     # Compared as whole numbers: a float32 between 0 and 1 has too few bits for small rates.
     least = np.uint32(max(0, 2**32 - int(rate * 2**32)) % 2**32)
     chosen = jnp.arange(capacity) < size
+    if among is not None:
+        chosen &= among
     if rate < 1.0:
         chosen &= jax.random.bits(key, (capacity,), jnp.uint32) >= least if least else False
     positions = jnp.nonzero(chosen, size=slots, fill_value=0)[0].astype(jnp.int32)
@@ -285,6 +365,17 @@ class _Table(NamedTuple):
 def _tabulate(sizes: Array) -> _Table:
     """The table of these sizes."""
     return _Table(sizes, jnp.cumsum(sizes))
+
+
+def _is_sparse(m: int, clients: int) -> bool:
+    """Whether few of many clients are drawn, so that a draw need not look at all of them."""
+    return clients >= _MANY and m <= clients // 4
+
+
+def _race(key: Key, sizes: Array, m: int) -> tuple[Array, Array]:
+    """Scores and ids of the first ``m`` clients of successive draws without replacement; a size of 0 has no chance."""
+    score = jnp.log(sizes.astype(jnp.float32)) + jax.random.gumbel(key, sizes.shape, jnp.float32)
+    return jax.lax.top_k(score, m)
 
 
 def _owners(key: Key, last: Array, m: int) -> Array:

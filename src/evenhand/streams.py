@@ -66,6 +66,7 @@ class Purpose(IntEnum):
     NOISE = 10
     MASKS = 11
     DROPOUTS = 12
+    AVAILABILITY = 13
 
 
 class Keys(NamedTuple):

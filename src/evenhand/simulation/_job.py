@@ -18,7 +18,7 @@ from evenhand.errors import Argument, EvenhandError, expect, whole_number
 from evenhand.evaluation import Metric, Metrics
 from evenhand.evaluation.metrics import BACKDOOR, backdoor_success, resolved
 from evenhand.streams import MAX_ROUNDS
-from evenhand.systems import Systems
+from evenhand.systems import Systems, bound
 from evenhand.types import Algorithm, Array, Attack, Model, Params
 from evenhand.watch import Watch
 
@@ -179,6 +179,7 @@ def check_job(job: Job) -> None:
             f": {algorithm.name or 'this method'} trains on the examples of all clients together, of which none takes "
             "part by itself: leave it out.",
         )
+    _check_presence(job)
     slots = job.slots
     for need in (need for phase in algorithm.phases for need in phase.aggregator.needs):
         if not need.works(slots):
@@ -186,6 +187,29 @@ def check_job(job: Job) -> None:
                 f"{need.name} needs {need.least(slots)} uploads, the cohort has {slots}: as many malicious clients as "
                 "it is to expect would leave no honest upload. Draw a larger cohort, or let it expect fewer of them."
             )
+
+
+def _check_presence(job: Job) -> None:
+    """The systems are of these clients, and the method can draw cohorts among those that are available."""
+    systems, sampling = bound(job.systems, job.data.client_ids), job.algorithm.sampling
+    if (
+        systems is None
+        or systems.present is None
+        or sampling.among is not None
+        or sampling.scheduled is not None
+    ):
+        return
+    reason = (
+        f"its cohorts are {sampling.rate:g} of all clients, on which its promise of privacy rests, and as many of fewer "
+        "clients would have a larger chance to take part"
+        if sampling.rate is not None
+        else "its sampling draws from all clients only"
+    )
+    raise EvenhandError(
+        Argument("systems", "..."),
+        f": {job.algorithm.name or 'this method'} cannot draw a cohort among the clients that are available, since "
+        f"{reason}: sample with eh.sampling.uniform(), proportional(), poisson(rate) or cyclic().",
+    )
 
 
 def check_model(model: Model, data: FederatedDataset) -> None:

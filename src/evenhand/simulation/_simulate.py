@@ -31,7 +31,7 @@ from evenhand.simulation._communication import Meter
 from evenhand.simulation._evaluation import Evaluation, Served
 from evenhand.simulation._job import Checkpoint, Job, Untrained, check_first_losses, check_job, check_model
 from evenhand.simulation._run import Run
-from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK
+from evenhand.simulation.program import EXECUTED, ROWS, SECONDS, USEFUL, WORK
 from evenhand.simulation.setup import Setup, drawn_last, set_up
 from evenhand.simulation.store import Kept, NDArray
 from evenhand.systems import Systems
@@ -419,11 +419,16 @@ class Session:
         if record:
             reported = {name: float(info[-1]) for name, info in self._reported.items()}
             sent = self.meter.course(self.per_round, done)
-            self.history.append({"round": done, **self.evaluation.columns(served), **sent, **reported})
+            clock = {} if self.program.systems is None or self.program.systems.pace is None else self._clock()
+            self.history.append({"round": done, **self.evaluation.columns(served), **sent, **reported, **clock})
         if last and self.metrics:  # after the history, whose columns have a value for each evaluation
             served = served.with_metrics(self.evaluation.measured(state, self.metrics, served.level))
         self.seconds["evaluate"] += time.perf_counter() - begin
         return served
+
+    def _clock(self) -> dict[str, float]:
+        """The simulated seconds of all rounds so far; those of no round are none."""
+        return {"time": float(np.sum(self.per_round.get(SECONDS, 0.0), dtype=np.float64))}
 
     @property
     def _reported(self) -> dict[str, NDArray]:

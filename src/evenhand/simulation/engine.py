@@ -27,6 +27,7 @@ from evenhand.aggregators import in_loop, in_passes, reduce_uploads
 from evenhand.devices import as_entry, entry, everywhere
 from evenhand.rounds import RoundState
 from evenhand.simulation.program import (
+    SECONDS,
     WORK,
     ById,
     Groups,
@@ -36,6 +37,7 @@ from evenhand.simulation.program import (
     client_data,
     efforts,
     observe,
+    on_time,
     side_by_side,
     sum_of,
 )
@@ -202,6 +204,7 @@ def one_round(program: Program, state: RoundState, rows: Rows, keys: Keys, round
         cohort = rounds.cohort(
             algorithm, program.systems, rows.sizes, program.cohort, keys, round, index, rows.table
         )
+        cohort, seconds = on_time(program, index, rows, cohort, round)
         effort = efforts(phase.effort, program.capacity, rows, cohort, round)
         groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices)
         shared = Shared(state.server, rows, keys, round)
@@ -219,6 +222,8 @@ def one_round(program: Program, state: RoundState, rows: Rows, keys: Keys, round
         counted = (groups.useful, groups.executed, jnp.sum(effort.rows.astype(jnp.float32)), drawn - reported)
         more = {name: infos[name] + count for name, count in zip((*WORK, "rejected"), counted, strict=True)}
         infos |= {**info, **step.info, **more}
+        if seconds is not None:
+            infos[SECONDS] = infos.get(SECONDS, 0.0) + seconds
         if index == len(algorithm.phases) - 1:
             last = rounds.last_rounds(state.last_round, cohort, done.accepted, round)
             state = state._replace(last_round=last)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
@@ -374,6 +375,53 @@ def efforts(
     effort = step_per_row if effort is None else effort
     members = Members(**cohort._asdict())
     return jax.vmap(lambda member: effort(client_data(capacity, rows, member, round)))(members)
+
+
+SECONDS = "seconds"
+"""Name among a round's infos: how long the round lasts, in simulated seconds, where these are simulated."""
+_HALVINGS = 24
+"""Of an interval of shares: as many as a float32 has bits."""
+
+
+def on_time(
+    program: Program, index: int, rows: Rows, cohort: Cohort, round: Array | int
+) -> tuple[Cohort, Array | None]:
+    """The part of a cohort that is done with phase ``index`` by the deadline, and the seconds that this exchange lasts.
+
+    Where time is not simulated, the whole cohort and None.
+    """
+    pace = None if program.systems is None else program.systems.pace
+    if pace is None:
+        return cohort, None
+    per_example, effort = pace.per_example(cohort.ids), program.algorithm.phases[index].effort
+
+    def seconds(progress: Array) -> Array:
+        work = efforts(effort, program.capacity, rows, cohort._replace(progress=progress), round)
+        return pace.communication + per_example * work.rows.astype(jnp.float32)
+
+    full = seconds(cohort.progress)
+    lasted = jnp.max(jnp.where(cohort.present, full, 0.0))
+    if math.isinf(pace.deadline):
+        return cohort, lasted
+    late = full > pace.deadline
+    if not program.algorithm.partial_work:
+        cohort = cohort._replace(present=cohort.present & ~late)
+        return cohort, jnp.minimum(lasted, pace.deadline)
+
+    def halve(_: int, shares: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = shares
+        middle = 0.5 * (low + high)
+        fits = seconds(middle) <= pace.deadline
+        return jnp.where(fits, middle, low), jnp.where(fits, high, middle)
+
+    # The largest share that fits: an effort is any function of it, in steps of whole epochs or batches.
+    least = jnp.zeros_like(cohort.progress)
+    share = lax.fori_loop(0, _HALVINGS, halve, (least, jnp.minimum(cohort.progress, 1.0)))[0]
+    some = seconds(least) <= pace.deadline
+    cohort = cohort._replace(
+        present=cohort.present & (~late | some), progress=jnp.where(late, share, cohort.progress)
+    )
+    return cohort, jnp.minimum(lasted, pace.deadline)
 
 
 def client_data(capacity: int, rows: Rows, member: Members, round: Array | int) -> ClientData:

@@ -44,6 +44,7 @@ from evenhand.simulation.program import (
 )
 from evenhand.simulation.store import HostStore, NDArray, stored
 from evenhand.streams import Keys, Purpose, keys_of, stream
+from evenhand.systems import bound
 from evenhand.types import Array, Attack, Cohort, Params, PyTree
 
 __all__ = ["SMALL_MODEL", "Offloaded", "Setup", "Streamed", "device_rows", "drawn_last", "set_up"]
@@ -120,7 +121,7 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         cohort=cohort,
         capacity=int(data.train.sizes.max()),
         lanes=1 if execution.lanes is None else execution.lanes,
-        systems=job.systems,
+        systems=bound(job.systems, data.client_ids),
         attack=job.attack,
         buffer=_BUFFER,
         mesh=over(_devices(cohort, execution.devices)),

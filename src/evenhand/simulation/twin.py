@@ -15,7 +15,18 @@ import jax.numpy as jnp
 from evenhand import rounds, tree
 from evenhand.aggregators import reduce_uploads
 from evenhand.rounds import RoundState, Step
-from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK, Program, Rows, efforts, observe
+from evenhand.simulation.program import (
+    EXECUTED,
+    ROWS,
+    SECONDS,
+    USEFUL,
+    WORK,
+    Program,
+    Rows,
+    efforts,
+    observe,
+    on_time,
+)
 from evenhand.simulation.store import States
 from evenhand.streams import Keys, Purpose, stream
 from evenhand.types import Array, ClientData, Cohort, Key, PyTree, Report, Sum, Upload
@@ -71,6 +82,7 @@ def _one_round(
     for index, phase in enumerate(algorithm.phases):
         # 1. The server draws a cohort.
         cohort = rounds.cohort(algorithm, program.systems, rows.sizes, program.cohort, keys, round, index)
+        cohort, seconds = on_time(program, index, rows, cohort, round)
         # 2. Each of its clients gets the broadcast, reports, works and sends what its work gives.
         sent: list[tuple[Report, PyTree, PyTree]] = []
         for k, progress in zip(cohort.ids, cohort.progress, strict=True):
@@ -86,6 +98,8 @@ def _one_round(
         clients = States(state.clients).after(cohort.ids, accepted, memories)
         state = state._replace(server=step.server, aggregators=aggregators, clients=clients)
         infos |= {**step.info, **_counted(program, index, rows, cohort, round, accepted, infos)}
+        if seconds is not None:
+            infos[SECONDS] = infos.get(SECONDS, 0.0) + seconds
         if index == len(algorithm.phases) - 1:
             last = rounds.last_rounds(state.last_round, cohort, accepted, round)
             state = state._replace(last_round=last)

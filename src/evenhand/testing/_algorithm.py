@@ -17,7 +17,7 @@ from evenhand.devices import everywhere, here, over
 from evenhand.simulation import engine, setup, store, twin
 from evenhand.simulation.program import EXECUTED, Program, Rows
 from evenhand.streams import keys_of
-from evenhand.systems import Systems
+from evenhand.systems import Systems, bound
 from evenhand.testing._check import Check, are_equal, check_all, checks_of, form
 from evenhand.testing._uploads import check_slots
 from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Model, Params, PyTree, Report, Upload
@@ -127,7 +127,7 @@ def algorithm_checks(
         cohort=cohort,
         capacity=int(data.train.sizes.max()),
         lanes=1,
-        systems=systems,
+        systems=bound(systems, data.client_ids),
         attack=attack,
         buffer=rounds,
     )

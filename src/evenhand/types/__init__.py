@@ -349,6 +349,9 @@ class Sampling(NamedTuple):
       slots: ``clients -> m``, how many slots such a part needs, or a cohort has where the method rests on its size;
         None: as many as clients are asked for.
       independent: whether each client is drawn with the chance ``rate``, independently of all others.
+      among: ``(key, sizes, present, m) -> Cohort`` drawn among the clients that are ``present``, bool ``(N,)``; the
+        cohort of ``draw`` where all are.  None: it is drawn from all clients only, or it is ``scheduled``, in which
+        case the slots of absent clients are empty.
     """
 
     draw: Callable[[Key, Array, int], Cohort]
@@ -360,6 +363,7 @@ class Sampling(NamedTuple):
     slots: Callable[[int], int] | None = None
     scheduled: Callable[[Key, Array, Array, int], Cohort] | None = None
     independent: bool = False
+    among: Callable[[Key, Array, Array, int], Cohort] | None = None
     __repr__ = short
 
 
