@@ -162,7 +162,7 @@ def diurnal(period: int, groups: int, *, smooth: bool = False) -> Systems:
       >>> [day.present(jax.random.key(0), jnp.int32(t), 3).tolist() for t in (0, 1, 2)]
       [[True, False, True], [True, False, True], [False, True, False]]
 
-    Source: the turns are the block-cyclic order of Eichner et al., *Semi-Cyclic Stochastic Gradient Descent*, ICML 2019.
+    Source: the turns are those of Eichner et al., *Semi-Cyclic Stochastic Gradient Descent*, ICML 2019.
     """
     period = whole_number("diurnal(period=)", period, 1, _LONGEST_DAY)
     return _diurnal(period, whole_number("diurnal(groups=)", groups, 1, period), bool(smooth))

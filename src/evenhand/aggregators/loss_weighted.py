@@ -17,7 +17,11 @@ from evenhand.types import Array, Cohort, Key, PyTree, Report, Risk, Sum, Upload
 __all__ = ["ascending_mixture", "loss_powers", "qfedavg", "reference_tilt", "risk_weighted", "running_tilt"]
 
 
-def risk_weighted(risk: Risk) -> Sum:
+_LOWEST = -1e30
+"""A loss below all others, finite so that differences of two such losses are 0."""
+
+
+def risk_weighted(risk: Risk, *, of_slots: bool = False) -> Sum:
     r"""Weights uploads by how much their clients' losses count in a risk: the gradient of that risk over the cohort.
 
     .. math:: \Delta = \sum_k w_k \Delta_k, \qquad w = \texttt{risk.weights}(F_k(w^t); \omega_k)
@@ -27,6 +31,10 @@ def risk_weighted(risk: Risk) -> Sum:
 
     Args:
       risk: such as ``eh.risks.superquantile(0.5)`` (Delta-FL) or ``eh.risks.tilted(1.0)`` (TERM).
+      of_slots: whether an empty slot counts as a client of mean weight :math:`\omega` whose loss is the lowest, so that
+        a tail fraction is one of the slots.  Of :math:`m` slots with :math:`c` clients, ``superquantile(theta)`` then
+        is that of the clients at :math:`\min(1, \theta m / c)`: the same number of clients counts, however many are
+        there.
 
     Edge cases: a client of weight 0 is left out; without any client the direction is zero.
 
@@ -44,7 +52,15 @@ def risk_weighted(risk: Risk) -> Sum:
     def weigh(reports: Report, cohort: Cohort, state: PyTree) -> tuple[Array, PyTree]:
         return risk.weights(reports.loss, reports.weight), state
 
-    return mean()._replace(weigh=weigh, needs_loss=True)
+    def weigh_slots(reports: Report, cohort: Cohort, state: PyTree) -> tuple[Array, PyTree]:
+        there = cohort.present
+        count = jnp.maximum(jnp.sum(there, dtype=reports.weight.dtype), 1.0)
+        mean_weight = jnp.sum(jnp.where(there, reports.weight, 0.0)) / count
+        losses = jnp.where(there, reports.loss, _LOWEST)
+        weights = risk.weights(losses, jnp.where(there, reports.weight, mean_weight))
+        return jnp.where(there, weights, 0.0), state
+
+    return mean()._replace(weigh=weigh_slots if of_slots else weigh, needs_loss=True)
 
 
 # --- AFL ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ def delta_fl(
     nu: float = 0.0,
     filtered: bool = False,
     strict: bool = True,
+    follow: bool = False,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
@@ -45,8 +46,15 @@ def delta_fl(
       filtered: use the paper's first algorithm, which keeps only the clients whose loss is above the cohort's quantile.
       strict: with ``filtered``; False: also keep clients whose loss equals the quantile, as printed in the paper; if
         ``theta m`` is a whole number, that is one client more than the objective asks for.
+      follow: ``theta`` follows availability, so that the number of clients that count stays the same.  Of :math:`m`
+        slots of which :math:`|S_t|` have reported, the round's tail fraction is :math:`\theta_t = \min(1, \theta m /
+        |S_t|)`: about :math:`\theta m` clients count while so many are there, and all of them otherwise.
       sampling: as in ``fedavg``; ``uniform(weighted=False)`` weights clients, rather than examples, equally.
       server_opt, keep_partial: as in ``fedavg``.
+
+    With ``follow``, a round in which few clients are available does not narrow the tail to one or two of them, whose
+    mean update would be noisy; with every slot filled, nothing changes.  The paper names availability as the limit of
+    its method, which must draw :math:`m' / \theta` clients for :math:`m'` to count, and leaves it open.
 
     Put a ridge into the clients' optimiser: ``optax.chain(optax.add_decayed_weights(lam), optax.sgd(lr))``.  It is then
     not in the losses that are compared, where it would be the same for all clients.
@@ -92,5 +100,12 @@ def delta_fl(
         risk = risks.tail_mean(theta, strict=strict)
     else:
         risk = risks.smoothed_superquantile(theta, nu) if nu != 0 else risks.superquantile(theta)
-    method = variant(work, server_opt, risk_weighted(risk), sampling, keep_partial=keep_partial, keeps=True)
-    return method._replace(name=f"delta_fl(theta={theta:g})")
+    method = variant(
+        work,
+        server_opt,
+        risk_weighted(risk, of_slots=follow),
+        sampling,
+        keep_partial=keep_partial,
+        keeps=True,
+    )
+    return method._replace(name=f"delta_fl(theta={theta:g}{', follow=True' if follow else ''})")

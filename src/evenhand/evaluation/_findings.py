@@ -30,7 +30,7 @@ _PERSONAL, _NAMED = 10.0, 5
 
 Kind: TypeAlias = (
     Literal["diverged", "unmoved", "rejected", "guessing", "no_guarantee", "schedule"]  # of the training
-    | Literal["untrained", "client_diverged", "unchosen"]  # of single clients
+    | Literal["untrained", "client_diverged", "unavailable", "unchosen"]  # of single clients
     | Literal["scales", "unmeasured"]  # of the data
 )
 
@@ -49,7 +49,8 @@ class Finding(NamedTuple):
         the numbers are about), ``"untrained"`` (clients that never trained a model of their own),
         ``"client_diverged"`` (some clients' personal models), ``"unchosen"`` (clients that cannot choose among the
         models of several levels), ``"no_guarantee"`` (too few uploads for what a robust
-        aggregator promises) or ``"schedule"`` (a schedule that restarts each round).
+        aggregator promises), ``"schedule"`` (a schedule that restarts each round) or ``"unavailable"`` (clients that
+        were available in no round).
       sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
       split: the split whose numbers it is about, such as ``"test"``; ``"unseen"`` for the test numbers of clients that
         took no part in the training; empty: no single one.
@@ -531,6 +532,33 @@ def untrained_clients(
         "models. More rounds or a larger cohort reach more clients."
     )
     return Finding("untrained", text)
+
+
+def unavailable_clients(availability: NDArray, rounds: int, *, noun: str = "client") -> Finding | None:
+    """A finding where some clients were available in no round.
+
+    Args:
+      availability: the share of the rounds in which each client was available, ``(K,)``.
+      rounds: how many these are.
+      noun: what one of the clients is called, in the singular.
+
+    Example:
+      >>> import numpy as np
+      >>> unavailable_clients(np.array([0.5, 0.0, 1.0]), 10).sentence.split(":")[0]
+      '1 of 3 clients was never available in 10 rounds'
+      >>> unavailable_clients(np.array([0.5, 0.1]), 10) is None
+      True
+    """
+    never = int(np.sum(availability == 0))
+    if not never:
+        return None
+    verb, whose, them = ("was", "its", "it") if never == 1 else ("were", "their", "them")
+    text = (
+        f"{never:,} of {counted(len(availability), noun)} {verb} never available in {counted(rounds, 'round')}: "
+        f"nothing was learnt from {whose} examples, and the numbers over clients include {them}. "
+        "More rounds may reach clients that are rarely available."
+    )
+    return Finding("unavailable", text)
 
 
 def unchosen_levels(rows: NDArray, level: str, noun: str = "client") -> Finding | None:

@@ -262,6 +262,37 @@ def _shares(values: npt.ArrayLike) -> Vector:
     return a / np.sum(a)
 
 
+def rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+    r"""Spearman's rank correlation of two numbers per client, in [-1, 1]; ties share their mean rank.
+
+    .. math:: \rho = \operatorname{corr}(\operatorname{rank} x, \operatorname{rank} y)
+
+    Args:
+      x: ``(n,)``, such as how often each client was available.
+      y: ``(n,)``, such as its accuracy; pairs in which a number is not finite do not count.
+
+    Returns:
+      NaN for fewer than two pairs, or where one of the two is the same for all.
+
+    Example:
+      >>> rank_correlation([0.1, 0.5, 0.9], [10.0, 20.0, 400.0])
+      1.0
+    """
+    pairs = np.array([x, y], np.float64)
+    pairs = pairs[:, np.isfinite(pairs).all(axis=0)]
+    if pairs.shape[1] < 2 or (pairs == pairs[:, :1]).all(axis=1).any():
+        return math.nan
+    ranks = [_ranks(values) for values in pairs]
+    return float(np.clip(np.corrcoef(ranks)[0, 1], -1.0, 1.0))
+
+
+def _ranks(values: Vector) -> Vector:
+    """The rank of each value, from 0; equal values share their mean rank."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts + 1) / 2)[place]
+
+
 # --- the errors of the clients ------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from evenhand.report._comparison import (
     undefined_sentence,
     verdict,
 )
-from evenhand.report._families import Gain, backdoor_line, gains, in_words, privacy_line
+from evenhand.report._families import Gain, attendance, backdoor_line, gains, in_words, privacy_line
 from evenhand.report._levels import LevelRow, by_level, levels_in_words, levels_summary
 from evenhand.report._view import (
     Coverage,
@@ -50,6 +50,7 @@ __all__ = [
     "Summary",
     "Swing",
     "among",
+    "attendance",
     "backdoor_line",
     "by_level",
     "caution",

@@ -1,4 +1,4 @@
-"""What a report adds for runs with personal models, under attack, or with a privacy guarantee.
+"""What a report adds for runs with personal models, under attack, with limited availability, or a privacy guarantee.
 
 Each has a section of the page that is empty for other runs; gains of personal models and the privacy that was spent
 are also put into sentences, for the command line.
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.evaluation import SPLIT_NAMES, of_global
+from evenhand.evaluation import SPLIT_NAMES, of_global, primary_metric, rank_correlation
 from evenhand.report import formatting
 from evenhand.report._comparison import Comparison, Method
-from evenhand.report._view import Group, NDArray, RunView, among, client_values, direction, honest
+from evenhand.report._view import Group, NDArray, RunView, among, chosen, client_values, direction, honest
 from evenhand.report.formatting import Cell, Row, Table, Value, capital, escape, over_seeds, section, value
 from evenhand.text import counted
 
@@ -222,6 +222,112 @@ def _malicious_names(runs: Sequence[RunView]) -> str:
         f"{counted(len(ids), 'malicious client')}: {', '.join(ids[:_MOST_NAMED])}{more}. "
         f"They are measured on clean examples, like all others. {others}"
     )
+
+
+# --- availability: how often clients could take part, and how they are served ----------------------------------------
+
+
+def available(subject: Comparison) -> str:
+    """The section on how often clients were available; empty where all always were."""
+    methods = availability_limited(subject)
+    if not methods:
+        return ""
+    split, metric, rows = subject.split, subject.metric, list[Row]()
+    for method in methods:
+        groups = [_by_availability(run) for run in method.runs]
+        # Seeds may have other clients that were never available: only the groups that all of them have are shown.
+        for name in [name for name in groups[0] if all(name in others for others in groups)]:
+            parts = [chosen(run, some[name]) for run, some in zip(method.runs, groups, strict=True)]
+            shares = [float(np.mean(_share(part))) for part in parts]
+            stats = Method(method.name, tuple(parts)).statistics(split, metric)
+            cells = [over_seeds(stats[key], formatting.factor(key, metric)) for key in _SHOWN]
+            count = Value(f"{len(parts[0].client_ids):,}")
+            rows.append([method.name, Value(name), count, over_seeds(shares, 100.0), *cells])
+    unit = "means in percent" if subject.is_share else "means"
+    caption = f"{capital(subject.quantity)} by how often clients were available; {unit}, availability in percent of "
+    caption += "the rounds" + ("; ± over seeds" if subject.seeds > 1 else "")
+    head = ["Method", "Clients", "How many", "Available", *_SHOWN.values()]
+    words = " ".join(availability_words(method, split, metric) for method in methods)
+    return section(
+        "How often clients were available", Table(head, rows).html(caption), formatting.note(words)
+    )
+
+
+_SHOWN = {"mean": "Mean", "worst10": "Worst tenth"}
+"""The statistics of a group of clients."""
+
+
+def availability_limited(subject: Comparison) -> tuple[Method, ...]:
+    """The methods whose clients were not always available."""
+    return tuple(m for m in subject.methods if all(run.availability is not None for run in m.runs))
+
+
+def availability_words(method: Method, split: str, metric: str) -> str:
+    """How far availability and what clients get go together, in a sentence."""
+    every = [attendance(run)["correlation"][split] for run in method.runs if split in run.clients]
+    known = [x for x in every if not math.isnan(x["spearman"])]
+    name = f"{SPLIT_NAMES[split]} {metric.replace('_', ' ')}"
+    if not known or any(x["metric"] != metric for x in known):
+        known = [_correlation(run, split, metric) for run in method.runs]
+        known = [x for x in known if not math.isnan(x["spearman"])]
+    if not known:
+        return (
+            f"{method.name}: availability or {name} is the same for all clients, so they have no correlation."
+        )
+    value_of = over_seeds([x["spearman"] for x in known]).joined()
+    return (
+        f"{method.name}: the rank correlation (Spearman) of availability and {name} is {value_of}, over "
+        f"{counted(int(known[0]['clients']), 'client')} with {SPLIT_NAMES[split]} examples."
+    )
+
+
+def attendance(run: RunView) -> dict[str, Any]:
+    """How often the clients of a run were available: over clients, and its rank correlation with what they get.
+
+    Returns:
+      ``mean``, ``min`` and ``max`` of the shares of rounds, how many clients were ``never`` available, how many
+      ``clients`` these numbers cover, and for each split the ``correlation`` with the primary metric.
+    """
+    share = _share(run)
+    return {
+        "mean": float(np.mean(share)),
+        "min": float(np.min(share)),
+        "max": float(np.max(share)),
+        "never": int(np.sum(share == 0)),
+        "clients": len(share),
+        "correlation": {
+            split: _correlation(run, split, primary_metric(metrics)) for split, metrics in run.clients.items()
+        },
+    }
+
+
+def _correlation(run: RunView, split: str, metric: str) -> dict[str, Any]:
+    values = client_values(run, split, metric)
+    return {
+        "metric": metric,
+        "spearman": rank_correlation(_share(run), values),
+        "clients": int(np.sum(np.isfinite(values))),
+    }
+
+
+def _share(run: RunView) -> NDArray:
+    assert run.availability is not None
+    return run.availability
+
+
+def _by_availability(run: RunView) -> dict[str, NDArray]:
+    """Which clients are in each group: those never available, and thirds of the others where there are enough."""
+    share = _share(run)
+    ranked = np.flatnonzero(share > 0)
+    ranked = ranked[np.argsort(share[ranked], kind="stable")]
+    groups = {"never": np.flatnonzero(share == 0)}
+    if len(ranked) >= _THIRDS_FROM and share[ranked[0]] < share[ranked[-1]]:
+        names = ("least often", "in between", "most often")
+        groups |= dict(zip(names, np.array_split(ranked, 3), strict=True))
+    else:
+        groups["available"] = ranked
+    clients = np.arange(len(share))
+    return {name: np.isin(clients, some) for name, some in groups.items() if len(some)}
 
 
 # --- privacy: what a private method promises, and what it has spent -----------------------------------------------

@@ -22,7 +22,14 @@ from matplotlib.ticker import MaxNLocator
 from evenhand.evaluation import SPLIT_NAMES, SPLITS, column, is_higher_better, of_global, worst
 from evenhand.report import draw
 from evenhand.report._comparison import Comparison, Method
-from evenhand.report._families import in_words, left_out, personalized, trained
+from evenhand.report._families import (
+    availability_limited,
+    availability_words,
+    in_words,
+    left_out,
+    personalized,
+    trained,
+)
 from evenhand.report._view import RunView, among, client_values
 from evenhand.report.formatting import capital, note, section, svg, value
 from evenhand.text import isolated
@@ -178,10 +185,27 @@ def client_curve(subject: Comparison) -> Figure:
 
 def size_scatter(subject: Comparison) -> Figure:
     """See :func:`evenhand.report.figures.size_scatter`."""
-    metric = subject.metric
-    label = draw.label(metric, subject.split)
-    figure, every = _one_or_panels(subject, "training examples of the client", label)
     points = [_sizes_and_values(method, subject) for method in subject.methods]
+    medians = "median of clients of similar size"
+    figure, every = _scatter(subject, points, "training examples of the client", medians)
+    counts = np.concatenate([sizes for sizes, _ in points])
+    draw.count_axis(every[0], counts, dense=len(every) <= draw.MOST_SHARED)
+    return figure
+
+
+def availability_scatter(subject: Comparison) -> Figure:
+    """See :func:`evenhand.report.figures.availability_scatter`."""
+    points = [_shares_and_values(method, subject) for method in subject.methods]
+    medians = "median of clients of similar availability"
+    return _scatter(subject, points, "rounds in which the client was available (%)", medians)[0]
+
+
+def _scatter(
+    subject: Comparison, points: Sequence[tuple[NDArray, NDArray]], x: str, medians: str
+) -> tuple[Figure, list[Axes]]:
+    """A mark for each client, ``(x, metric)`` of each method; for many clients also the medians."""
+    metric = subject.metric
+    figure, every = _one_or_panels(subject, x, draw.label(metric, subject.split))
     many = sum(values.size for _, values in points) > draw.MOST_MARKERS
     for i, (axes, (sizes, values)) in enumerate(zip(every, points, strict=True)):
         few = values.size <= _FEW
@@ -191,15 +215,13 @@ def size_scatter(subject: Comparison) -> Figure:
         if values.size >= MEDIANS_FROM:
             groups = np.array_split(np.argsort(sizes, kind="stable"), 8)
             x, y = np.array([[np.median(sizes[group]), np.median(values[group])] for group in groups]).T
-            axes.plot(x, draw.scaled(y, metric), color=draw.INK, label="median of clients of similar size")
+            axes.plot(x, draw.scaled(y, metric), color=draw.INK, label=medians)
         if not values.size:
             _say_nothing(axes)
-    counts = np.concatenate([sizes for sizes, _ in points])
-    draw.count_axis(every[0], counts, dense=len(every) <= draw.MOST_SHARED)
     draw.log_if_wide(metric, *every)
     if len(every) == 1:
         draw.legend(figure, every[0])
-    return figure
+    return figure, every
 
 
 def personal_scatter(subject: Comparison) -> Figure:
@@ -405,6 +427,17 @@ def _sizes_and_values(method: Method, subject: Comparison) -> tuple[NDArray, NDA
     return every[shown], metric[shown]
 
 
+def _shares_and_values(method: Method, subject: Comparison) -> tuple[NDArray, NDArray]:
+    """Percent of the rounds and metric of each client: means over the seeds, or all where clients differ."""
+    shares = [100.0 * np.asarray(run.availability, np.float64) for run in method.runs]
+    values = _clients(method, subject)
+    if subject._replace(methods=(method,)).same_clients:
+        shares, values = [np.mean(shares, axis=0)], [np.mean(values, axis=0)]
+    share, metric = np.concatenate(shares), np.concatenate(values)
+    shown = np.isfinite(metric) & np.isfinite(share)
+    return share[shown], metric[shown]
+
+
 def _pairs(run: RunView, subject: Comparison) -> NDArray:
     """Each client's metric with the global model and with its own, ``(2, K)``."""
     names = (of_global(subject.metric), subject.metric)
@@ -497,6 +530,17 @@ def personal_figures(subject: Comparison) -> list[str]:
     text += " Clients that never trained are left out." if left_out(methods) else ""
     figure = personal_scatter(subject._replace(methods=methods))
     return [svg(figure, "personal", "The global model, or a model of one's own?", text, words)]
+
+
+def availability_figures(subject: Comparison) -> list[str]:
+    """The figure of availability and what clients get, if some clients were not always available."""
+    methods = availability_limited(subject)
+    if not methods:
+        return []
+    words = " ".join(availability_words(method, subject.split, subject.metric) for method in methods)
+    figure = availability_scatter(subject._replace(methods=methods))
+    title = "Are rarely available clients served worse?"
+    return [svg(figure, "availability", title, "One mark per client.", words)]
 
 
 def _message(subject: Comparison) -> str:

@@ -60,6 +60,7 @@ class RunView(NamedTuple):
         not known, as in runs that earlier versions saved.
       level: the name of the model that each client is served, ``(K,)``, where there are several to choose from, whose
         names are in ``info["levels"]``; None: there is one.
+      availability: the share of the rounds in which each client was available, ``(K,)``; None: all always were.
     """
 
     title: str
@@ -76,6 +77,7 @@ class RunView(NamedTuple):
     whole: RunView | None = None
     last_round: NDArray | None = None
     level: NDArray | None = None
+    availability: NDArray | None = None
 
 
 # --- runs as they are given ---------------------------------------------------------------------------------------
@@ -153,6 +155,7 @@ def chosen(run: RunView, which: NDArray) -> RunView:
         malicious=None if run.malicious is None else run.malicious[which],
         last_round=None if run.last_round is None else run.last_round[which],
         level=None if run.level is None else run.level[which],
+        availability=None if run.availability is None else run.availability[which],
     )
 
 
@@ -356,6 +359,7 @@ def latest(row: Mapping[str, float], *, honest: bool = False) -> str:
 # --- clients.csv --------------------------------------------------------------------------------------------------
 
 _ROWS, _MALICIOUS, _UNSEEN, _LAST_ROUND, _LEVEL = "rows", "malicious", "unseen", "last_round", "level"
+_AVAILABILITY = "availability"
 
 
 def write_clients_csv(path: str | Path, view: RunView) -> None:
@@ -364,7 +368,8 @@ def write_clients_csv(path: str | Path, view: RunView) -> None:
     Where examples have classes, also how many classes a client has in each split (``"test_classes"``), the spread of
     its accuracies over them and the lowest, as in :func:`~evenhand.evaluation.class_spread`; ``"last_round"``, the
     last round in which the client trained, 0 if it never did; ``"level"``, the name of the model that it is served,
-    where there are several; under an attack, ``"malicious"``, 1 or 0; with clients
+    where there are several; where it is limited, ``"availability"``, the share of the rounds in which the client was
+    available; under an attack, ``"malicious"``, 1 or 0; with clients
     that took no part in the training, which come last, ``"unseen"``.  A metric is an empty field for a client without
     examples in that split.  A name that a spreadsheet would take for a formula is preceded by ``'``, and hidden
     characters in names are codes: :func:`evenhand.text.spreadsheet_name` undoes both.
@@ -398,6 +403,8 @@ def _columns(view: RunView) -> dict[str, list[str]]:
         columns[_LAST_ROUND] = [str(int(number)) for number in view.last_round]
     if view.level is not None:
         columns[_LEVEL] = [spreadsheet_cell(str(name)) for name in view.level]
+    if view.availability is not None:
+        columns[_AVAILABILITY] = ["" if np.isnan(v) else format(v, ".9g") for v in view.availability]
     return columns
 
 
@@ -435,12 +442,14 @@ def read_clients_csv(path: str | Path) -> RunView:
         last_round=last_round,
         classes=classes,
         level=level,
+        availability=columns.get(_AVAILABILITY),
     )
     if _UNSEEN not in columns:
         return view
     is_unseen = columns[_UNSEEN] == 1
-    # An attack needs clients that train, so the others cannot be malicious.
-    return chosen(view, ~is_unseen)._replace(unseen=chosen(view, is_unseen)._replace(malicious=None))
+    # An attack needs clients that train, so the others cannot be malicious; nor does availability concern them.
+    others = chosen(view, is_unseen)._replace(malicious=None, availability=None)
+    return chosen(view, ~is_unseen)._replace(unseen=others)
 
 
 def _read(path: Path) -> tuple[tuple[str, ...], dict[str, NDArray], NDArray | None]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "availability_scatter",
     "client_curve",
     "client_histogram",
     "has_recorded",
@@ -200,6 +201,36 @@ def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None
                 "global one; give runs of methods from eh.personalization."
             )
     return _plots().personal_scatter(subject)
+
+
+def availability_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+    """A metric of each client against the share of rounds in which it was available.
+
+    Several seeds: a client's means over the seeds if these have the same clients, else a mark for each.
+
+    Args:
+      runs: see :mod:`evenhand.report.figures`, as for the other arguments; under systems that limit availability.
+      metric: what to draw.
+      split: the split to measure it on.
+
+    Raises:
+      EvenhandError: no run has that metric on that split, or all clients of some run were always available.
+
+    Example:
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2, systems=eh.systems.diurnal(2, 2))
+      >>> eh.report.figures.availability_scatter(run).axes[0].get_xlabel()
+      'rounds in which the client was available (%)'
+    """
+    subject = _subject(runs, metric, split)
+    for method in subject.methods:
+        if any(run.availability is None for run in method.runs):
+            raise EvenhandError(
+                f"{method.name}: all clients were always available: give runs with systems such as "
+                "eh.systems.diurnal(24, 4)."
+            )
+    return _plots().availability_scatter(subject)
 
 
 def series(runs: Runs, key: str) -> Figure:

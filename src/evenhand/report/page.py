@@ -77,7 +77,11 @@ def body(
       figures: further figures.
       settings: further HTML below the summary, such as what else was tried.
     """
-    from evenhand.report._plots import gallery, personal_figures  # matplotlib takes long to load
+    from evenhand.report._plots import (
+        availability_figures,
+        gallery,
+        personal_figures,
+    )  # matplotlib takes long to load
 
     return [
         _notices(subject),
@@ -89,8 +93,9 @@ def body(
         _families.attacked(subject),
         _levels.levels(subject),
         _families.personal(subject),
+        _families.available(subject),
         _families.privacy(subject),
-        gallery(subject, [*personal_figures(subject), *figures]),
+        gallery(subject, [*personal_figures(subject), *availability_figures(subject), *figures]),
         tables.summary(subject),
         settings,
         _worst_clients(subject),
@@ -229,14 +234,16 @@ def _worst_clients(subject: Comparison) -> str:
         counts = [Value(f"{int(run.sizes[s][k]):,}") for s in splits]
         numbers = [float(values[k]) for values in served]
         bars = [formatting.bar(value(x, metric), x / top, i) for i, x in enumerate(numbers)]
-        rows.append([run.client_ids[k], *counts, *bars])
+        often = [] if run.availability is None else [Value(formatting.percent(float(run.availability[k])))]
+        rows.append([run.client_ids[k], *counts, *often, *bars])
     title = "The ten worst-served clients" if len(ranked) > _WORST else "The clients, worst served first"
     quantity = subject.quantity
     names = [f"{quantity}, {name}" for name in subject.names] if several else [quantity]
     more = f" by {subject.names[0]}, and what they get from the others" if several else ""
     more += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
     client = f"Client ({subject.client_kind})" if subject.client_kind else "Client"
-    head = [client, *(f"{'training' if s == 'train' else s} examples" for s in splits), *names]
+    examples = [f"{'training' if s == 'train' else s} examples" for s in splits]
+    head = [client, *examples, *([] if run.availability is None else ["available"]), *names]
     caption = f"Ordered by {quantity}{more}, of {subject.covered.text}"
     return section(title, Table(head, rows).html(caption))
 

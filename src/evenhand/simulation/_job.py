@@ -200,8 +200,8 @@ def _check_presence(job: Job) -> None:
     ):
         return
     reason = (
-        f"its cohorts are {sampling.rate:g} of all clients, on which its promise of privacy rests, and as many of fewer "
-        "clients would have a larger chance to take part"
+        f"its promise of privacy rests on cohorts that are {sampling.rate:g} of all clients, and as many of fewer "
+        "would each have a larger chance to take part"
         if sampling.rate is not None
         else "its sampling draws from all clients only"
     )

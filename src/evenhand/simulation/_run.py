@@ -46,10 +46,11 @@ class Run(Results):
         in every headline (over all where each evaluated client is malicious); ``"test_<metric>_mean"``,
         ``"_worst10"``, ``"_best10"`` and ``"_variance"`` over clients for the primary metric; ``"test_class_spread"``
         and ``"test_worst_class"``, as in :meth:`summary`; ``"bytes_down"`` and ``"bytes_up"``, what all clients
-        together have received and sent so far; and what the method reports about its latest round, NaN before the first
-        one.
+        together have received and sent so far; where time is simulated, ``"time"``, the simulated seconds since the
+        beginning; and what the method reports about its latest round, NaN before the first one.
       per_round: what the method reports about each round, ``(rounds,)`` each, e.g. ``"update_norm"``; where weights
-        depend on losses, also ``"effective_cohort"``, the number of equally weighted clients that would count as much.
+        depend on losses, also ``"effective_cohort"``, the number of equally weighted clients that would count as much;
+        where time is simulated (:func:`evenhand.systems.speeds`), the ``"seconds"`` of each round.
       info: ``"rounds"`` done; ``"cohort"``; ``"lanes"`` and ``"devices"``; ``"floats"``, how many numbers a client gets
         (``"down"``) and sends (``"up"``) in a round that it takes part in; ``"secure_sums"``, the sums under masks in
         all rounds together; ``"communication"``, numbers and bytes, ``"per_client_and_round"`` and in ``"total"``, with
@@ -72,6 +73,8 @@ class Run(Results):
         discarded or rejected, does not.
       untrained: what clients that never trained are served where clients have models of their own, as in
         :func:`evenhand.simulate`.
+      availability: the share of the rounds in which each client was available, ``(num_clients,)``, NaN before the first
+        round; empty without systems that limit it (:func:`evenhand.systems.availability`).
       initial_loss: the training loss of each evaluated client with the initial model; empty where all clients are
         served the global model.
       level: of a method that trains several models, the position of the one that each evaluated client is served in
@@ -96,6 +99,7 @@ class Run(Results):
     initial_loss: NDArray = field(default_factory=lambda: np.zeros(0))
     level: NDArray | None = None
     trigger: Trigger | None = None
+    availability: NDArray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def params(self) -> Params:
@@ -155,7 +159,14 @@ class Run(Results):
             clients=(*self._of_clients(), self._unchosen()),
             noun=self._noun,
         )
-        return seen if (missing := self._unmeasured()) is None else (*seen, missing)
+        return (*seen, *filter(None, (self._unavailable(), self._unmeasured())))
+
+    def _unavailable(self) -> Finding | None:
+        """The evaluated clients that headlines are about, but that were never available."""
+        if not len(self.availability):
+            return None
+        share = self._evaluated_of(self.availability)[self._honest]
+        return evaluation.unavailable_clients(share, self.info["rounds"], noun=self._noun)
 
     def _unmeasured(self, cure: str | None = None) -> Finding | None:
         """The evaluated clients that headlines are about, but leave out."""
@@ -225,6 +236,9 @@ class Run(Results):
         promise = self.algorithm.privacy
         if promise is None:
             return None
+        if len(self.availability):
+            public = (*promise.public, "which clients are available in which round, whatever their data")
+            promise = promise._replace(public=public)
         # Kept: it takes a second to compute.
         units = self.data.num_clients if promise.unit == "client" else self.data.train.rows
         return account(promise, rounds=self.info["rounds"], units=units)
@@ -411,6 +425,7 @@ class Run(Results):
             malicious=self._evaluated_of(self.malicious) if self.malicious.any() else None,
             last_round=self._evaluated_of(self.last_round),
             level=None if self.level is None else np.array(self.info["levels"])[self.level],
+            availability=self._evaluated_of(self.availability) if len(self.availability) else None,
         )
         if unseen is None:
             return view
@@ -548,4 +563,5 @@ def serve_newcomers(job: Job, server: PyTree, form: Form) -> dict[str, Any]:
         "malicious": np.zeros(data.num_clients, bool),
         "last_round": np.zeros(data.num_clients, np.int64),
         "level": served.level,
+        "availability": np.zeros(0),
     }

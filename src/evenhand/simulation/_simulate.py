@@ -32,7 +32,7 @@ from evenhand.simulation._evaluation import Evaluation, Served
 from evenhand.simulation._job import Checkpoint, Job, Untrained, check_first_losses, check_job, check_model
 from evenhand.simulation._run import Run
 from evenhand.simulation.program import EXECUTED, ROWS, SECONDS, USEFUL, WORK
-from evenhand.simulation.setup import Setup, drawn_last, set_up
+from evenhand.simulation.setup import Setup, attendance, drawn_last, set_up
 from evenhand.simulation.store import Kept, NDArray
 from evenhand.systems import Systems
 from evenhand.types import Algorithm, Attack, Params
@@ -302,6 +302,8 @@ class Session:
         self.per_round: dict[str, NDArray] = {}
         self.initial_loss: NDArray = np.zeros(0)
         self._lent: Kept | None = None
+        self._attended = attendance(self.program, setup.keys, job.data.num_clients)
+        self._counted = 0, np.zeros(0 if self._attended is None else job.data.num_clients, np.int64)
 
     def answer(self, request: Request) -> Stretch | Served:
         """What is asked for, for this run alone."""
@@ -482,7 +484,15 @@ class Session:
             initial_loss=self.initial_loss,
             level=served.level,
             trigger=None if self.job.attack is None else self.job.attack.trigger,
+            availability=self._availability(done),
         )
+
+    def _availability(self, done: int) -> NDArray:
+        """The share of the rounds so far in which each client was available; empty where all always are."""
+        before, counts = self._counted
+        if self._attended is not None and done > before:
+            self._counted = done, counts + self._attended(before, done - before)
+        return self._counted[1] / done if done else np.full(len(counts), np.nan)
 
     def _last_round(self, state: RoundState) -> NDArray:
         """When each client last trained: where the examples of all are pooled, all at once."""

@@ -108,6 +108,7 @@ def load_run(
         malicious=arrays["malicious"],
         last_round=arrays["last_round"],
         level=arrays.get("level"),
+        availability=arrays.get("availability", np.zeros(0)),
         privacy=_account(folder / files.SUMMARY, summary.get("account")),
         # Earlier versions did not record it: the models themselves are then the only sign.
         has_personal_models=bool(summary.get("personal", (folder / files.PERSONAL).is_dir())),
@@ -139,6 +140,7 @@ class SavedRun(Results):
       malicious: likewise.
       last_round: likewise.
       level: likewise.
+      availability: likewise.
       privacy: likewise.
       has_personal_models: likewise.
       untrained: likewise.
@@ -161,6 +163,7 @@ class SavedRun(Results):
     malicious: NDArray
     last_round: NDArray
     level: NDArray | None
+    availability: NDArray
     privacy: Account | None
     has_personal_models: bool
     untrained: Untrained
@@ -378,6 +381,7 @@ def _exact(view: RunView, arrays: Arrays) -> RunView:
         classes={split: class_spread(cells[split], len(evaluated)) for split in view.classes},
         malicious=malicious if arrays["malicious"].any() else None,
         last_round=arrays["last_round"][evaluated],
+        availability=arrays["availability"][evaluated] if "availability" in arrays else None,
     )
 
 
@@ -392,6 +396,7 @@ def _arrays_of(view: RunView) -> dict[str, NDArray]:
             "sizes": view.sizes,
             "malicious": np.zeros(count, bool) if view.malicious is None else view.malicious,
             "last_round": np.zeros(count, np.int64) if view.last_round is None else view.last_round,
+            **({} if view.availability is None else {"availability": view.availability}),
         },
     )
 

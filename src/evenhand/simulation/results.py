@@ -62,6 +62,7 @@ class Results(ABC):
     malicious: NDArray
     last_round: NDArray
     level: NDArray | None
+    availability: NDArray
 
     @property
     @abstractmethod

@@ -19,7 +19,16 @@ from evenhand._version import __version__
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.models import losses
-from evenhand.report import RunView, among, covered, honest, levels_summary, statistics, write_clients_csv
+from evenhand.report import (
+    RunView,
+    among,
+    attendance,
+    covered,
+    honest,
+    levels_summary,
+    statistics,
+    write_clients_csv,
+)
 from evenhand.simulation import folder as files
 from evenhand.simulation.folder import Arrays, NDArray
 from evenhand.simulation.results import Results, Who
@@ -134,6 +143,8 @@ def write_results(
     if run.level is not None:
         about["levels"] = levels_summary(seen)
         about |= {} if view.unseen is None else {"levels_unseen": levels_summary(view.unseen)}
+    if view.availability is not None:
+        about["availability"] = attendance(seen)
     for split in view.clients:
         for ending, part in parts.items():
             if split in part.clients:  # of the unseen clients, none may have examples in it
@@ -196,6 +207,8 @@ def measurements(run: Results) -> dict[str, NDArray]:
         tree["evaluated"] = run.evaluated
     if run.level is not None:
         tree["level"] = run.level
+    if len(run.availability):
+        tree["availability"] = run.availability
     return packed(run.facts.client_ids, tree)
 
 

@@ -47,7 +47,16 @@ from evenhand.streams import Keys, Purpose, keys_of, stream
 from evenhand.systems import bound
 from evenhand.types import Array, Attack, Cohort, Params, PyTree
 
-__all__ = ["SMALL_MODEL", "Offloaded", "Setup", "Streamed", "device_rows", "drawn_last", "set_up"]
+__all__ = [
+    "SMALL_MODEL",
+    "Offloaded",
+    "Setup",
+    "Streamed",
+    "attendance",
+    "device_rows",
+    "drawn_last",
+    "set_up",
+]
 
 
 _BUFFER = 4096
@@ -273,6 +282,24 @@ def drawn_last(program: Program, rows: Rows, keys: Keys, count: int) -> NDArray:
 
     begin = jnp.zeros(sizes.shape, jnp.int32)
     return np.asarray(jax.jit(lambda: lax.fori_loop(0, count, after, begin))())
+
+
+def attendance(program: Program, keys: Keys, clients: int) -> Callable[[int, int], NDArray] | None:
+    """``(first, count) -> (clients,)``: in how many of these rounds each client was available; None: always in all."""
+    systems = program.systems
+    if systems is None or systems.present is None:
+        return None
+
+    @jax.jit
+    def attended(first: Array, count: Array) -> Array:
+        def one_more(i: Array, before: Array) -> Array:
+            there = rounds.presence(systems, keys, clients, first + i)
+            assert there is not None
+            return before + there
+
+        return lax.fori_loop(0, count, one_more, jnp.zeros(clients, jnp.int32))
+
+    return lambda first, count: np.asarray(attended(jnp.int32(first), jnp.int32(count)), np.int64)
 
 
 _T = TypeVar("_T")

@@ -292,6 +292,9 @@ def _outcome(setting: Setting, seed: int, content: Mapping[str, Any]) -> Outcome
         malicious=None if saved.get("malicious") is None else np.array(saved["malicious"], bool),
         last_round=None if saved.get("last_round") is None else np.array(saved["last_round"], np.int64),
         level=None if saved.get("level") is None else np.array(saved["level"], np.str_),
+        availability=None
+        if saved.get("availability") is None
+        else np.array(saved["availability"], np.float64),
     )
     if view is not None:
         _check_form(view)
@@ -312,6 +315,8 @@ def _check_form(view: RunView) -> None:
     """Refuses a file without a checksum whose columns do not fit together, which would fail later, without its name."""
     clients, rows = (len(view.client_ids),), view.history["round"].shape
     per_client = [x for x in (view.malicious, view.last_round, view.level) if x is not None]
+    columns = (view.malicious, view.last_round, view.availability)
+    per_client = [values for values in columns if values is not None]
     for columns in (view.sizes, *view.clients.values(), *view.classes.values()):
         per_client += columns.values()
     fit = all(values.shape == clients for values in per_client) and len(rows) == 1 and rows[0] > 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from evenhand.aggregators import aggregate, mean
-from evenhand.sampling import _distinct_owners, proportional, uniform
+from evenhand.sampling import _distinct_owners, cyclic, fixed, poisson, proportional, uniform
 from evenhand.streams import Purpose, stream
 from evenhand.types import Sampling
 
@@ -265,3 +265,100 @@ def test_sizes_may_sum_to_as_much_as_int32_can_count() -> None:
     sizes = jnp.array([2**30, 1, 2**30 - 2], jnp.int32)
     cohort = np.asarray(proportional().draw(jax.random.key(2), sizes, 4000).ids)
     assert _agrees(np.bincount(cohort, minlength=3)[[0, 2]], 4000, np.array([0.5, 0.5]))
+
+
+# --- drawn among the clients that are present ---------------------------------------------------------------------
+
+_THERE = np.array([True, False, True, True, False, True])
+_KINDS = {**_SCHEMES, "poisson": poisson(0.4)}
+
+
+def _among(sampling: Sampling, present: np.ndarray, m: int, rounds: int = _ROUNDS) -> tuple[np.ndarray, ...]:
+    """``(ids, present)`` of many rounds."""
+    among = sampling.among
+    assert among is not None
+    root, sizes = jax.random.key(11), jnp.asarray(_SIZES, jnp.int32)
+    draw = jax.vmap(lambda t: among(stream(root, Purpose.COHORT, t), sizes, jnp.asarray(present), m))
+    cohort = jax.jit(draw)(jnp.arange(rounds))
+    return np.asarray(cohort.ids), np.asarray(cohort.present)
+
+
+@pytest.mark.parametrize("name", _KINDS)
+@pytest.mark.parametrize(("clients", "m"), [(6, 3), (6, 6), (5000, 20)])
+def test_with_everybody_present_the_cohort_is_the_usual_one(name: str, clients: int, m: int) -> None:
+    sampling, sizes = _KINDS[name], jnp.asarray(np.resize(_SIZES, clients), jnp.int32)
+    assert sampling.among is not None
+    for seed in range(3):
+        key = jax.random.key(seed)
+        usual, among = sampling.draw(key, sizes, m), sampling.among(key, sizes, jnp.ones(clients, bool), m)
+        assert usual.ids.tolist() == among.ids.tolist()
+        assert usual.present.tolist() == among.present.tolist()
+    lone = sampling.among(key, sizes, jnp.arange(clients) == 1, m)
+    assert set(lone.ids[lone.present].tolist()) <= {1}
+
+
+@pytest.mark.parametrize("name", _SCHEMES)
+def test_a_cohort_among_those_present_is_that_of_a_federation_of_them(name: str) -> None:
+    """Each ordered cohort has its exact probability; that of all clients would have another."""
+    m, here = 2, np.flatnonzero(_THERE)
+    ids, there = _among(_SCHEMES[name], _THERE, m)
+    assert there.all() and _THERE[ids].all()
+    p = np.where(_THERE, _SIZES if "proportional" in name else 1.0, 0.0)
+    p = p / p.sum()
+    if _SCHEMES[name].repeats:
+        exact = {(i, j): p[i] * p[j] for i in here for j in here}
+    else:
+        exact = _ordered_draws(p[here], m)
+        exact = {(here[i], here[j]): chance for (i, j), chance in exact.items()}
+    counts = np.array([((ids[:, 0] == i) & (ids[:, 1] == j)).sum() for i, j in exact])
+    assert _agrees(counts, _ROUNDS, np.array(list(exact.values())))
+    assert not _agrees(
+        counts, _ROUNDS, np.roll(list(exact.values()), 1) * (1 + 0.3 * np.sin(range(len(exact))))
+    )
+
+
+@pytest.mark.parametrize("name", _SCHEMES)
+def test_fewer_present_than_the_cohort_leave_slots_empty_and_nobody_leaves_all(name: str) -> None:
+    lone = np.arange(_N) == 4
+    for present, m in ((lone, 3), (lone, _N), (np.zeros(_N, bool), 3)):
+        ids, there = _among(_SCHEMES[name], present, m, rounds=20)
+        assert ids.min() >= 0 and ids.max() < _N
+        assert all(present[cohort[filled]].all() for cohort, filled in zip(ids, there, strict=True))
+        if _SCHEMES[name].repeats:
+            assert (there == present.any()).all(), "those that are there fill all slots"
+        else:
+            assert (there.sum(axis=1) == min(m, present.sum())).all()
+            assert all(len(set(c[f])) == f.sum() for c, f in zip(ids, there, strict=True))
+
+
+def test_few_present_of_many_clients_are_found_without_end() -> None:
+    """Drawing until 20 of 5000 clients differ would never end with 3 there, nor if two draws are one program."""
+    sampling, sizes = proportional(replace=False), jnp.ones(5000, jnp.int32)
+    among = sampling.among
+    assert among is not None
+    present = jnp.stack([jnp.arange(5000) % 2000 == 7, jnp.arange(5000) % 2 == 0])
+    few, many = jax.jit(jax.vmap(lambda there: among(jax.random.key(0), sizes, there, 20).present))(present)
+    assert (few.sum(), many.sum()) == (3, 20)
+
+
+def test_each_client_that_is_present_has_its_chance_under_poisson() -> None:
+    ids, there = _among(poisson(0.4), _THERE, 0)
+    counts = np.bincount(ids[there], minlength=_N)
+    assert not counts[~_THERE].any()
+    assert _agrees(counts[_THERE], _ROUNDS, np.full(4, 0.4))
+    assert not _agrees(counts[_THERE], _ROUNDS, np.full(4, 0.4 * _N / 4)), "no more often than with all there"
+    both = ((ids == 0) & there).any(1) & ((ids == 2) & there).any(1)
+    assert _agrees(np.array([both.sum()]), _ROUNDS, np.array([0.16]))
+
+
+def test_samplings_whose_promise_counts_on_all_clients_cannot_draw_among_some() -> None:
+    assert fixed(0.5).among is None
+    assert cyclic().among is None and cyclic().scheduled is not None
+
+
+def test_a_draw_among_many_clients_makes_no_array_larger_than_they_are() -> None:
+    for sampling in _KINDS.values():
+        among = sampling.among
+        assert among is not None
+        whole = sampling._replace(draw=lambda key, sizes, m, among=among: among(key, sizes, sizes > 1, m))
+        assert _largest_intermediate(whole, 100_000, 10) <= 2 * 100_000

@@ -1,7 +1,10 @@
-"""Stragglers: how many clients are slow, which, and how much of their work they do."""
+"""Systems: which clients are available, how long they take, which are slow, and how much of their work these do."""
 
 from __future__ import annotations
 
+import itertools
+import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,8 +16,9 @@ from scipy import stats
 
 import evenhand as eh
 from evenhand import local
-from evenhand.streams import Purpose, stream
-from evenhand.systems import chain, dropouts, stragglers
+from evenhand.rounds import presence
+from evenhand.streams import Purpose, keys_of, stream
+from evenhand.systems import availability, bound, chain, diurnal, dropouts, speeds, stragglers
 from evenhand.types import Array, ClientData, Cohort, Model
 
 _ROUNDS, _M = 2000, 10
@@ -201,3 +205,173 @@ def test_a_chain_applies_each_system_and_each_draws_as_it_does_alone() -> None:
         chain(0.5)
     with pytest.raises(eh.EvenhandError, match="clients that drop out"):
         dropouts(2)
+
+
+# --- who is available --------------------------------------------------------------------------------------------
+
+
+def _available(
+    system: eh.systems.Systems, clients: int, rounds: int, ids: tuple[str, ...] = ()
+) -> np.ndarray:
+    """Which clients are present in each round, ``(rounds, clients)``, as the engine asks for them."""
+    mine = bound(system, ids or tuple(map(str, range(clients))))
+    program = jax.vmap(lambda t: presence(mine, keys_of(0), clients, t))
+    return np.asarray(jax.jit(program)(jnp.arange(rounds)))
+
+
+def test_a_table_gives_each_client_its_slots_in_turn() -> None:
+    table = np.array([[1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 0]])
+    seen = _available(availability(table), 4, 7)
+    assert np.array_equal(seen, table.T.astype(bool)[np.arange(7) % 3])
+    assert not np.array_equal(_available(availability(1 - table), 4, 7), seen)
+
+
+def test_a_file_is_matched_by_the_clients_ids(tmp_path: Path) -> None:
+    path = tmp_path / "slots.csv"
+    path.write_text("client,night,day\nb,0,1\nunused,1,1\n a ,1,0\n", encoding="utf-8")
+    assert _available(availability(path), 2, 2, ("a", "b")).tolist() == [[True, False], [False, True]]
+    assert _available(availability(str(path)), 2, 2, ("b", "a")).tolist() == [[False, True], [True, False]]
+    with pytest.raises(eh.EvenhandError, match=r"no line for 1 of 2 clients of the data: 'unusd' \(perhaps"):
+        bound(availability(path), ("a", "unusd"))
+    with pytest.raises(eh.EvenhandError, match=r"'c', 'd', 'e' and 2 more"):
+        bound(availability(path), tuple("abcdefg"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("client,s\na,2\n", "the table holds 2"),
+        ("client,s\na,x\n", "not a number"),
+        ("client,s\na,nan\n", "the table holds nan"),
+        ("client,s\na,1\na,0\n", "more than one line"),
+        ("client,s\na,1,0\n", "line 2 has 3 fields"),
+        ("client,s\n", "no table"),
+        ("client\na\n", "no table"),
+        ("", "no table"),
+    ],
+)
+def test_a_file_that_is_no_table_of_zeros_and_ones_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "slots.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(eh.EvenhandError, match=words):
+        availability(path)
+
+
+@pytest.mark.parametrize("table", [[0, 1], np.zeros((3, 0)), [[0.5]], [[1, 0], [1]], "no such file.csv"])
+def test_what_is_no_table_is_refused(table: Any) -> None:
+    with pytest.raises(eh.EvenhandError, match="availability"):
+        availability(table)
+
+
+def test_equal_tables_are_one_object_by_their_content(tmp_path: Path) -> None:
+    table = np.eye(3, dtype=int)
+    assert availability(table) is availability(table.astype(float)) is availability(table.tolist())
+    ids = ("a", "b", "c")
+    assert bound(availability(table), ids) is bound(availability(table.copy()), ids)
+    path = tmp_path / "a.csv"
+    path.write_text("id,t\na,1\n", encoding="utf-8")
+    before = availability(path)
+    assert availability(path) is before
+    path.write_text("id,t\na,0\n", encoding="utf-8")
+    assert availability(path) is not before
+    with pytest.raises(eh.EvenhandError, match="has 3 rows, the data have 2 clients"):
+        bound(availability(table), ("a", "b"))
+
+
+@pytest.mark.parametrize(("period", "groups"), [(1, 1), (4, 2), (24, 3), (7, 3), (5, 5)])
+def test_groups_take_turns_over_the_day(period: int, groups: int) -> None:
+    seen = _available(diurnal(period, groups), 2 * groups + 1, 3 * period)
+    for t, k in itertools.product(range(3 * period), range(2 * groups + 1)):
+        assert seen[t, k] == (math.floor(groups / period * (t % period) + 1e-9) == k % groups)
+    assert (np.array([seen[:, :groups].sum(axis=1)]) == 1).all(), "exactly one group at a time"
+
+
+def test_a_smooth_day_has_its_sinusoid_for_each_group() -> None:
+    """400 days of a day of 6 rounds; with the phase of the next group, the frequencies would be others."""
+    days, period, groups = 400, 6, 3
+    seen = _available(diurnal(period, groups, smooth=True), 6, days * period).reshape(days, period, 6)
+    hours, group = np.arange(period)[:, None], np.arange(6) % groups
+    chance = 0.5 * (1 + np.cos(2 * np.pi * (hours / period - group / groups)))
+    deviation = 4.5 * np.sqrt(chance * (1 - chance) / days) + 1e-6
+    assert (np.abs(seen.mean(axis=0) - chance) <= deviation).all()
+    assert not (np.abs(seen.mean(axis=0) - np.roll(chance, 1, axis=1)) <= deviation).all()
+    own, other = seen[:, 1, 0].astype(float), seen[:, 1, 3].astype(float)
+    assert abs(np.corrcoef(own, other)[0, 1]) < 4.5 / np.sqrt(days), "clients of a group are independent"
+
+
+def test_a_chain_of_availabilities_needs_all_of_them_and_draws_anew_for_each() -> None:
+    night, day = availability([[1, 0], [1, 1]]), diurnal(4, 2)
+    both = chain(night, stragglers(0.5), day)
+    seen = _available(both, 2, 8)
+    assert np.array_equal(seen, _available(night, 2, 8) & _available(day, 2, 8))
+    smooth = diurnal(2, 1, smooth=True)
+    twice = _available(chain(smooth, smooth), 2000, 2)
+    assert twice[0].all() and not twice[1].any()
+    quarter = _available(chain(diurnal(4, 1, smooth=True), diurnal(4, 1, smooth=True)), 2000, 2)[1]
+    assert abs(quarter.mean() - 0.25) < 4.5 * np.sqrt(0.25 * 0.75 / 2000), "independently, or it were 0.5"
+
+
+@pytest.mark.parametrize(("period", "groups"), [(0, 1), (4, 5), (4, 0), (2.5, 1), (2**15 + 1, 1)])
+def test_a_day_without_rounds_or_with_too_many_groups_is_refused(period: Any, groups: Any) -> None:
+    with pytest.raises(eh.EvenhandError, match="diurnal"):
+        diurnal(period, groups)
+
+
+# --- how long clients take ---------------------------------------------------------------------------------------
+
+
+def _seconds(system: eh.systems.Systems, ids: tuple[str, ...]) -> np.ndarray:
+    mine = bound(system, ids)
+    assert mine is not None and mine.pace is not None
+    return np.asarray(mine.pace.per_example(jnp.arange(len(ids))))
+
+
+def test_seconds_are_given_for_each_client_or_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "speeds.csv"
+    path.write_text("client,seconds\nb,2.5\na,1\n", encoding="utf-8")
+    assert _seconds(speeds(path), ("a", "b")).tolist() == [1.0, 2.5]
+    assert _seconds(speeds([0.5, 0.25]), ("a", "b")).tolist() == [0.5, 0.25]
+    assert _seconds(speeds(3), ("a", "b")).tolist() == [3.0, 3.0]
+    assert speeds([0.5, 0.25]) is speeds(np.array([0.5, 0.25])) is not speeds([0.5, 0.3])
+    path.write_text("client,seconds,more\nb,2.5,1\n", encoding="utf-8")
+    with pytest.raises(eh.EvenhandError, match="it has 3 columns"):
+        speeds(path)
+
+
+def test_a_spread_makes_seconds_log_normal_with_their_median_by_seed() -> None:
+    ids = tuple(map(str, range(4000)))
+    logs = np.log(_seconds(speeds(2.0, spread=0.7, seed=5), ids) / 2.0)
+    assert stats.kstest(logs, stats.norm(scale=0.7).cdf).pvalue > 1e-3
+    assert stats.kstest(logs, stats.norm(scale=0.85).cdf).pvalue < 1e-6
+    assert np.array_equal(logs, np.log(_seconds(speeds(2.0, spread=0.7, seed=5), ids) / 2.0))
+    assert not np.array_equal(logs, np.log(_seconds(speeds(2.0, spread=0.7, seed=6), ids) / 2.0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options"),
+    [
+        (-1.0, {}),
+        (math.nan, {}),
+        ([1.0, math.inf], {}),
+        ([[1.0]], {}),
+        ("none.csv", {}),
+        (None, {}),
+        (1.0, {"deadline": -1.0}),
+        (1.0, {"deadline": math.inf}),
+        (1.0, {"communication": -0.1}),
+        (1.0, {"spread": "0.5"}),
+        ([1.0, 2.0], {"spread": 0.5}),
+        (1.0, {"seed": -1}),
+    ],
+)
+def test_seconds_that_are_no_times_are_refused(seconds: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(eh.EvenhandError, match="speeds"):
+        speeds(seconds, **options)
+
+
+def test_a_chain_has_one_clock() -> None:
+    mine = bound(chain(stragglers(0.5), speeds(2.0, 5.0), diurnal(4, 2)), ("a", "b"))
+    assert mine is not None and mine.pace is not None and mine.present is not None
+    assert mine.pace.deadline == 5.0
+    with pytest.raises(eh.EvenhandError, match="more than one speeds"):
+        bound(chain(speeds(2.0), speeds(3.0)), ("a", "b"))
