@@ -248,9 +248,9 @@ def _unmoved(history: Columns, per_round: Columns) -> Finding | None:
     reported = per_round.get("reported")
     if reported is not None and len(reported) and not np.any(reported) and _is_still(history):
         text = (
-            f"The model never moved: no client reported in any of the {rounds} rounds, because all of them "
-            "dropped out or were stragglers, whose work this method discards. Lower either share, or use a method "
-            "that keeps partial work, such as FedProx."
+            f"The model never moved: no client reported in any of the {rounds} rounds, because none was available, or "
+            "all of them dropped out, missed the deadline or were stragglers, whose work this method discards. Change "
+            "these conditions, or use a method that keeps partial work, such as FedProx."
         )
         return Finding("unmoved", text)
     if loss == 0 or not _is_still(history):

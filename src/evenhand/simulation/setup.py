@@ -295,7 +295,7 @@ def attendance(program: Program, keys: Keys, clients: int) -> Callable[[int, int
         def one_more(i: Array, before: Array) -> Array:
             there = rounds.presence(systems, keys, clients, first + i)
             assert there is not None
-            return before + there
+            return before + there.astype(jnp.int32)
 
         return lax.fori_loop(0, count, one_more, jnp.zeros(clients, jnp.int32))
 
