@@ -314,8 +314,7 @@ def _outcome(setting: Setting, seed: int, content: Mapping[str, Any]) -> Outcome
 def _check_form(view: RunView) -> None:
     """Refuses a file without a checksum whose columns do not fit together, which would fail later, without its name."""
     clients, rows = (len(view.client_ids),), view.history["round"].shape
-    per_client = [x for x in (view.malicious, view.last_round, view.level) if x is not None]
-    columns = (view.malicious, view.last_round, view.availability)
+    columns = (view.malicious, view.last_round, view.level, view.availability)
     per_client = [values for values in columns if values is not None]
     for columns in (view.sizes, *view.clients.values(), *view.classes.values()):
         per_client += columns.values()
