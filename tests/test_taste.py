@@ -26,7 +26,16 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 _BASE = {"_platform", "errors", "text", "types", "tree", "_jaxpr", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "secure", "aggregators", "algorithms"}
-_MEASURED = _METHODS | {"attacks", "centralized", "data", "models", "evaluation", "devices", "rounds"}
+_MEASURED = _METHODS | {
+    "attacks",
+    "centralized",
+    "communication",
+    "data",
+    "models",
+    "evaluation",
+    "devices",
+    "rounds",
+}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "text": set(),
@@ -38,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "streams": {"types"},
     "devices": set(),
     "rounds": _WORK | {"aggregators", "risks", "devices"},
+    "communication": _BASE | {"rounds"},
     "lowering": {"_jaxpr"},
     "local": _BASE | {"lowering"},
     "sampling": _BASE,

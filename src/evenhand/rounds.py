@@ -47,14 +47,11 @@ from evenhand.types import (
 )
 
 __all__ = [
-    "Exchanged",
-    "Load",
     "RoundState",
     "Step",
     "Wire",
     "accepts_delta",
     "accepts_report",
-    "added",
     "begin",
     "cohort",
     "colluding",
@@ -73,7 +70,6 @@ __all__ = [
     "presence",
     "roots",
     "server_step",
-    "traffic",
     "weighed",
     "wires",
     "work_key",
@@ -290,74 +286,6 @@ def begin(algorithm: Algorithm, params: Params, clients: int, wires: tuple[Wire,
     return RoundState(algorithm.init(params, clients), aggregators, algorithm.init_client(params))
 
 
-class Load(NamedTuple):
-    """What crosses the wire in one direction, between the server and one client.
-
-    Attributes:
-      numbers: of up to 32 bits each; wider ones, such as those of a secure sum, count as several.
-      bits: all of them together.
-    """
-
-    numbers: int
-    bits: int
-
-    @property
-    def bytes(self) -> int:
-        """Whole bytes that hold the bits."""
-        return -(-self.bits // 8)
-
-
-class Exchanged(NamedTuple):
-    """What crosses the wire in one phase of a round, for a client that takes part in it.
-
-    Attributes:
-      down: what it gets.
-      up: what it sends.
-      secure_sums: sums that are found by whole numbers under masks, so that the server sees the sum alone; each pass of
-        an aggregator is one.  Whole numbers without masks hide nothing, and are not counted.
-    """
-
-    down: Load
-    up: Load
-    secure_sums: int
-
-
-def traffic(algorithm: Algorithm, wires: tuple[Wire, ...]) -> tuple[Exchanged, ...]:
-    """What crosses the wire in each phase of a round; keys and shares of secure sums are not counted."""
-    return tuple(
-        _exchanged(phase.aggregator, wire) for phase, wire in zip(algorithm.phases, wires, strict=True)
-    )
-
-
-def _exchanged(aggregator: Aggregator, wire: Wire) -> Exchanged:
-    message, delta = _load(wire.message), _load(wire.delta)
-    weight, loss = _load(wire.report.weight), _load(wire.report.loss if aggregator.needs_loss else ())
-    if not isinstance(aggregator, Sum):
-        return Exchanged(message, added(delta, weight, loss), 0)
-    passes, summation, sums = aggregator.passes, aggregator.summation, 0
-    published, lifted = added(*[_load(wire.published)] * passes), _load(wire.lifted)
-    if summation is not None:
-        bits = passes * lifted.numbers * summation.bits
-        lifted, sums = Load(bits // 32, bits), 0 if aggregator.streams else passes
-    else:
-        lifted = added(*[lifted] * passes)
-    if aggregator.weigh is None:
-        return Exchanged(added(message, published), lifted, sums)
-    return Exchanged(added(message, published, weight), added(lifted, weight, loss), sums)
-
-
-def added(*loads: Load) -> Load:
-    """Several loads as one."""
-    return Load(sum(load.numbers for load in loads), sum(load.bits for load in loads))
-
-
-def _load(message: PyTree) -> Load:
-    leaves = jax.tree.leaves(message)
-    return Load(
-        sum(leaf.size for leaf in leaves), sum(8 * leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    )
-
-
 # --- the server: what it rejects, how it weighs, and its step ---------------------------------------------------------
 
 
@@ -570,6 +498,11 @@ def lifted(
     honest = aggregator.lift(upload, public, key)
     if attack is None or attack.lifted is None:
         return honest
+    if aggregator.compression is not None:
+        raise EvenhandError(
+            "Attack(lifted=...) replaces what clients add to a sum, and here they send short uploads, of which the "
+            "server makes the sum: give an attack on uploads, such as eh.attacks.sign_flip(0.2)."
+        )
     whole = aggregator.summation
     numbers = aggregator.lift if whole is None else whole.numbers
     if numbers is None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand import rounds
+from evenhand import communication, rounds
 from evenhand.simulation import Checkpoint
 from evenhand.streams import keys_of
 from evenhand.types import Attack
@@ -28,8 +28,10 @@ NAN = Attack(clients=(0, 1), upload=lambda delta, key: jax.tree.map(lambda leaf:
 def once(method: Any) -> Any:
     """What crosses the wire for one client in one round."""
     wires = rounds.wires(method, MODEL.init(jax.random.key(0)), (DATA.train.x, DATA.train.y), 8, N)
-    phases = rounds.traffic(method, wires)
-    return rounds.added(*[phase.down for phase in phases]), rounds.added(*[phase.up for phase in phases])
+    phases = communication.traffic(method, wires)
+    return communication.added(*[phase.down for phase in phases]), communication.added(
+        *[phase.up for phase in phases]
+    )
 
 
 def test_bytes_follow_from_what_each_number_takes_on_the_wire() -> None:
@@ -89,7 +91,7 @@ def test_who_drops_out_is_not_counted_and_the_run_says_so(method: Any, systems: 
         ]
         part.append(int(sum(drawn)))
     wires = rounds.wires(method, MODEL.init(jax.random.key(0)), (DATA.train.x, DATA.train.y), 8, N)
-    traffic = rounds.traffic(method, wires)
+    traffic = communication.traffic(method, wires)
     assert sent["took_part"] == part[-1] and sent["left_out"] == 16 - part[-1]
     # FedDane keeps what stragglers have done, so that they take part.
     assert (part[-1] < 16) == (systems is DROPS or method is FEDAVG)

@@ -6,6 +6,7 @@ from evenhand.aggregators.bucketing import bucketing
 from evenhand.aggregators.caf import caf
 from evenhand.aggregators.centered_clipping import centered_clipping
 from evenhand.aggregators.clip import arc, clip, normalize, reject
+from evenhand.aggregators.compressed import quantized, top_k
 from evenhand.aggregators.coordinatewise import coordinate_median, meamed, trimmed_mean
 from evenhand.aggregators.drift_tilted import drift_tilted
 from evenhand.aggregators.filters import loss_filter, norm_filter
@@ -53,11 +54,13 @@ __all__ = [
     "norm_filter",
     "normalize",
     "qfedavg",
+    "quantized",
     "reduce_uploads",
     "reference_tilt",
     "reject",
     "risk_weighted",
     "running_tilt",
     "secure",
+    "top_k",
     "trimmed_mean",
 ]

@@ -46,7 +46,8 @@ def aggregate(
       seed: for aggregators that draw at random.
 
     Returns:
-      A tree like one upload's delta.  As in training, an upload is left out if its delta, its weight or, where needed,
+      A tree like one upload's delta.  As in a first round of training, uploads are shortened where the aggregator
+      compresses them.  An upload is left out if its delta, its weight or, where needed,
       its loss is not finite, or if its weight is below 0.
 
     Raises:
@@ -72,6 +73,8 @@ def aggregate(
     loss = jnp.full(m, jnp.nan, jnp.float32) if losses is None else jnp.asarray(losses, jnp.float32)
     if weight.shape != (m,) or loss.shape != (m,):
         raise EvenhandError(f"aggregate(): weights {weight.shape} and losses {loss.shape} must be ({m},).")
+    root = jax.random.key(seed)
+    deltas = _shortened(aggregator, deltas, jax.random.split(stream(root, Purpose.COMPRESSION), m))
     present = (weight >= 0) & jnp.isfinite(weight) & jnp.isfinite(jax.vmap(tree.norm)(deltas))
     present = present & jnp.isfinite(loss) if aggregator.needs_loss else present
     uploads = tree.among(present, Upload(deltas, weight, loss))
@@ -80,9 +83,16 @@ def aggregate(
         cohort = Cohort.of(jnp.arange(m, dtype=jnp.int32), present)
         weight, state = aggregator.weigh(Report(uploads.weight, uploads.loss), cohort, state)
         uploads = uploads._replace(weight=tree.among(present, weight))
-    root = jax.random.key(seed)
     noise = jax.random.split(stream(root, Purpose.NOISE), m)
     return reduce_uploads(aggregator, uploads, present, state, stream(root, Purpose.AGGREGATOR), noise)[0]
+
+
+def _shortened(aggregator: Aggregator, deltas: PyTree, keys: Key) -> PyTree:
+    """Uploads as clients send them that have not sent anything before."""
+    if (compression := aggregator.compression) is None or (shorten := compression.shorten) is None:
+        return deltas
+    begin = compression.begin(tree.zeros_like(tree.take(deltas, jnp.int32(0))))
+    return jax.vmap(lambda delta, key: shorten(delta, begin, key)[0])(deltas, keys)
 
 
 def reduce_uploads(
@@ -202,7 +212,9 @@ def before(then: Aggregator, change: Change, name: str, needs: tuple[Need, ...] 
         noises = jax.random.split(noise, present.shape[0])
         return reduce_uploads(then, changed, present, state, second, noises)
 
-    return Stack(then.init, apply, then.needs_loss, then.needs if needs is None else needs)
+    needs = then.needs if needs is None else needs
+    # Clients shorten their uploads before the server does anything with them, wherever that stands.
+    return Stack(then.init, apply, then.needs_loss, needs, then.compression)
 
 
 # --- several as one ----------------------------------------------------------------------------------------------
@@ -215,9 +227,15 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
       parts: the sums, each of one pass, that stream.
 
     Raises:
-      EvenhandError: some of them add whole numbers under :func:`evenhand.aggregators.secure`, and others do not.
+      EvenhandError: some of them add whole numbers under :func:`evenhand.aggregators.secure`, and others do not; or
+        one compresses uploads.
     """
     summations = [part.summation for part in parts]
+    if any(part.compression is not None for part in parts):
+        raise EvenhandError(
+            "Methods side by side share their uploads, of which none can be shortened alone: leave out quantized(...) "
+            "and top_k(...), or train each method in a run of its own."
+        )
     if len({summation is not None and summation.bits for summation in summations}) > 1:
         raise EvenhandError(
             "Methods side by side share their uploads: give secure(...) to all of them, or to none."

@@ -72,18 +72,7 @@ def secure(
     Source: Bonawitz et al., *Practical Secure Aggregation for Privacy-Preserving Machine Learning*, CCS 2017; with the
     geometric median: Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022.
     """
-    if not isinstance(then, Sum):
-        raise EvenhandError(
-            "secure(then=): this aggregator must see every upload, which a secure sum hides: give mean(), "
-            "geometric_median(), centered_clipping(radius) or clip(longest), which need sums only."
-        )
-    if then.weigh is not None:
-        raise EvenhandError(
-            "secure(then=): this aggregator weighs clients by what they report to the server in the clear, such as "
-            "their loss, which a secure sum should hide: give mean() or geometric_median()."
-        )
-    if then.summation is not None:
-        raise EvenhandError("secure(then=secure(...)): its sums are secure already: give it alone.")
+    then = _checked(then)
     point = fixed_point(bits, largest=largest, cohort=cohort)
 
     def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
@@ -121,3 +110,25 @@ def secure(
             partial(sent, point._replace(largest=point.reach)),
         ),
     )
+
+
+def _checked(then: Aggregator) -> Sum:
+    """An aggregator whose sums can be secure."""
+    if not isinstance(then, Sum):
+        raise EvenhandError(
+            "secure(then=): this aggregator must see every upload, which a secure sum hides: give mean(), "
+            "geometric_median(), centered_clipping(radius) or clip(longest), which need sums only."
+        )
+    if then.weigh is not None:
+        raise EvenhandError(
+            "secure(then=): this aggregator weighs clients by what they report to the server in the clear, such as "
+            "their loss, which a secure sum should hide: give mean() or geometric_median()."
+        )
+    if then.compression is not None:
+        raise EvenhandError(
+            "secure(then=): clients add whole numbers of equal length under masks, which leaves nothing to shorten: "
+            "give secure(mean(), bits=32) for half of the bits, or quantized(...) or top_k(...) without secure()."
+        )
+    if then.summation is not None:
+        raise EvenhandError("secure(then=secure(...)): its sums are secure already: give it alone.")
+    return then

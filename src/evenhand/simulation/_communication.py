@@ -1,7 +1,7 @@
 """What the clients of a run have received and sent: numbers, bytes, and over whom they are counted.
 
-What crosses the wire for one client in one round depends on shapes alone (:func:`evenhand.rounds.traffic`).  How many
-clients took part is counted round by round, since some drop out.
+What crosses the wire for one client in one round depends on shapes alone
+(:func:`evenhand.communication.traffic`).  How many clients took part is counted round by round, since some drop out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jax import lax
 
 from evenhand import rounds
 from evenhand._jaxpr.hoist import Keyed
+from evenhand.communication import Load, added
 from evenhand.devices import here
-from evenhand.rounds import Load, added
 from evenhand.simulation.program import Program
 from evenhand.simulation.setup import Setup
 from evenhand.simulation.store import NDArray

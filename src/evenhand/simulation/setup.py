@@ -20,11 +20,13 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from evenhand import rounds, tree
+from evenhand import communication, rounds, tree
+from evenhand._jaxpr.hoist import Keyed
+from evenhand.communication import Exchanged
 from evenhand.data import FederatedDataset
 from evenhand.devices import copies, everywhere, here, over
 from evenhand.errors import EvenhandError
-from evenhand.rounds import Exchanged, RoundState, malicious_clients
+from evenhand.rounds import RoundState, malicious_clients
 from evenhand.simulation._job import Job, check_start
 from evenhand.simulation.program import (
     ById,
@@ -45,7 +47,7 @@ from evenhand.simulation.program import (
 from evenhand.simulation.store import HostStore, NDArray, stored
 from evenhand.streams import Keys, Purpose, keys_of, stream
 from evenhand.systems import bound
-from evenhand.types import Array, Attack, Cohort, Params, PyTree
+from evenhand.types import Algorithm, Array, Attack, Cohort, Params, PyTree
 
 __all__ = [
     "SMALL_MODEL",
@@ -150,6 +152,11 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
     if execution.lanes is None:
         program = program._replace(lanes=_default_lanes(program, params, source))
     like = source.rows
+    if any(phase.aggregator.compression is not None for phase in algorithm.phases):
+        algorithm = _compressed(
+            _Method(algorithm), *tree.form((params, (like.x, like.y))), program.capacity, clients
+        )
+        program = program._replace(algorithm=algorithm)
     wires, begin = _beginning(ById(program), *tree.form((params, (like.x, like.y))), clients)
     beginning = begin(params)
     if algorithm.pooled is not None:  # it may look at all examples before the first round
@@ -166,7 +173,7 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         source=source,
         keys=keys,
         state=state._replace(clients=() if offloaded else stored(state.clients, clients)),
-        traffic=rounds.traffic(algorithm, wires),
+        traffic=communication.traffic(algorithm, wires),
         offloaded=offloaded,
         restarts=any(wire.restarts for wire in wires),
     )
@@ -179,6 +186,23 @@ def _on_host(state: PyTree, clients: int, offload: bool | str | Path | None) -> 
         return False
     stats = {} if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats() or {}
     return offload is not None or size > stats.get("bytes_limit", 3 * _RESIDENT) / 3
+
+
+class _Method(Keyed):
+    """A method as a key: its functions do not compare, and methods that are one object compile nothing anew."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        super().__init__(id(algorithm))
+        self.algorithm = algorithm  # kept, so that its id stays its own
+
+
+@lru_cache(maxsize=16)
+def _compressed(
+    method: _Method, structure: Any, form: tuple[Any, ...], capacity: int, clients: int
+) -> Algorithm:
+    """:func:`evenhand.communication.compressed`, the same object for the same method and shapes."""
+    like = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form]
+    return communication.compressed(method.algorithm, *jax.tree.unflatten(structure, like), capacity, clients)
 
 
 @lru_cache(maxsize=16)

@@ -12,6 +12,7 @@ import optax
 
 from evenhand import rounds as protocol
 from evenhand import tree
+from evenhand.communication import compressed
 from evenhand.data import FederatedDataset, Split
 from evenhand.devices import everywhere, here, over
 from evenhand.simulation import engine, setup, store, twin
@@ -122,10 +123,13 @@ def algorithm_checks(
     ways = tuple((count, device_count) for device_count in devices for count in lanes)
     data = toy_data() if data is None else data
     data = data if algorithm.pooled is None else data.pooled
+    capacity = int(data.train.sizes.max())
+    params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
+    rows = (data.train.x, data.train.y)
     program = Program(
-        algorithm=algorithm,
+        algorithm=compressed(algorithm, params, rows, capacity, data.num_clients),
         cohort=cohort,
-        capacity=int(data.train.sizes.max()),
+        capacity=capacity,
         lanes=1,
         systems=bound(systems, data.client_ids),
         attack=attack,

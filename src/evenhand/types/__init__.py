@@ -37,6 +37,7 @@ __all__ = [
     "Attack",
     "ClientData",
     "Cohort",
+    "Compression",
     "Effort",
     "Info",
     "Key",
@@ -268,6 +269,23 @@ class Summation(NamedTuple):
     __repr__ = short
 
 
+class Compression(NamedTuple):
+    """How clients shorten what they upload; the server reads it off in full length before it aggregates.
+
+    Attributes:
+      begin: ``like -> memory`` of a client that has not sent anything, where ``like`` is a tree of zeros with the
+        structure of one upload's delta.  ``()``: it keeps nothing.
+      shorten: ``(delta, memory, key) -> (delta, memory)``: what the server reads off the short message, with the
+        structure of the upload, and what the client keeps; None: the work of the phase does it.
+      bits: ``like -> bits`` of one short message.
+    """
+
+    begin: Callable[[PyTree], PyTree]
+    shorten: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree]] | None
+    bits: Callable[[PyTree], int]
+    __repr__ = short
+
+
 class Sum(NamedTuple):
     """An aggregator that needs sums only: it streams, shards, works under secure summation and takes noise.
 
@@ -286,6 +304,7 @@ class Sum(NamedTuple):
       summation: how the lifted arrays are added, where they are whole numbers; None: as real numbers, as they arrive.
       release: what one round gives away under noise; None: the sum itself.
       needs: how many uploads its guarantees need; each of them must hold.
+      compression: how clients shorten their uploads, which the server then lifts itself; None: they do not.
     """
 
     init: Callable[[PyTree, int], State]
@@ -299,6 +318,7 @@ class Sum(NamedTuple):
     summation: Summation | None = None
     release: Release | None = None
     needs: tuple[Need, ...] = ()
+    compression: Compression | None = None
     __repr__ = short
 
     @property
@@ -318,12 +338,14 @@ class Stack(NamedTuple):
         ``m``, and those of empty slots, where ``present``, bool ``(m,)``, is False, are zeros.
       needs_loss: whether clients must report their loss.
       needs: how many uploads its guarantees need; each of them must hold.
+      compression: as for :class:`Sum`.
     """
 
     init: Callable[[PyTree, int], State]
     apply: Callable[[Upload, Array, State, Key], tuple[PyTree, State]]
     needs_loss: bool = False
     needs: tuple[Need, ...] = ()
+    compression: Compression | None = None
     __repr__ = short
 
 

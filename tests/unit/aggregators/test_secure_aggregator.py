@@ -10,7 +10,7 @@ from scipy import stats
 
 import evenhand as eh
 from evenhand import aggregators as agg
-from evenhand import rounds
+from evenhand import communication, rounds
 from evenhand.types import Upload
 
 DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
@@ -173,7 +173,7 @@ def test_each_pass_under_masks_is_a_secure_sum(rule: Any, sums: int) -> None:
     for method, phases in ((one_phase, 1), (two_phases, 2)):
         params, shown = MODEL.init(jax.random.key(0)), (DATA.train.x, DATA.train.y)
         wires = rounds.wires(method, params, shown, 8, DATA.num_clients)
-        assert rounds.traffic(method, wires).secure_sums == phases * sums
+        assert communication.traffic(method, wires).secure_sums == phases * sums
 
 
 def test_secure_sums_are_counted_over_the_run_so_far() -> None:
