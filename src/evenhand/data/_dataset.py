@@ -23,7 +23,7 @@ import numpy.typing as npt
 from evenhand.data import _validation as validation
 from evenhand.data._features import Features, Form
 from evenhand.data._validation import NDArray, Splitting, generator
-from evenhand.errors import Argument, EvenhandError
+from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
 from evenhand.text import counted
 
 # --- the type -----------------------------------------------------------------------------------------------
@@ -186,6 +186,78 @@ class FederatedDataset:
             name: split._replace(offsets=np.array([0, split.rows])) for name, split in self._splits.items()
         }
         return replace(self, **splits, client_ids=("all",))
+
+    def select(self, ids: Iterable[object]) -> FederatedDataset:
+        """The data of the clients with these ids, in the order of the data.
+
+        Args:
+          ids: names of clients, as in ``client_ids``; numbers count as their texts.
+
+        Raises:
+          EvenhandError: there is no such client, an id is named twice, or none is named.
+
+        Example:
+          >>> import evenhand as eh
+          >>> eh.data.load("digits", clients=10).select(["7", 2]).client_ids
+          ('2', '7')
+        """
+        if isinstance(ids, str | bytes):
+            raise EvenhandError(f"select({ids!r:.40}): give a list of client ids, such as [{ids!r:.40}].")
+        names = [validation.canonical(validation.spelled(name)) for name in ids]
+        position = {name: k for k, name in enumerate(self.client_ids)}
+        for name in names:
+            if name not in position:
+                raise EvenhandError(
+                    f"{self.name}: there is no client {name[:40]!r}{perhaps(name, self.client_ids[:1000])}: give "
+                    "ids among client_ids."
+                )
+        twice = validation.first_repeated(names)
+        if twice is not None:
+            raise EvenhandError(f"{self.name}: client {twice!r} is named twice: name each client once.")
+        if not names:
+            raise EvenhandError(f"{self.name}: no client is named: give at least one id.")
+        return self._kept(np.sort([position[name] for name in names]), "that are named")
+
+    def min_examples(self, n: int = 1, *, train: int = 1, test: int = 0) -> FederatedDataset:
+        """The data of the clients with enough examples; ``notes`` counts them.
+
+        Args:
+          n: least examples of a client, those for training, validation and testing together.
+          train: least training examples.
+          test: least test examples.
+
+        Raises:
+          EvenhandError: no client has enough.
+
+        Example:
+          >>> import evenhand as eh
+          >>> data = eh.data.load("digits")
+          >>> data.num_clients, data.min_examples(50).num_clients
+          (30, 18)
+
+        Source: 100 images of a writer in Pillutla et al., *Federated Learning with Superquantile Aggregation for
+        Heterogeneous Data*, Machine Learning 2023, section 7.1; ``train=100, test=25`` in Pillutla et al., *Federated
+        Learning with Partial Model Personalization*, ICML 2022.
+        """
+        for name, least in (("n", n), ("train", train), ("test", test)):
+            whole_number(name, least, 0)
+        sizes = sum(split.sizes for split in self._splits.values())
+        enough = (sizes >= n) & (self.train.sizes >= train) & (self.test.sizes >= test)
+        wanted = [f"{n:,} examples"] * (n > 1) + [f"{train:,} for training"] * (train > 1)
+        text = " and ".join([*wanted, *[f"{test:,} for testing"] * (test > 0)])
+        if not enough.any():
+            raise EvenhandError(
+                f"{self.name}: none of the {counted(self.num_clients, 'client')} has at least {text}; the largest has "
+                f"{int(np.max(sizes)):,} examples: ask for fewer."
+            )
+        return self._kept(np.flatnonzero(enough), f"with at least {text}")
+
+    def _kept(self, clients: NDArray, which: str) -> FederatedDataset:
+        """The data of some clients, with a note of how many they are; the same data where these are all."""
+        if len(clients) == self.num_clients:
+            return self
+        note = f"Kept {len(clients):,} of {self.num_clients:,} clients: those {which}."
+        return replace(_of_clients(self, clients), notes=(*self.notes, note))
 
     def describe(self) -> str:
         """A few lines to read: clients, examples per client with mean and standard deviation, features."""

@@ -17,7 +17,15 @@ from evenhand.models._factors import (
 )
 from evenhand.models._images import lenet, resnet20, resnet32
 from evenhand.models._linear import Margin, linear_regression, softmax_regression, svm
-from evenhand.models._networks import cnn_cifar, cnn_femnist, cnn_femnist_dropout, lstm, mlp
+from evenhand.models._networks import (
+    cnn_cifar,
+    cnn_femnist,
+    cnn_femnist_dropout,
+    embedded,
+    lstm,
+    lstm_classifier,
+    mlp,
+)
 from evenhand.models.losses import (
     absolute_error,
     accuracy,
@@ -39,6 +47,7 @@ __all__ = [
     "cnn_femnist",
     "cnn_femnist_dropout",
     "cross_entropy",
+    "embedded",
     "from_flax",
     "from_functions",
     "hinge",
@@ -46,6 +55,7 @@ __all__ = [
     "linear_regression",
     "logistic",
     "lstm",
+    "lstm_classifier",
     "matrix_factorisation",
     "mlp",
     "on_orthonormal",

@@ -1,4 +1,4 @@
-"""Networks of the federated literature: perceptrons, convolutions for images, and a next-character LSTM."""
+"""Networks of the federated literature: perceptrons, convolutions for images, LSTMs for characters and for words."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax import lax
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.models._linear import check_sizes, glorot_uniform, named_model, vector_rows, zeros
-from evenhand.types import Array, Model
+from evenhand.types import Array, Key, Model, Params, PyTree
 
 # --- perceptrons --------------------------------------------------------------------------------------------
 
@@ -76,12 +77,15 @@ def cnn_femnist(classes: int = 62, *, hidden: int = 512) -> Model:
     1,690,046 parameters by default, 1,663,370 with ten classes.  Kernels start Glorot uniform, biases at 0;
     metric ``"accuracy"``.
 
+    With ``hidden=0``, the smaller network of Delta-FL: ``conv 5x5x32 valid, ReLU, pool 2, conv 5x5x64 valid, ReLU,
+    pool 2, dense classes``, that is convolutions without padding and no hidden layer; 115,646 parameters.
+
     Args:
       classes: labels are integers ``0 .. classes - 1``.
-      hidden: width of the dense layer: 512 in the first paper, 2048 in LEAF.
+      hidden: width of the dense layer: 512 in the first paper, 2048 in LEAF; 0: none, see above.
 
     Params:
-      ``conv_0``, ``conv_1``, ``dense``, ``output``, each with ``kernel`` and ``bias``.
+      ``conv_0``, ``conv_1``, ``dense`` (unless ``hidden`` is 0), ``output``, each with ``kernel`` and ``bias``.
 
     Inputs are pixels, float, ``(n, 28, 28)``, ``(n, 28, 28, 1)`` or ``(n, 784)``.
 
@@ -93,9 +97,12 @@ def cnn_femnist(classes: int = 62, *, hidden: int = 512) -> Model:
       1690046
 
     Source: McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*,
-    AISTATS 2017, section 3; Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018.
+    AISTATS 2017, section 3; Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018; for ``hidden=0``, Pillutla
+    et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine Learning 2023, section
+    7.1.
     """
-    check_sizes({"classes": classes, "hidden": hidden})
+    check_sizes({"classes": classes})
+    whole_number("hidden", hidden, 0)
     module = _PooledCNN(_GREY, hidden, classes)
     return named_model(f"cnn_femnist({classes}, hidden={hidden})", module, *_GREY)
 
@@ -150,11 +157,15 @@ class _PooledCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        x = image_rows(x, self.shape)
-        x = _halved(nn.relu(nn.Conv(32, (5, 5), kernel_init=glorot_uniform, name="conv_0")(x)))
-        x = _halved(nn.relu(nn.Conv(64, (5, 5), kernel_init=glorot_uniform, name="conv_1")(x)))
+        x, padding = image_rows(x, self.shape), "SAME" if self.hidden else "VALID"
+        for layer, width in enumerate((32, 64)):
+            convolution = nn.Conv(
+                width, (5, 5), padding=padding, kernel_init=glorot_uniform, name=f"conv_{layer}"
+            )
+            x = _halved(nn.relu(convolution(x)))
         x = _flat(x)
-        x = nn.relu(nn.Dense(self.hidden, kernel_init=glorot_uniform, name="dense")(x))
+        if self.hidden:
+            x = nn.relu(nn.Dense(self.hidden, kernel_init=glorot_uniform, name="dense")(x))
         return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(x)
 
 
@@ -215,7 +226,7 @@ def _flat(x: Array) -> Array:
     return x.reshape(x.shape[0], math.prod(x.shape[1:]))
 
 
-# --- characters ---------------------------------------------------------------------------------------------
+# --- LSTMs: the next character, and the class of a sequence --------------------------------------------------
 
 
 def lstm(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers: int = 2) -> Model:
@@ -258,6 +269,136 @@ def lstm(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers:
     check_sizes({"vocabulary": vocabulary, "embedding": embedding, "hidden": hidden, "layers": layers})
     name = f"lstm({vocabulary}, embedding={embedding}, hidden={hidden}, layers={layers})"
     return named_model(name, _CharacterLSTM(vocabulary, embedding, hidden, layers), 2, dtype=np.int32)
+
+
+def lstm_classifier(
+    features: int, *, classes: int = 2, hidden: int = 100, layers: int = 2, dense: int = 30
+) -> Model:
+    r"""Stacked LSTM that reads a sequence of vectors, such as those of words, and predicts its class.
+
+    ``layers`` LSTM layers as in :func:`lstm`, on the last step's output a dense layer without activation, and a dense
+    layer for the classes:
+
+    .. math:: z = (h_T D + d) W + b.
+
+    Kernels start Glorot uniform, biases at 0; metric ``"accuracy"``.  Texts become such sequences by
+    :func:`evenhand.data.encode_vectors`, or from tokens by :func:`embedded`; the vectors of words are not trained.
+
+    Args:
+      features: numbers per step.
+      classes: labels are integers ``0 .. classes - 1``, with cross-entropy loss; 1: labels 0 and 1 by one logit, with
+        logistic loss.
+      hidden: width of each LSTM layer.
+      layers: how many LSTM layers.
+      dense: width of the dense layer between; 0: none.
+
+    Params:
+      ``lstm_0``, ``lstm_1``, ... with ``kernel`` (inputs + hidden, 4 x hidden) and ``bias``; ``dense`` and ``output``.
+
+    The networks for Sent140 are ``lstm_classifier(300)`` in q-FFL, with 243,892 parameters; ``lstm_classifier(300,
+    classes=1)`` in FedProx, with 243,861; and ``lstm_classifier(50, classes=1, hidden=50, layers=1, dense=0)`` in
+    Delta-FL.
+
+    Differs from the paper: Delta-FL's LSTM comes from PyTorch, which has two biases per gate that are only ever added:
+    20,451 parameters in place of 20,251; it starts uniform in :math:`\pm 1 / \sqrt{50}` and computes in 64 bits.
+
+    Raises:
+      EvenhandError: the inputs are not floats ``(n, T, features)`` with ``T >= 1``.
+
+    Example:
+      >>> import jax
+      >>> from evenhand import models
+      >>> params = jax.eval_shape(models.lstm_classifier(300).init, jax.random.key(0))
+      >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+      243892
+
+    Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020; Li et al., *Fair Resource
+    Allocation in Federated Learning*, ICLR 2020 (Sent140); Pillutla et al., *Federated Learning with Superquantile
+    Aggregation for Heterogeneous Data*, Machine Learning 2023, section 7.1.
+    """
+    check_sizes({"features": features, "classes": classes, "hidden": hidden, "layers": layers})
+    whole_number("dense", dense, 0)
+    name = f"lstm_classifier({features}, classes={classes}, hidden={hidden}, layers={layers}, dense={dense})"
+    module = _SequenceLSTM(features, classes, hidden, layers, dense)
+    return named_model(name, module, 2, features, loss="logistic" if classes == 1 else "cross_entropy")
+
+
+class _SequenceLSTM(nn.Module):
+    features: int
+    classes: int
+    hidden: int
+    layers: int
+    dense: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = jnp.asarray(x)
+        if x.ndim != 3 or x.shape[1] == 0 or x.shape[2] != self.features:
+            raise EvenhandError(
+                f"The LSTM was made for sequences of shape (length, {self.features}), but a row has shape "
+                f"{x.shape[1:]}."
+            )
+        sequence = jnp.swapaxes(x, 0, 1).astype(jnp.float32)
+        for layer in range(self.layers):
+            sequence = _LSTMLayer(self.hidden, name=f"lstm_{layer}")(sequence)
+        last = sequence[-1]
+        if self.dense:
+            last = nn.Dense(self.dense, kernel_init=glorot_uniform, name="dense")(last)
+        return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(last)
+
+
+def embedded(model: Model, vectors: npt.ArrayLike) -> Model:
+    r"""``model`` for tokens: each is replaced by its row of a table of vectors, which is not trained.
+
+    With the table :math:`E`, the outputs for the tokens :math:`i_1, \dots, i_T` are those of ``model`` for
+    :math:`(E_{i_1}, \dots, E_{i_T})`.  Parameters are those of ``model``, so the table is neither sent nor private.
+
+    Args:
+      model: its inputs are sequences of vectors, ``(n, T, d)``, such as :func:`lstm_classifier`.
+      vectors: the table, ``(words, d)``, such as ``vectors`` of :func:`evenhand.data.load_vectors`.  It is part of the
+        compiled program: load only the words that occur.
+
+    Raises:
+      EvenhandError: the table is no matrix of finite numbers, or the inputs are no tokens ``(n, T)``.
+
+    Edge cases: a token beyond the table gives NaN.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from evenhand import models
+      >>> model = models.embedded(models.lstm_classifier(3, hidden=4), jnp.eye(3))
+      >>> params = model.init(jax.random.key(0))
+      >>> model.apply(params, jnp.array([[0, 2, 1]])).shape
+      (1, 2)
+
+    Source: the frozen GloVe vectors of Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020
+    (Sent140).
+    """
+    expect("model", model, Model, "eh.models.lstm_classifier(300)")
+    table = np.asarray(vectors, np.float32)
+    if table.ndim != 2 or not len(table) or not np.isfinite(table).all():
+        raise EvenhandError(f"embedded: vectors has shape {table.shape}: give a matrix of finite numbers.")
+
+    def looked_up(x: Array) -> Array:
+        x = jnp.asarray(x)
+        if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.integer):
+            raise EvenhandError(
+                f"The model needs integer tokens of shape (rows, length), but the inputs are {x.dtype} of shape "
+                f"{x.shape}."
+            )
+        return jnp.take(table, x, axis=0, fill_value=jnp.nan)
+
+    train = model.apply_train
+
+    def apply(params: Params, x: Array) -> PyTree:
+        return model.apply(params, looked_up(x))
+
+    def apply_train(params: Params, x: Array, key: Key) -> PyTree:
+        assert train is not None
+        return train(params, looked_up(x), key)
+
+    name = f"embedded({model.name}, words={len(table)})"
+    return model._replace(apply=apply, apply_train=None if train is None else apply_train, name=name)
 
 
 class _CharacterLSTM(nn.Module):
