@@ -5,7 +5,17 @@ from evenhand.data._dataset import FederatedDataset, Split, from_arrays, hold_ou
 from evenhand.data._features import Column, Features, Fill, Form, Target
 from evenhand.data._synthetic import synthetic
 from evenhand.data.loaders import encode_table, from_frame, load, load_features, load_leaf
-from evenhand.data.loaders._leaf import encode_characters
+from evenhand.data.loaders._download import download
+from evenhand.data.loaders._words import (
+    WordVectors,
+    encode_characters,
+    encode_counts,
+    encode_mean,
+    encode_vectors,
+    encode_words,
+    load_vectors,
+    most_frequent,
+)
 
 __all__ = [
     "Column",
@@ -15,8 +25,14 @@ __all__ = [
     "Form",
     "Split",
     "Target",
+    "WordVectors",
+    "download",
     "encode_characters",
+    "encode_counts",
+    "encode_mean",
     "encode_table",
+    "encode_vectors",
+    "encode_words",
     "from_arrays",
     "from_frame",
     "hold_out",
@@ -24,7 +40,9 @@ __all__ = [
     "load",
     "load_features",
     "load_leaf",
+    "load_vectors",
     "loaders",
+    "most_frequent",
     "partition",
     "synthetic",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 import malformed
 from evenhand.data import FederatedDataset, from_arrays, from_frame, load, load_leaf, loaders
-from evenhand.data.loaders._load import Site, download
 from evenhand.data.loaders._source import Options
 from evenhand.errors import EvenhandError
 
@@ -221,56 +219,10 @@ class TestLoad:
             load("digits", **options)  # pyright: ignore[reportArgumentType]
 
     def test_known_names_are_listed(self) -> None:
-        assert loaders.NAMES == ("digits", "mnist", "fashion-mnist")
-        with pytest.raises(EvenhandError, match="digits, mnist, fashion-mnist"):
+        assert loaders.NAMES[:4] == ("digits", "mnist", "fashion-mnist", "cifar10")
+        with pytest.raises(EvenhandError, match="digits, mnist, fashion-mnist, cifar10"):
             load("digit")
 
     def test_text_paths_work(self, tmp_path: Path) -> None:
         (tmp_path / "t.CSV").write_text(malformed.GOOD_CSV)
         assert load(str(tmp_path / "t.CSV")).num_clients == 2
-
-
-class TestDownload:
-    @pytest.fixture
-    def source(self, tmp_path: Path) -> Site:
-        server = tmp_path / "server"
-        server.mkdir()
-        malformed.write_idx(server)
-        files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in server.iterdir()}
-        return Site(server.as_uri(), files)
-
-    def test_files_are_fetched_once(
-        self, tmp_path: Path, source: Site, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        folder = download("tiny", source)
-        assert folder == tmp_path / "cache/evenhand/tiny"
-        assert load(folder, clients=3).num_clients == 3
-        gone = Site((tmp_path / "gone").as_uri(), source.files)
-        assert download("tiny", gone) == folder
-
-    def test_a_wrong_checksum_leaves_nothing(
-        self, tmp_path: Path, source: Site, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        wrong = source._replace(files=dict.fromkeys(source.files, "0" * 64))
-        with pytest.raises(EvenhandError, match="SHA-256"):
-            download("tiny", wrong)
-        assert not any((tmp_path / "cache/evenhand/tiny").iterdir())
-
-    def test_no_network_gives_one_sentence(
-        self, tmp_path: Path, source: Site, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        with pytest.raises(EvenhandError, match="put the file there yourself") as caught:
-            download("tiny", source._replace(url=(tmp_path / "gone").as_uri()))
-        assert "\n" not in str(caught.value)
-
-    def test_names_lead_to_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        folder = tmp_path / "evenhand/mnist"
-        folder.mkdir(parents=True)
-        for part in ("train", "t10k"):
-            for kind, array in (("images-idx3", np.zeros((9, 2, 2))), ("labels-idx1", np.arange(9) % 2)):
-                (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(malformed.idx(array)))
-        assert load("mnist", clients=3).train.rows == 9

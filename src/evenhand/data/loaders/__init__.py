@@ -2,13 +2,15 @@
 
 from evenhand.data.loaders._encode import NewRows, encode_table, load_features, new_rows
 from evenhand.data.loaders._leaf import load_leaf
-from evenhand.data.loaders._load import NAMES, from_frame, load
+from evenhand.data.loaders._load import NAMES, PUBLISHED, from_frame, is_name, load
 
 __all__ = [
     "NAMES",
+    "PUBLISHED",
     "NewRows",
     "encode_table",
     "from_frame",
+    "is_name",
     "load",
     "load_features",
     "load_leaf",

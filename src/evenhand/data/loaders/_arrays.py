@@ -129,11 +129,12 @@ def _npz_dataset(
 
 def _features(path: Path, given: NDArray, name: str) -> NDArray:
     if given.dtype == np.uint8 and given.ndim >= 3:
-        return _in_unit_range(given)
+        return in_unit_range(given)
     return validation.as_features(given, str(path), validation.element(name), subject=f"array {name!r}")
 
 
-def _in_unit_range(pixels: NDArray) -> NDArray:
+def in_unit_range(pixels: NDArray) -> NDArray:
+    """Pixels of 8 bits as float32 in [0, 1]."""
     return np.divide(pixels, np.float32(255), dtype=np.float32)
 
 
@@ -363,7 +364,7 @@ def idx_images(path: Path, labels: Path | None = None, count: int = 0) -> NDArra
             raise EvenhandError(f"{path}: there are no images: use a file that has some.")
 
     x = _read_idx(path, check)
-    x = _in_unit_range(x) if x.dtype == np.uint8 else x
+    x = in_unit_range(x) if x.dtype == np.uint8 else x
     return validation.as_features(x, str(path), validation.element("image"))
 
 

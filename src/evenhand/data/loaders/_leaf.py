@@ -13,6 +13,7 @@ from evenhand.data import _validation as validation
 from evenhand.data._dataset import FederatedDataset, PooledRows, build
 from evenhand.data._validation import NDArray
 from evenhand.data.loaders._source import Encode, Options, check_file, kind_of, open_text, readable
+from evenhand.data.loaders._words import encode_counts, most_frequent
 from evenhand.errors import EvenhandError
 
 
@@ -76,6 +77,8 @@ def leaf_dataset(train: Path, test: Path | None, options: Options) -> FederatedD
     if test is None and (train / "train").is_dir() and not _json_files(train):
         test = train / "test" if (train / "test").is_dir() else None
         train = train / "train"
+    if options.vocabulary is not None and options.encode is None:
+        options = options._replace(encode=encode_counts(most_frequent(_texts(train), options.vocabulary)))
     users = _read(train, options.encode)
     for user in users.values():
         if not len(user.y):
@@ -95,6 +98,13 @@ def leaf_dataset(train: Path, test: Path | None, options: Options) -> FederatedD
     cut = sum(len(user.y) for user in parts[0])
     rows = [_rows(*part) for part in zip(parts, np.split(labels, [cut]), strict=False)]
     return build(rows, options.splitting, name=str(source), classes=classes)
+
+
+def _texts(path: Path) -> list[Any]:
+    """The examples of all users of a file or folder, as they are written."""
+    trees = [_parse(file)["user_data"] for file in (_json_files(path) if path.is_dir() else [path])]
+    rows = (user.get("x") for tree in trees for user in tree.values() if isinstance(user, dict))
+    return list(chain.from_iterable(x for x in rows if isinstance(x, list)))
 
 
 def _json_files(folder: Path) -> list[Path]:
@@ -287,40 +297,3 @@ def _json(file: Path) -> Any:
         raise EvenhandError(f"{file}: lists are nested too deeply: write one list per row.") from None
     except ValueError:  # Python reads no integer of more than 4,300 digits
         raise EvenhandError(f"{file}: a number has thousands of digits: write a shorter one.") from None
-
-
-# --- the characters of LEAF's Shakespeare task as tokens ----------------------------------------------------
-
-
-ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""The 80 characters of LEAF's Shakespeare task; a character's token is its place here."""
-
-_TOKENS = {character: token for token, character in enumerate(ALPHABET)}
-
-
-def encode_characters(text: str) -> NDArray:
-    """The int32 tokens of ``text``, one per character of :data:`ALPHABET`.
-
-    Args:
-      text: any string.
-
-    Raises:
-      EvenhandError: ``text`` is not a string, or a character is not among the 80.
-
-    Source: Caldas et al., *LEAF: A Benchmark for Federated Settings*, 2018.
-
-    Example:
-      >>> encode_characters("Ay, me")
-      array([25, 77,  8,  1, 65, 57], dtype=int32)
-    """
-    try:
-        return np.array([_TOKENS[character] for character in text], np.int32)
-    except KeyError as error:
-        raise EvenhandError(
-            f"character {error.args[0]!r} is not among the {len(ALPHABET)} of the LEAF Shakespeare alphabet: "
-            "replace it, or encode with another function."
-        ) from None
-    except TypeError:
-        raise EvenhandError(
-            f"an example of type {type(text).__name__} is not text: leave the encoding out where examples are numbers."
-        ) from None

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
-import urllib.request
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +16,31 @@ import numpy as np
 
 from evenhand.data._dataset import FederatedDataset
 from evenhand.data._features import Fill
+from evenhand.data.loaders._archive import files_in, is_archive, unpacked
 from evenhand.data.loaders._arrays import is_idx, load_idx, load_idx_folder, load_npz, pooled
+from evenhand.data.loaders._collections import (
+    BATCHES,
+    DRAWING,
+    RATINGS,
+    load_cifar,
+    load_movielens,
+    load_omniglot,
+)
+from evenhand.data.loaders._download import Remote, cache_folder, fetch
 from evenhand.data.loaders._frames import open_frame
 from evenhand.data.loaders._leaf import holds_leaf, leaf_dataset
 from evenhand.data.loaders._source import Encode, Options, bare_suffix, check_file, kind_of, readable
+from evenhand.data.loaders._sparse import LIBSVM, libsvm_files, load_cells, load_libsvm
 from evenhand.data.loaders._table import in_memory, open_table, table_dataset
+from evenhand.data.loaders._texts import (
+    HDF5,
+    REVIEW,
+    TWEETS,
+    holds_hdf5,
+    load_hdf5,
+    load_imdb,
+    load_sent140,
+)
 from evenhand.errors import EvenhandError, nearest, whole_number
 
 _TEXTS = (".csv", ".tsv", ".data", ".jsonl", ".ndjson")
@@ -49,12 +68,15 @@ def load(
     clients: int | None = None,
     alpha: float = 0.5,
     encode: Encode | None = None,
+    vocabulary: int | None = None,
+    min_examples: int = 1,
     features_array: str | None = None,
 ) -> FederatedDataset:
     """A federated data set from a built-in name, a file or a folder.
 
     * ``"digits"``: 1,797 real handwritten digits, ``x`` (64,); they ship with scikit-learn.
-    * ``"mnist"``, ``"fashion-mnist"``: downloaded once, checked and cached, ``x`` (28, 28).
+    * ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"omniglot"``, ``"imdb"``, ``"movielens"``, ``"sent140"``,
+      ``"femnist"``, ``"shakespeare"``, ``"stackoverflow"``: downloaded once, checked and kept, see below.
     * ``*.csv``, ``*.tsv``, ``*.parquet``: a table with a header, see below.
     * ``*.data``: the same, also with blanks between the cells; where the first line does not hold the name of the label
       or of a client column, there is no header, and the columns are called ``"1"``, ``"2"``, ...
@@ -63,6 +85,17 @@ def load(
     * ``*.json`` or a folder of them: LEAF, see :func:`evenhand.data.load_leaf`; ``train/`` and ``test/`` may be
       sub-folders.
     * ``*-images-idx3-ubyte[.gz]``: IDX with its labels file beside it; or a folder with train and t10k files.
+    * ``*.libsvm``, ``*.svm``: LIBSVM, or a folder with such a file for each client.
+    * ``*.mat``: cells ``X`` and ``Y`` of features and labels, one of each for each client, as Vehicle comes; every
+      client standardises its own features.
+    * ``*.h5``: TensorFlow Federated's EMNIST, Shakespeare or Stack Overflow, or a folder with ``*_train.h5`` and
+      ``*_test.h5``; needs ``pip install 'evenhand[hdf5]'``.
+    * ``*.bin``: a batch of CIFAR-10; and a folder or an archive, ``*.zip`` or ``*.tar.gz``, with the files of CIFAR-10,
+      Omniglot, IMDB, MovieLens or Sentiment140 as they are published.
+
+    Downloads are kept in ``$XDG_CACHE_HOME/evenhand``, or else ``evenhand`` in the platform's folder for caches:
+    ``~/.cache``, ``~/Library/Caches`` or ``%LOCALAPPDATA%``.  Each must have its published SHA-256, and one that breaks
+    off goes on where it ended.
 
     A table has one row per example: one or several columns of client ids, a column with the label, and features in
     the others.  A column of text becomes one input per text, a column of numbers is standardised by the
@@ -103,9 +136,15 @@ def load(
         test part.
       seed: of the split and the partition.
       clients: how many clients to spread examples without client ids over; None: 30 for the digits, 100 for
-        MNIST and its family, and an error for files that should name their clients.
+        MNIST and its family, CIFAR-10 and IMDB, and an error for files that should name their clients.  For HDF5: how
+        many clients to read, the first ones; None: all.  For Omniglot: how many tasks; None: 400.
       alpha: concentration of that partition.
-      encode: LEAF only: turns one entry of ``x`` into numbers, for text.
+      encode: text only: turns a text, or an entry of LEAF's ``x``, into numbers, such as
+        :func:`evenhand.data.encode_words`.
+      vocabulary: text only, in place of ``encode``: ``x`` is the share of each of so many words among the words of the
+        text, the most frequent ones of all training texts.
+      min_examples: keep the clients with at least so many examples, as :meth:`FederatedDataset.min_examples`; texts of
+        the others are never encoded.
 
     Raises:
       EvenhandError: something is wrong with the source; one sentence gives the file, the place in it and the cure.
@@ -124,7 +163,9 @@ def load(
             f"load reads files, not {type(source).__name__} objects: give a table in memory to "
             "evenhand.data.from_frame, and arrays to evenhand.data.from_arrays."
         )
-    return _from(source, options)
+    whole_number("min_examples", min_examples, 1)
+    data = _from(source, options)
+    return data if min_examples == 1 else data.min_examples(min_examples)
 
 
 def _from(source: str | Path, options: Options) -> FederatedDataset:
@@ -135,10 +176,8 @@ def _from(source: str | Path, options: Options) -> FederatedDataset:
         raise EvenhandError(
             f"{name}: only .npz files have arrays to choose from: leave features_array={options.features_array!r} out."
         )
-    if name == "digits":
-        return load_digits(options)
-    if name in SOURCES:
-        return load_idx_folder(download(name, SOURCES[name]), options)
+    if is_name(name):
+        return load_published(name, options)
     path = Path(source)
     kind = kind_of(path)
     if not kind:
@@ -165,18 +204,36 @@ def _file(path: Path, options: Options) -> FederatedDataset:
     if is_idx(path.name):
         return load_idx(path, options)
     suffix = path.suffix.lower()
-    if suffix == ".npz":
-        return load_npz(path, options)
+    if TWEETS.search(path.name):
+        return load_sent140(path, options)
+    if bare_suffix(path) in LIBSVM:
+        return load_libsvm(path, options)
+    readers = {".npz": load_npz, ".mat": load_cells, ".bin": load_cifar, **dict.fromkeys(HDF5, load_hdf5)}
+    if suffix in readers:
+        return readers[suffix](path, options)
     if suffix == ".json":
         return leaf_dataset(path, None, options)
     if suffix in _TABLES or (suffix == ".gz" and bare_suffix(path) in _TEXTS):
         header = [options.label, *options.client]
         table = open_table(path, header, options.categorical, options.na, is_trained=False)
         return table_dataset(str(path), table, options)
+    if is_archive(path):
+        return _published_files(path, options, "the archive")
     raise EvenhandError(
-        f"{path}: the suffix {suffix!r} is unknown: give .csv, .tsv, .data, .jsonl, .parquet, .npz, LEAF .json or IDX "
-        "(*-images-idx3-ubyte); text may be packed as .gz."
+        f"{path}: the suffix {suffix!r} is unknown: give .csv, .tsv, .data, .jsonl, .parquet, .npz, .libsvm, .mat, "
+        ".h5, .bin, LEAF .json or IDX (*-images-idx3-ubyte); text may be packed as .gz."
     )
+
+
+def _published_files(path: Path, options: Options, kind: str) -> FederatedDataset:
+    """The data set in a folder or an archive of files as they are published."""
+    reader = _reader_of(path)
+    if reader is None:
+        raise EvenhandError(
+            f"{path}: {kind} holds neither LEAF .json files (in it, or in train/ and test/) nor IDX, HDF5 or LIBSVM "
+            "files, nor those of CIFAR-10, Omniglot, IMDB, MovieLens or Sent140: name a file in it."
+        )
+    return reader(path, options)
 
 
 def _check_no_table(source: Path, options: Options) -> None:
@@ -188,7 +245,7 @@ def _check_no_table(source: Path, options: Options) -> None:
         "drop": bool(options.drop),
         "categorical": not labels.issuperset(options.categorical),
         "fill": options.fill is not None,
-        "standardize": not options.standardize,
+        "standardize": not options.standardize and source.suffix.lower() != ".mat",
         "standardize_target": not options.standardize_target,
         "drop_empty": options.drop_empty,
         "na": bool(options.na),
@@ -208,10 +265,47 @@ def _folder(path: Path, options: Options) -> FederatedDataset:
         return leaf_dataset(path, None, options)
     if any(is_idx(entry.name) for entry in path.iterdir()):
         return load_idx_folder(path, options)
-    raise EvenhandError(
-        f"{path}: the folder holds neither LEAF .json files (in it, or in train/ and test/) nor IDX files: "
-        "name a file in it."
-    )
+    if holds_hdf5(path):
+        return load_hdf5(path, options)
+    return load_libsvm(path, options) if libsvm_files(path) else _published_files(path, options, "the folder")
+
+
+# --- files as others publish them ----------------------------------------------------------------------------
+
+
+_PICKLED = re.compile(r"(^|/)(data_batch_\d+|test_batch)$")
+
+_FIRST = 20_000
+"""How many names are looked at to recognise an archive."""
+
+_READERS: Sequence[tuple[re.Pattern[str], Callable[[Path, Options], FederatedDataset]]] = (
+    (BATCHES, load_cifar),
+    (DRAWING, load_omniglot),
+    (re.compile(r"(^|/)images_(background|evaluation)\.zip$"), load_omniglot),
+    (REVIEW, load_imdb),
+    (TWEETS, load_sent140),
+    (RATINGS, load_movielens),
+)
+
+
+def _reader_of(path: Path) -> Callable[[Path, Options], FederatedDataset] | None:
+    """The reader of the data set that a folder or an archive holds; None: it holds none that is known.
+
+    Raises:
+      EvenhandError: it holds CIFAR-10 in the version that runs code when it is read.
+    """
+    for _, file in zip(range(_FIRST), files_in(path), strict=False):
+        for pattern, reader in _READERS:
+            if pattern.search(file.name):
+                return reader
+        if not path.is_dir() and file.name.endswith(".h5"):
+            raise EvenhandError(f"{path}: HDF5 is read from files only: unpack it, and name the folder.")
+        if _PICKLED.search(file.name):
+            raise EvenhandError(
+                f"{path}: {file.name[-60:]} is a pickle, which may run any code when it is read: use CIFAR-10's binary "
+                "version, which the name cifar10 stands for."
+            )
+    return None
 
 
 # --- tables -------------------------------------------------------------------------------------------------
@@ -299,39 +393,203 @@ def from_frame(
     return table_dataset(name, in_memory(opened), options)
 
 
-# --- built-in data ------------------------------------------------------------------------------------------
+# --- data sets by name: the digits, and those that are downloaded once and checked ----------------------------
 
 
-class Site(NamedTuple):
-    """Where files are, and the SHA-256 that each must have."""
+class Published(NamedTuple):
+    """A data set that others publish.
 
-    url: str
-    files: dict[str, str]
+    Attributes:
+      files: what is downloaded.
+      read: its reader, of the folder with these files, or of the file if it is the only one.
+      names_clients: whether each example belongs to a client; otherwise they are spread.
+      has_test: whether some of the examples are for testing.
+      has_reals: whether labels are real-valued targets, not classes.
+    """
+
+    files: tuple[Remote, ...]
+    read: Callable[[Path, Options], FederatedDataset]
+    names_clients: bool = False
+    has_test: bool = True
+    has_reals: bool = False
 
 
-SOURCES = {
-    "mnist": Site(
-        "https://ossci-datasets.s3.amazonaws.com/mnist",
-        {
-            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        },
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+
+_FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
+
+_OMNIGLOT = "https://github.com/brendenlake/omniglot/raw/master/python"
+
+_TFF = "https://storage.googleapis.com/tff-datasets-public"
+
+
+def _idx_files(site: str, checksums: Mapping[str, str]) -> tuple[Remote, ...]:
+    return tuple(Remote(f"{site}/{file}-ubyte.gz", checksum) for file, checksum in checksums.items())
+
+
+PUBLISHED: Mapping[str, Published] = {
+    "mnist": Published(
+        _idx_files(
+            _MNIST,
+            {
+                "train-images-idx3": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                "train-labels-idx1": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                "t10k-images-idx3": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                "t10k-labels-idx1": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+            },
+        ),
+        load_idx_folder,
     ),
-    "fashion-mnist": Site(
-        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
-        {
-            "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        },
+    "fashion-mnist": Published(
+        _idx_files(
+            _FASHION,
+            {
+                "train-images-idx3": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                "train-labels-idx1": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                "t10k-images-idx3": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                "t10k-labels-idx1": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+            },
+        ),
+        load_idx_folder,
+    ),
+    # Sizes and checksums of the next five are those of TensorFlow Datasets, as of 2022: url_checksums/cifar10.txt,
+    # omniglot.txt, imdb_reviews.txt, movielens.txt, and text/sentiment140/checksums.tsv.
+    "cifar10": Published(
+        (
+            Remote(
+                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                170_052_171,
+            ),
+        ),
+        load_cifar,
+    ),
+    "omniglot": Published(
+        (
+            Remote(
+                f"{_OMNIGLOT}/images_background.zip",
+                "ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
+                9_464_212,
+            ),
+            Remote(
+                f"{_OMNIGLOT}/images_evaluation.zip",
+                "1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
+                6_462_886,
+            ),
+        ),
+        load_omniglot,
+        names_clients=True,
+    ),
+    "imdb": Published(
+        (
+            Remote(
+                "http://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+                "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+                84_125_825,
+            ),
+        ),
+        load_imdb,
+    ),
+    "movielens": Published(
+        (
+            Remote(
+                "https://files.grouplens.org/datasets/movielens/ml-100k.zip",
+                "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229",
+                4_924_029,
+            ),
+        ),
+        load_movielens,
+        names_clients=True,
+        has_test=False,
+        has_reals=True,
+    ),
+    "sent140": Published(
+        (
+            Remote(
+                "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",
+                "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
+                81_363_704,
+            ),
+        ),
+        load_sent140,
+        names_clients=True,
+        has_test=False,
+    ),
+    # Checksums of the rest are those of TensorFlow Federated while it read these files: file_hash in
+    # tensorflow_federated/python/simulation/datasets/{emnist,shakespeare,stackoverflow}.py.  It gives no sizes.
+    "femnist": Published(
+        (
+            Remote(
+                f"{_TFF}/fed_emnist.tar.bz2",
+                "fe1ed5a502cea3a952eb105920bff8cffb32836b5173cb18a57a32c3606f3ea0",
+            ),
+        ),
+        load_hdf5,
+        names_clients=True,
+    ),
+    "shakespeare": Published(
+        (
+            Remote(
+                f"{_TFF}/shakespeare.tar.bz2",
+                "0285be9906cb5f268092eee4edeeacfc2af4574f2941f7cc2f08a321d7f5c707",
+            ),
+        ),
+        load_hdf5,
+        names_clients=True,
+    ),
+    "stackoverflow": Published(
+        (
+            Remote(
+                f"{_TFF}/stackoverflow.tar.bz2",
+                "99eca2f8b8327a09e5fc123979df2d237acbc5e52322f6d86bf523ee47b961a2",
+            ),
+            Remote(
+                f"{_TFF}/stackoverflow.tag_count.tar.bz2",
+                "6fe281cec490d9384a290d560072438e7e2b377bbb823876ce7bd6f82696772d",
+            ),
+        ),
+        load_hdf5,
+        names_clients=True,
     ),
 }
+"""The data sets that :func:`evenhand.data.load` downloads, by name."""
 
-NAMES = ("digits", *SOURCES)
-"""The names that :func:`load` knows beside files and folders."""
+NAMES = ("digits", *PUBLISHED)
+"""The names that :func:`evenhand.data.load` knows beside files and folders."""
+
+
+_FIRST_NAMES = ("digits", "mnist", "fashion-mnist")
+
+
+def is_name(source: str) -> bool:
+    """Whether a source is a built-in name; a file or folder of the name is meant where there is one.
+
+    The oldest names are always names.
+    """
+    return source in _FIRST_NAMES or (source in NAMES and not Path(source).exists())
+
+
+def load_published(name: str, options: Options, published: Published | None = None) -> FederatedDataset:
+    """The data set of a name, whose files are kept in a folder of that name among the platform's caches.
+
+    Args:
+      name: one of :data:`NAMES`.
+      options: what the caller asked for.
+      published: where it is from; None: as listed above.
+    """
+    if name == "digits":
+        return load_digits(options)
+    entry = PUBLISHED[name] if published is None else published
+    folder = cache_folder() / name
+    files = [fetch(remote, folder) for remote in entry.files]
+    place = folder if len(files) > 1 else files[0]
+    if entry.read is load_hdf5:
+        place = unpacked(files, folder)
+    try:
+        return replace(entry.read(place, options), name=name)
+    except MemoryError:
+        raise EvenhandError(f"{name} does not fit into memory: read fewer clients.") from None
+
 
 _DIGITS_CLIENTS = 30
 
@@ -344,37 +602,3 @@ def load_digits(options: Options) -> FederatedDataset:
     x, y = datasets.load_digits(return_X_y=True)
     examples = (np.asarray(x) / 16).astype(np.float32), np.asarray(y).astype(np.int32)
     return pooled("digits", [examples], tuple("0123456789"), options, clients=_DIGITS_CLIENTS)
-
-
-def download(name: str, source: Site) -> Path:
-    """The folder with ``source``'s files, downloaded if they are missing.
-
-    They are kept under ``$XDG_CACHE_HOME/evenhand`` (``~/.cache/evenhand``).  A file gets its name only after
-    its checksum was right, so an interrupted download leaves nothing behind that looks complete.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(cache) if cache else Path.home() / ".cache") / "evenhand" / name
-    for file, checksum in source.files.items():
-        if not (folder / file).is_file():
-            _fetch(f"{source.url}/{file}", folder / file, checksum)
-    return folder
-
-
-def _fetch(url: str, path: Path, checksum: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(url, timeout=60) as answer:
-            content = answer.read()
-        if hashlib.sha256(content).hexdigest() != checksum:
-            raise EvenhandError(
-                f"{url}: the file is not the published one (SHA-256 differs): try again later."
-            )
-        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        reason = " ".join(str(error).split())
-        raise EvenhandError(
-            f"{url}: cannot be fetched to {path.parent} ({reason}): connect to the internet, or put the file "
-            "there yourself."
-        ) from None

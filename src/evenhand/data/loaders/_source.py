@@ -50,6 +50,8 @@ class Options(NamedTuple):
     clients: int | None = None
     alpha: float = 0.5
     encode: Encode | None = None
+    vocabulary: int | None = None
+    min_examples: int = 1
     features_array: str | None = None
 
     @staticmethod
