@@ -147,7 +147,7 @@ def test_every_option_says_what_it_takes(
             "run side-by-side",
             "evenhand: side_by_side needs methods, which an expression cannot give: call it from",
         ),
-        ("run fedavg --model sofmax", "lstm, not 'sofmax' (perhaps you meant softmax): see "),
+        ("run fedavg --model sofmax", "factors, not 'sofmax' (perhaps you meant softmax): see "),
         ("run fedavg --cohort al", "(perhaps you meant all)"),
         ("run fedavg --data digit", "digit: no such file or folder (perhaps you meant digits), nor one "),
         ("run fedavg --data Digits", "(perhaps you meant digits)"),

@@ -32,6 +32,17 @@ from evenhand.text import listed
 _POSITIONAL, _HIDDEN = get_args(Positional[int])[1], get_args(Suppress[int])[1]
 
 
+class WholeNumbers(str):
+    """Whole numbers with commas between them, as typed: ``"300,100"``; a single one is an int.
+
+    A field of type ``Annotated[int | str, WholeNumbers]`` takes them, as the help shows the type.
+    """
+
+    def __new__(cls, text: str) -> Any:
+        """An int where there is no comma."""
+        return str.__new__(cls, text) if "," in text else int(text)
+
+
 class Takes(NamedTuple):
     """What an option or a positional argument takes.
 
@@ -55,7 +66,7 @@ class Takes(NamedTuple):
     def __str__(self) -> str:
         if len(self.words) == len(self.kinds) > 1:
             return f"one of {', '.join(self.words)}"
-        names = {int: "a whole number", float: "a number"}
+        names = {int: "a whole number", float: "a number", WholeNumbers: "whole numbers, as in 300,100"}
         types = [names.get(kind, "a value") for kind in self.kinds if not isinstance(kind, str)]
         return " or ".join(types + self.words) or "true or false"
 
@@ -81,10 +92,11 @@ class Takes(NamedTuple):
         return value in self.words or any(type(value) in alike for alike in types)
 
 
-_JSON: Mapping[Any, tuple[type, ...]] = {float: (int, float), Path: (str,)}
+_JSON: Mapping[Any, tuple[type, ...]] = {float: (int, float), Path: (str,), WholeNumbers: (int, str)}
 """The types of a JSON file that stand for a type."""
 # Fewer spellings than Python reads: no NaN, no underscores, and no more digits than Python converts.
-_NUMBERS = {
+_NUMBERS: Mapping[type, re.Pattern[str]] = {
+    WholeNumbers: re.compile(r"[0-9]{1,30}(,[0-9]{1,30})*", re.ASCII),
     int: re.compile(r"[+-]?[0-9]{1,30}"),
     float: re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?)", re.IGNORECASE | re.ASCII),
 }
@@ -104,6 +116,8 @@ def options_of(command: type) -> Options:
             options |= options_of(hint)  # pyright: ignore[reportArgumentType]  (a class, not a value)
         elif _POSITIONAL in marks:
             options[field.name.upper()] = takes(hint)._replace(needed=field.default is MISSING)
+        elif WholeNumbers in marks:
+            options |= option(field.name, WholeNumbers)
         elif _HIDDEN not in marks:
             options |= option(field.name, hint)
     return options

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from tyro.conf import arg
 from evenhand import data as federated
 from evenhand.cli._arguments import changed, typed
 from evenhand.data import Features, FederatedDataset, Fill, Form
-from evenhand.data.loaders import NAMES, NewRows, new_rows
+from evenhand.data.loaders import PUBLISHED, NewRows, is_name, new_rows, spreads
 from evenhand.errors import Argument, EvenhandError, whole_number
 from evenhand.evaluation import unlabelled
 
@@ -25,19 +25,40 @@ NDArray = npt.NDArray[Any]
 
 
 _LI, _LECUN = "Li et al., MLSys 2020", "LeCun et al., 1998"
+_CALDAS, _TFF = "Caldas et al., 2018", "TensorFlow Federated, 2019"
 _TABLE = "A table with client columns, a label column and features; also .tsv, .jsonl, .parquet."
 
 SOURCES = (
     ("digits", "1,797 real handwritten digits (8 × 8), spread by Dirichlet(alpha).", "scikit-learn"),
     ("mnist", "70,000 handwritten digits (28 × 28), downloaded once.", _LECUN),
     ("fashion-mnist", "70,000 pictures of clothes (28 × 28), downloaded once.", "Xiao et al., 2017"),
+    ("cifar10", "60,000 pictures (32 × 32, colour), downloaded once.", "Krizhevsky, 2009"),
+    ("femnist", "748,000 handwritten characters by 3,400 writers; needs evenhand[hdf5].", _CALDAS),
+    ("shakespeare", "The next character, by role of a play; needs evenhand[hdf5].", _CALDAS),
+    (
+        "stackoverflow",
+        "Tags of questions, by user: --clients 400 reads the first 400; needs evenhand[hdf5].",
+        _TFF,
+    ),
+    ("sent140", "1.6 million tweets by account; with --vectors FILE or --vocabulary INT.", "Go et al., 2009"),
+    ("imdb", "50,000 reviews of films; with --vectors FILE or --vocabulary INT.", "Maas et al., 2011"),
+    ("movielens", "100,000 ratings of films by 943 users; with --model factors.", "Harper and Konstan, 2015"),
+    ("omniglot", "400 tasks of five characters each (28 × 28).", "Lake et al., 2015"),
     ("synthetic:A,B", "Synthetic(α, β): each client labels Gaussian examples by its own model.", _LI),
     ("synthetic:iid", "The same with one model and one distribution for all clients.", _LI),
-    ("FOLDER", "LEAF: train/*.json and test/*.json, or one folder of JSON files.", "Caldas et al., 2018"),
+    ("FOLDER", "LEAF: train/*.json and test/*.json, or one folder of JSON files.", _CALDAS),
     ("FILE.csv", _TABLE, ""),
     ("FILE.data", "The same without a header, whose columns are called 1, 2, 3, ...", ""),
     ("FILE.npz", "Arrays x, y and client.", ""),
     ("*-ubyte[.gz]", "IDX images and labels, spread by Dirichlet(alpha).", _LECUN),
+    ("FILE.h5", "EMNIST, Shakespeare or Stack Overflow of TensorFlow Federated; also a folder.", _CALDAS),
+    (
+        "FILE.libsvm",
+        "LIBSVM, spread over --clients; a folder with a file for each client.",
+        "Chang and Lin, 2011",
+    ),
+    ("FILE.mat", "Vehicle: cells X and Y, one of each for each sensor.", "Duarte and Hu, 2004"),
+    ("FILE.zip", "The files of the data sets above, as published; also .tar.gz, or a folder.", ""),
 )
 """Name, what it is, source."""
 
@@ -58,7 +79,7 @@ class DataOptions:
     """What to train on, and how it is spread over clients."""
 
     data: str = "digits"
-    """digits, mnist, fashion-mnist, synthetic:ALPHA,BETA, synthetic:iid, or a path: `evenhand list data`"""
+    """digits, mnist, fashion-mnist, cifar10, synthetic:ALPHA,BETA, synthetic:iid, or a path: `evenhand list data`"""
     client_column: str = "client"
     """the column (or .npz array) of client ids; A,B: a client for each combination of two columns"""
     groups: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: one group)")] = None
@@ -89,8 +110,18 @@ class DataOptions:
     """labels are real numbers, not classes"""
     text: bool = False
     """LEAF only: the examples are text, whose characters become tokens (Shakespeare)"""
+    vectors: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """text: vectors of words in GloVe's format, which a text's words become"""
+    words: int | Literal["mean"] = 25
+    """with --vectors: how many words of each text are read; mean: the mean vector of all of its words"""
+    vocabulary: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: none)")] = None
+    """text: count so many words in each text, the most frequent words of all training texts"""
     clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the data)")] = None
-    """number of clients (for data without client ids)"""
+    """number of clients (for data without client ids); HDF5: read the first ones only"""
+    min_examples: int = 1
+    """keep the clients with at least so many examples, for training and testing together"""
+    clients_from: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: all)")] = None
+    """keep the clients whose ids this file lists, one in each line"""
     alpha: float = 0.5
     """Dirichlet concentration of classes (for data without client ids); smaller values make clients differ more"""
     test_fraction: float = 0.2
@@ -108,7 +139,8 @@ class DataOptions:
         """
         if self.groups is None:
             is_asked = self.client_column != "client" or self.clients is not None
-            return self if is_asked or _kind(self.data) in ("synthetic", "LEAF") else replace(self, clients=1)
+            has_clients = _kind(self.data) in ("synthetic", "LEAF", "clients")
+            return self if is_asked or has_clients else replace(self, clients=1)
         if self.client_column not in ("client", self.groups):
             raise EvenhandError(
                 f"--client-column {self.client_column} --groups {self.groups}: groups take the place of clients: give "
@@ -123,7 +155,11 @@ class DataOptions:
           EvenhandError: there is no such data, or it is malformed.
         """
         whole_number("data_seed", self.data_seed, 0, 2**32 - 1)
-        if self.regression and _kind(self.data) in ("built in", "synthetic"):
+        published = PUBLISHED.get(self.data)
+        are_classes = _kind(self.data) == "synthetic" or (
+            is_name(self.data) and not (published is not None and published.has_reals)
+        )
+        if self.regression and are_classes:
             raise EvenhandError(
                 f"--regression is for labels that are real numbers, but those of {self.data} are classes: leave it "
                 "out, or name other data with --data."
@@ -139,9 +175,9 @@ class DataOptions:
                 raise EvenhandError(
                     f"{tabular[0]} is for tables, and --data {self.data} is not one: leave it out."
                 )
-            return self._synthetic(parameters)
+            return self._kept(self._synthetic(parameters))
         try:
-            return self._loaded()
+            return self._kept(self._loaded())
         except EvenhandError as error:
             named = [part.name for part in error.parts if isinstance(part, Argument)]
             if self.groups is None or "client" not in named:
@@ -149,6 +185,33 @@ class DataOptions:
             # The column that is missing was given as one of groups.
             first = str(error.parts[0]).replace("client column", "column of groups").partition(": say")[0]
             raise EvenhandError(f"{first}: say which it is with --groups NAME.") from None
+
+    def _kept(self, data: FederatedDataset) -> FederatedDataset:
+        """The data of the clients that the options keep."""
+        if self.clients_from is not None:
+            try:
+                lines = Path(self.clients_from).read_text(encoding="utf-8-sig").splitlines()
+            except (OSError, UnicodeDecodeError, ValueError) as error:
+                why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+                fault = f"--clients-from {self.clients_from} cannot be read ({why})"
+                raise EvenhandError(f"{fault}: name a file with one client id in each line.") from None
+            data = data.select(line for line in lines if line.strip())
+        return data.min_examples(self.min_examples) if self.min_examples > 1 else data
+
+    def _encode(self) -> Callable[[Any], Any] | None:
+        """What turns a text into numbers; None: nothing, or counts of words."""
+        ways = {"--text": self.text, "--vectors": self.vectors, "--vocabulary": self.vocabulary}
+        given = [option for option, value in ways.items() if value not in (None, False)]
+        if len(given) > 1:
+            raise EvenhandError(f"{given[0]} and {given[1]} exclude each other: give one of them.")
+        if self.text:
+            return federated.encode_characters
+        if self.vectors is None:
+            return None
+        vectors = federated.load_vectors(self.vectors)
+        if self.words == "mean":
+            return federated.encode_mean(vectors)
+        return federated.encode_vectors(vectors, length=whole_number("words", self.words, 1))
 
     def _loaded(self) -> FederatedDataset:
         client = _names("--client-column", self.client_column)
@@ -172,7 +235,12 @@ class DataOptions:
             seed=self.data_seed,
             clients=self.clients,
             alpha=self.alpha,
-            encode=federated.encode_characters if self.text else None,
+            encode=self._encode(),
+            vocabulary=self.vocabulary,
+            # Clients are kept by name before they are counted.
+            min_examples=whole_number("min_examples", self.min_examples, 1)
+            if self.clients_from is None
+            else 1,
         )
 
     def new_rows(self, path: Path, features: Features | None) -> NewRows:
@@ -208,9 +276,13 @@ class DataOptions:
         return x, y
 
     def rooted(self) -> DataOptions:
-        """The same with an absolute path, so that it means the same from everywhere."""
-        path = Path(self.data)
-        return self if self.data in NAMES or not path.exists() else replace(self, data=str(path.resolve()))
+        """The same with absolute paths, so that it means the same from everywhere."""
+        named = {"data": None if is_name(self.data) else self.data}
+        named |= {"vectors": self.vectors, "clients_from": self.clients_from}
+        paths = {option: Path(text) for option, text in named.items() if text is not None}
+        return replace(
+            self, **{option: str(path.resolve()) for option, path in paths.items() if path.exists()}
+        )
 
     def _synthetic(self, parameters: str) -> FederatedDataset:
         iid = parameters == "iid"
@@ -312,6 +384,9 @@ def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[s
     # A table names its clients, unless it has no column of them and --clients says how many there are.
     is_spread = kind in ("built in", "pictures") or (kind == "table" and options.get("clients") == clients)
     is_fixed = is_tested and not is_spread
+    holds_text = kind in ("LEAF", "clients") or name == "imdb"
+    no_text = (not holds_text, f"{name} holds no text")
+    unread = (options.get("vectors") is None, "it is for --vectors only")
     no_stragglers = 0 <= share <= 1 and round(cohort * (1 - share)) == cohort
     named = f"{name} names the client of each example"
     no_columns = (kind != "table", f"{name} has no columns to choose from")
@@ -328,13 +403,18 @@ def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[s
         "client_column": no_columns,
         "label_column": no_columns,
         "standardize": (kind != "table", f"{name} is not a table"),
-        "text": (kind != "LEAF", f"{name} is not LEAF data, and only those hold text"),
+        "text": (not holds_text, f"{name} is not LEAF data, and only those hold text"),
+        "vectors": no_text,
+        "words": unread,
+        "vocabulary": no_text,
         "clients": (options.get("clients") != clients, f"{named}, which makes {clients} clients"),
         "alpha": (is_real or not is_spread, alpha),
         "test_fraction": (is_tested, f"{name} comes with a test part"),
         "data_seed": (is_fixed, f"{name} comes with clients and a test part, so nothing is drawn"),
         "standardize_target": (not is_real, f"the labels of {name} are classes"),
         "hidden": (options.get("model") != "mlp", "it is for --model mlp only"),
+        "bias": (options.get("model") not in (None, "softmax"), "it is for --model softmax only"),
+        "unseen_seed": (not options.get("unseen"), "no client is set aside: it is for --unseen"),
         "cohort": beyond("cohort", "take part in each round"),
         "eval_clients": beyond("eval_clients", "are evaluated"),
         "lanes": (lanes > cohort, f"a round trains at most {cohort} clients"),
@@ -345,20 +425,25 @@ def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[s
 
 def _kind(name: str) -> str:
     path = Path(name)
-    if name in NAMES:
-        return "built in"
+    if is_name(name):
+        return "clients" if name in PUBLISHED and PUBLISHED[name].names_clients else "built in"
     if name.partition(":")[0] == "synthetic":
         return "synthetic"
     if "ubyte" in path.name or (path.is_dir() and any("ubyte" in entry.name for entry in path.iterdir())):
         return "pictures"
+    is_spread = spreads(path)
+    if is_spread is not None:
+        return "pictures" if is_spread else "clients"
     return "LEAF" if path.is_dir() or path.suffix.lower() == ".json" else "table"
 
 
 def _has_test_part(name: str, kind: str) -> bool:
     path = Path(name)
     match kind:
-        case "built in":
-            return name != "digits"
+        case "built in" | "clients":
+            if is_name(name):
+                return name != "digits" and PUBLISHED[name].has_test
+            return path.is_dir() and any(entry.name.endswith("_test.h5") for entry in path.iterdir())
         case "LEAF":
             return (path / "test").is_dir()
         case "pictures":

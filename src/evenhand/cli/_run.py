@@ -156,7 +156,8 @@ class RunCommand:
 
     def _divided(self, data: FederatedDataset) -> tuple[FederatedDataset, FederatedDataset | None]:
         """The clients that train, and those set aside."""
-        return hold_out_clients(data, self.training.unseen) if self.training.unseen else (data, None)
+        share, seed = self.training.unseen, self.training.unseen_seed
+        return hold_out_clients(data, share, seed=seed) if share else (data, None)
 
     def check(self, before: Recorded | None = None) -> None:
         """Builds the method and its parts for a toy model: faults are found before the data are loaded.

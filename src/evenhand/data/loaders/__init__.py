@@ -2,7 +2,7 @@
 
 from evenhand.data.loaders._encode import NewRows, encode_table, load_features, new_rows
 from evenhand.data.loaders._leaf import load_leaf
-from evenhand.data.loaders._load import NAMES, PUBLISHED, from_frame, is_name, load
+from evenhand.data.loaders._load import NAMES, PUBLISHED, from_frame, is_name, load, spreads
 
 __all__ = [
     "NAMES",
@@ -15,4 +15,5 @@ __all__ = [
     "load_features",
     "load_leaf",
     "new_rows",
+    "spreads",
 ]

@@ -308,6 +308,25 @@ def _reader_of(path: Path) -> Callable[[Path, Options], FederatedDataset] | None
     return None
 
 
+def spreads(path: Path) -> bool | None:
+    """Whether the examples of a source are spread over clients, as they name none; None: its columns or keys tell."""
+    if bare_suffix(path) in (*_TABLES, ".npz", ".json") and not TWEETS.search(path.name):
+        return None
+    if path.is_dir():
+        if holds_leaf(path):
+            return None
+        if holds_hdf5(path) or libsvm_files(path):
+            return False
+    elif TWEETS.search(path.name) or path.suffix.lower() in (".mat", *HDF5):
+        return False
+    elif path.suffix.lower() == ".bin" or bare_suffix(path) in LIBSVM:
+        return True
+    if not (path.is_dir() or (path.is_file() and is_archive(path))):
+        return None
+    reader = _reader_of(path)
+    return None if reader is None else reader in (load_cifar, load_imdb)
+
+
 # --- tables -------------------------------------------------------------------------------------------------
 
 
