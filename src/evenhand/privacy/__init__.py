@@ -54,6 +54,7 @@ from evenhand.privacy.audit import Audit, audit_mean, audit_scores, audit_work, 
 from evenhand.privacy.client_level import dp_fedadam, dp_fedavg, private, promise
 from evenhand.privacy.dp2 import delayed_rmsprop, dp2, dp2_extra_query
 from evenhand.privacy.dp_delta_fl import dp_delta_fl
+from evenhand.privacy.dp_fed2 import dp_fed2
 from evenhand.privacy.dp_ftrl import (
     CorrelatedNoise,
     Correlation,
@@ -111,6 +112,7 @@ __all__ = [
     "dp2_extra_query",
     "dp_adam_pub",
     "dp_delta_fl",
+    "dp_fed2",
     "dp_fedadam",
     "dp_fedavg",
     "dp_ftrl",

@@ -254,28 +254,63 @@ def dp_ftrl(
     Source: Kairouz et al., *Practical and Private (Deep) Learning without Sampling or Shuffling*, ICML 2021, algorithms
     1 and B.1; for clients: appendix D.
     """
-    whole_number("dp_ftrl(cohort=)", cohort, 1)
-    whole_number("dp_ftrl(clients=)", clients, cohort)
-    noise("dp_ftrl(noise_multiplier=)", noise_multiplier)
-    turn = -(-clients // cohort)
-    correlated = correlation(turn)
-    aggregator = _correlated_mean(clip, noise_multiplier, turn, cohort, correlated)
+    turns = Turns.of("dp_ftrl", cohort, clients, correlation)
+    aggregator = turns.mean(clip, noise_multiplier)
     method = fedavg(work, server_opt=server_opt, aggregator=aggregator, sampling=cyclic(cohort))
+    return turns.private(method)._replace(name=f"dp_ftrl(noise_multiplier={noise_multiplier:g})")
 
-    def releases(rounds: int) -> tuple[Release, ...]:
-        return (Release(noise_multiplier / correlated.sensitivity, times=-(-rounds // turn)),)
 
-    def init(params: PyTree, num_clients: int) -> PyTree:
-        if num_clients != clients:
-            raise EvenhandError(f"dp_ftrl(clients={clients}): there are {num_clients}: give their number.")
-        return method.init(params, num_clients)
+class Turns(NamedTuple):
+    """How clients take turns under correlated noise, as in :func:`dp_ftrl`; ``method`` is named in errors."""
 
-    return method._replace(
-        init=init,
-        phases=tuple(phase._replace(steps_if_empty=True) for phase in method.phases),
-        privacy=promise(releases, "one client, whose updates are replaced by zeros"),
-        name=f"dp_ftrl(noise_multiplier={noise_multiplier:g})",
-    )
+    method: str
+    cohort: int
+    clients: int
+    correlated: CorrelatedNoise
+
+    @staticmethod
+    def of(method: str, cohort: int, clients: int, correlation: Correlation) -> Turns:
+        """Cohorts of this size, until all clients have been in one; the numbers are checked."""
+        whole_number(f"{method}(cohort=)", cohort, 1)
+        whole_number(f"{method}(clients=)", clients, cohort)
+        return Turns(method, cohort, clients, correlation(-(-clients // cohort)))
+
+    @property
+    def rounds(self) -> int:
+        """Of a turn."""
+        return -(-self.clients // self.cohort)
+
+    def mean(self, clip: float, noise_multiplier: float) -> Sum:
+        """The mean of the cohort's clipped uploads under the correlated noise."""
+        noise(f"{self.method}(noise_multiplier=)", noise_multiplier)
+        return _correlated_mean(clip, noise_multiplier, self.rounds, self.cohort, self.correlated)
+
+    def private(self, method: Algorithm) -> Algorithm:
+        """The method on such means, with what it promises: each turn releases what its aggregators say."""
+        release, turn = _release(method), self.rounds
+
+        def releases(rounds: int) -> tuple[Release, ...]:
+            return (release._replace(times=-(-rounds // turn)),)
+
+        def init(params: PyTree, num_clients: int) -> PyTree:
+            if num_clients != self.clients:
+                raise EvenhandError(
+                    f"{self.method}(clients={self.clients}): there are {num_clients}: give their number."
+                )
+            return method.init(params, num_clients)
+
+        return method._replace(
+            init=init,
+            phases=tuple(phase._replace(steps_if_empty=True) for phase in method.phases),
+            privacy=promise(releases, "one client, whose updates are replaced by zeros"),
+        )
+
+
+def _release(method: Algorithm) -> Release:
+    """What the aggregator of the only phase gives away."""
+    (phase,) = method.phases
+    assert isinstance(phase.aggregator, Sum) and phase.aggregator.release is not None
+    return phase.aggregator.release
 
 
 def _correlated_mean(
