@@ -65,6 +65,7 @@ from evenhand.privacy.dp_ftrl import (
     tree_noise,
 )
 from evenhand.privacy.dp_sgd import dp_sgd, scale_then_privatize
+from evenhand.privacy.dp_term import dp_term
 from evenhand.privacy.gaussian import AdaptiveClip, adaptive_clip, noisy_mean
 from evenhand.privacy.per_example import clip_factors, clipped_sum
 from evenhand.privacy.public_data import dp_adam_pub, dp_r_pub, pda_dpmd, projected_adagrad, warm_start
@@ -118,6 +119,7 @@ __all__ = [
     "dp_ftrl",
     "dp_r_pub",
     "dp_sgd",
+    "dp_term",
     "dyadic_partition",
     "epsilon",
     "epsilon_of_rdp",
