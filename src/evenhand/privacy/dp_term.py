@@ -133,7 +133,7 @@ _TINY = 1e-6
 """Smaller weights are lost in a float32 sum beside those of 1."""
 
 
-class _Tilted(NamedTuple):
+class Tilted(NamedTuple):
     """What a client sends: its update, and its weight ``a_k``, float32."""
 
     delta: Params
@@ -146,13 +146,13 @@ def _phase(
     """Clients train, and weigh themselves by their loss before."""
     most = largest_loss if t > 0 else 0.0
 
-    def train(message: Message, state: PyTree, data: ClientData, key: Key) -> tuple[_Tilted, PyTree]:
+    def train(message: Message, state: PyTree, data: ClientData, key: Key) -> tuple[Tilted, PyTree]:
         loss = jnp.clip(local.full_loss(work.model, message.params, data), 0.0, largest_loss)
         params, _ = work.solve(message.params, data, key, optax.identity())
         weight = jnp.exp(t * (loss - most)).astype(jnp.float32)
-        return _Tilted(tree.subtract(params, message.params), weight), state
+        return Tilted(tree.subtract(params, message.params), weight), state
 
-    def server(state: ServerState, direction: _Tilted, reported: Array, key: Key) -> tuple[ServerState, Info]:
+    def server(state: ServerState, direction: Tilted, reported: Array, key: Key) -> tuple[ServerState, Info]:
         state, info = server_step(server_opt, state, direction.delta)
         return state, {**info, "mean_weight": direction.weight}
 
@@ -181,21 +181,21 @@ def _tilted_mean(clip: float, least: float, noise_multiplier: float, rate: float
             )
         return jnp.float32(rate * clients)
 
-    def lift(upload: Upload, public: Any, key: Key) -> _Tilted:
+    def lift(upload: Upload, public: Any, key: Key) -> Tilted:
         # What a client claims is bounded here, so that the sensitivity rests on nobody's word.
         delta, weight = upload.delta.delta, jnp.clip(upload.delta.weight, least, 1.0)
         norm = tree.norm(delta)
-        lifted = _Tilted(tree.scale(weight * clip / jnp.maximum(norm, clip), delta), weight - middle)
+        lifted = Tilted(tree.scale(weight * clip / jnp.maximum(norm, clip), delta), weight - middle)
         return tree.select(jnp.isfinite(norm) & jnp.isfinite(weight), lifted, tree.zeros_like(lifted))
 
-    def lower(total: _Tilted, expected: Array, key: Key) -> tuple[_Tilted, Array]:
+    def lower(total: Tilted, expected: Array, key: Key) -> tuple[Tilted, Array]:
         mean_key, weight_key = jax.random.split(key)
         deltas = with_gaussian(mean_key, total.delta, of_mean * clip)
         if not share:
-            return _Tilted(tree.scale(1.0 / expected, deltas), jnp.float32(1.0)), expected
+            return Tilted(tree.scale(1.0 / expected, deltas), jnp.float32(1.0)), expected
         deviation = of_weight * half
         weights = expected * middle + total.weight + deviation * jax.random.normal(weight_key)
         weights = jnp.clip(weights, jnp.minimum(jnp.maximum(expected * least, deviation), expected), expected)
-        return _Tilted(tree.scale(1.0 / weights, deltas), weights / expected), expected
+        return Tilted(tree.scale(1.0 / weights, deltas), weights / expected), expected
 
     return Sum(init=init, lift=lift, lower=lower, sensitivity=math.hypot(clip, half), release=release)

@@ -13,7 +13,7 @@ import evenhand as eh
 from evenhand.algorithms.averaging import Message
 from evenhand.errors import EvenhandError
 from evenhand.privacy import dp_fedavg, dp_term
-from evenhand.privacy.dp_term import _Tilted
+from evenhand.privacy.dp_term import Tilted
 from evenhand.types import Release, Upload
 
 DATA = eh.testing.toy_data()
@@ -108,7 +108,7 @@ def test_both_sums_together_spend_what_was_asked_for(share):
     assert found.privacy.public == dp_fedavg(WORK, clip=1.0, noise_multiplier=1.0, rate=0.5).privacy.public
 
 
-LIKE = _Tilted({"w": jnp.zeros((3, 2)), "b": jnp.zeros(4)}, jnp.float32(0))
+LIKE = Tilted({"w": jnp.zeros((3, 2)), "b": jnp.zeros(4)}, jnp.float32(0))
 
 
 @pytest.mark.parametrize("share", [0.2, 1.0])
@@ -159,7 +159,7 @@ _NUMBERS = st.floats(width=32)
 def test_no_client_moves_either_sum_by_more_than_its_noise_is_for(t, numbers, weight):
     """Whatever it sends as its update and its weight."""
     delta = {"w": jnp.zeros((3, 2)), "b": jnp.asarray(numbers, jnp.float32)}
-    lifted = _LIFTS[t](_Tilted(delta, jnp.float32(weight)))
+    lifted = _LIFTS[t](Tilted(delta, jnp.float32(weight)))
     half = (1 - np.exp(-1.5 * LARGEST)) / 2
     assert float(eh.tree.norm(lifted.delta)) <= CLIP * (1 + 1e-6)
     assert abs(float(lifted.weight)) <= half * (1 + 1e-6)
@@ -172,7 +172,7 @@ def test_the_server_gets_no_loss_and_no_number_of_clients():
     (phase,) = found.phases
     assert not phase.aggregator.needs_loss and phase.aggregator.weigh is None and phase.aggregator.streams
     params = MODEL.init(jax.random.key(0))
-    state, direction = found.init(params, N), _Tilted(params, jnp.float32(0.5))
+    state, direction = found.init(params, N), Tilted(params, jnp.float32(0.5))
     few, many = (phase.server(state, direction, jnp.int32(n), jax.random.key(0))[0] for n in (1, 20))
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), few, many))
 
@@ -213,4 +213,4 @@ def test_numbers_out_of_range_are_refused(settings, words):
 def test_half_precision_is_refused():
     rule = method().phases[0].aggregator
     with pytest.raises(EvenhandError, match="half precision"):
-        rule.init(_Tilted(jnp.zeros(3, jnp.float16), jnp.float32(0)), 9)
+        rule.init(Tilted(jnp.zeros(3, jnp.float16), jnp.float32(0)), 9)
