@@ -8,6 +8,7 @@ and on Adult.  Tables are numbered as in chapter 4 of the first author's dissert
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,13 +19,15 @@ from typing import Any, Literal, get_args
 import tyro
 
 import evenhand as eh
+from experiments.evidence import section
 from experiments.fairness import Experiment, accuracy, collect, views
 from experiments.qffl.data import adult, synthetic
 from experiments.qffl.figure import draw
 from experiments.qffl.methods import against_afl, by_device, course, each_its_own, family
 from experiments.qffl.paper import ADULT, HETEROGENEITY, TEST, TRAIN
+from experiments.qffl.speed import Runs, Setting, study_speed
 
-Claim = Literal["afl", "fairness", "heterogeneity"]
+Claim = Literal["afl", "fairness", "heterogeneity", "speed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +35,9 @@ class Config(Experiment):
     """What is run.  The defaults are the paper's, with the place they come from, or else "ours"."""
 
     claims: tuple[Claim, ...] = field(default_factory=lambda: get_args(Claim))
-    """Table 4.2; tables 4.1, 4.6 to 4.9, 4.11 and 4.12; table 4.10."""
+    """Table 4.2; tables 4.1, 4.6 to 4.9, 4.11 and 4.12; table 4.10; figures 4.4 and 4.10."""
     data_dir: Path = Path("data")
-    """Folder with adult.npz, for table 4.2."""
+    """Folder with adult.npz, for table 4.2, and shakespeare_speakers.npz, for figure 4.4."""
     out: Path = Path("experiments/qffl/results")
     """Folder that gets the JSON files and the picture."""
     seeds: int = 5
@@ -71,6 +74,8 @@ class Config(Experiment):
     """Section 4.6.2: the step of the model on Adult, AFL's and q-FedSGD's."""
     gamma_lambda: float = 0.1
     """Section 4.6.2: the step of AFL's mixture on Adult."""
+    speed: Setting = field(default_factory=Setting)
+    """Figures 4.4 and 4.10."""
 
 
 def fairness(config: Config) -> None:
@@ -142,9 +147,27 @@ def afl(config: Config) -> None:
     collect(config.out / "adult.json", "Adult, test accuracy", asdict(config), found, ADULT)
 
 
+def speed(config: Config) -> None:
+    """Figures 4.4 and 4.10."""
+    runs = Runs(
+        clients=config.clients,
+        size_sigma=config.size_sigma,
+        held_out=config.held_out,
+        cohort=config.cohort,
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        seeds=config.seeds,
+        data_dir=config.data_dir,
+        folder=lambda place: config.under(f"speed, {place}"),
+    )
+    path = study_speed(config.speed, runs, config.out, asdict(config))
+    for claim in json.loads(path.read_text())["findings"].values():
+        print(section(claim), flush=True)
+
+
 def main(config: Config) -> None:
     """Checks the claims one after the other."""
-    known = {"afl": afl, "fairness": fairness, "heterogeneity": heterogeneity}
+    known = {"afl": afl, "fairness": fairness, "heterogeneity": heterogeneity, "speed": speed}
     for claim in config.claims:
         known[claim](config)
 

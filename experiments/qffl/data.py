@@ -18,12 +18,22 @@ _DEVICES = ("PhD", "non-PhD")
 
 
 def synthetic(
-    spread: float | None, clients: int, size_sigma: float, held_out: float, seed: int
+    spread: float | None, clients: int, size_sigma: float, held_out: float, seed: int, *, shared: int = 0
 ) -> eh.data.FederatedDataset:
-    """Synthetic(spread, spread), None: IID; so much of the rows for validation, and as much for testing."""
+    """Synthetic(spread, spread), None: IID; so much of the rows for validation, and as much for testing.
+
+    Args:
+      spread: of the clients' models and features.
+      clients: how many.
+      size_sigma: of the logarithm of their sizes.
+      held_out: share of a client's rows for validation, and as much for testing.
+      seed: of everything random.
+      shared: how many clients are IID, if not all are.
+    """
     return eh.data.synthetic(
         *(() if spread is None else (spread, spread)),
         iid=spread is None,
+        iid_clients=shared,
         clients=clients,
         seed=seed,
         size_sigma=size_sigma,
