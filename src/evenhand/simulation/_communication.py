@@ -19,12 +19,12 @@ from evenhand import rounds
 from evenhand._jaxpr.hoist import Keyed
 from evenhand.communication import Load, added
 from evenhand.devices import here
-from evenhand.simulation.program import Program
+from evenhand.simulation.program import Program, Rows, on_time
 from evenhand.simulation.setup import Setup
 from evenhand.simulation.store import NDArray
 from evenhand.streams import Keys
 from evenhand.text import counted
-from evenhand.types import Array, PyTree
+from evenhand.types import Array
 
 _BLOCK = 64
 """Rounds whose cohorts are counted in one call: fixed, so that no number of rounds compiles anything."""
@@ -90,11 +90,10 @@ class Meter:
             ]
             return Taken(np.array([round(float(sum(uploads)))], np.int64), 0)
         while len(self._cohorts) * _BLOCK < done:
-            rows = self._setup.source.rows
-            given = (rows.sizes, rows.table, self._setup.keys)
-            given = given if self._setup.program.mesh is None else here(given)
+            given = (self._setup.source.rows, self._setup.keys)
+            rows, keys = given if self._setup.program.mesh is None else here(given)
             count, first = _counter(_Draws(self._setup.program)), jnp.int32(len(self._cohorts) * _BLOCK)
-            self._cohorts.append(np.asarray(count(*given, first)))
+            self._cohorts.append(np.asarray(count(rows, keys, first)))
         every = np.concatenate([*self._cohorts, np.zeros((0, 2, len(self._loads)), np.int32)])[:done]
         part, drawn = np.sum(every, axis=0, dtype=np.int64)
         return Taken(part, int(drawn[-1] - part[-1]))
@@ -131,26 +130,33 @@ class _Draws(Keyed):
     def __init__(self, program: Program) -> None:
         algorithm = program.algorithm
         fresh = tuple(phase.fresh_cohort for phase in algorithm.phases)
-        super().__init__((algorithm.sampling, algorithm.partial_work, fresh, program.systems, program.cohort))
+        # Where time is simulated, who is done by the deadline depends on the work, too.
+        timed = program.systems is not None and program.systems.pace is not None
+        work = (id(algorithm), program.capacity) if timed else ()
+        super().__init__(
+            (algorithm.sampling, algorithm.partial_work, fresh, program.systems, program.cohort, work)
+        )
         self.program = program
 
 
 @lru_cache(maxsize=16)
-def _counter(draws: _Draws) -> Callable[[Array, PyTree, Keys, Array], Array]:
-    """``(sizes, table, keys, first) -> (rounds, 2, phases)``: the clients that take part, and those that are drawn."""
+def _counter(draws: _Draws) -> Callable[[Rows, Keys, Array], Array]:
+    """``(rows, keys, first) -> (rounds, 2, phases)``: the clients that take part, and those that are drawn."""
     program = draws.program
     phases = range(len(program.algorithm.phases))
 
-    def clients(sizes: Array, table: PyTree, keys: Keys, round: Array) -> Array:
+    def clients(rows: Rows, keys: Keys, round: Array) -> Array:
         draw = partial(rounds.cohort, program.algorithm)
-        where = (sizes, program.cohort, keys, round)
-        counts = [
-            [jnp.sum(draw(systems, *where, phase, table).present) for phase in phases]
+        where = (rows.sizes, program.cohort, keys, round)
+        drawn = [
+            [draw(systems, *where, phase, rows.table) for phase in phases]
             for systems in (program.systems, None)
         ]
+        drawn[0] = [on_time(program, phase, rows, drawn[0][phase], round)[0] for phase in phases]
+        counts = [[jnp.sum(cohort.present) for cohort in cohorts] for cohorts in drawn]
         return jnp.array(counts, jnp.int32)
 
-    def block(sizes: Array, table: PyTree, keys: Keys, first: Array) -> Array:
-        return lax.map(partial(clients, sizes, table, keys), first + jnp.arange(_BLOCK, dtype=jnp.int32))
+    def block(rows: Rows, keys: Keys, first: Array) -> Array:
+        return lax.map(partial(clients, rows, keys), first + jnp.arange(_BLOCK, dtype=jnp.int32))
 
     return jax.jit(block)

@@ -422,7 +422,9 @@ class Session:
             reported = {name: float(info[-1]) for name, info in self._reported.items()}
             sent = self.meter.course(self.per_round, done)
             clock = {} if self.program.systems is None or self.program.systems.pace is None else self._clock()
-            self.history.append({"round": done, **self.evaluation.columns(served), **sent, **reported, **clock})
+            self.history.append(
+                {"round": done, **self.evaluation.columns(served), **sent, **reported, **clock}
+            )
         if last and self.metrics:  # after the history, whose columns have a value for each evaluation
             served = served.with_metrics(self.evaluation.measured(state, self.metrics, served.level))
         self.seconds["evaluate"] += time.perf_counter() - begin

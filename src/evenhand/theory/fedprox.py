@@ -120,10 +120,7 @@ def fedprox_mu(
     least = concavity + (line + math.sqrt(line**2 + 4.0 * square * rest)) / (2.0 * square)
     bar, mu = np.poly1d([1.0, 0.0]), np.poly1d([1.0, concavity])
     derivative = (
-        -first * bar**3
-        + per_bar * mu**2 * bar
-        + per_both * (mu + bar) * bar
-        + 2.0 * per_square * mu**2
+        -first * bar**3 + per_bar * mu**2 * bar + per_both * (mu + bar) * bar + 2.0 * per_square * mu**2
     )
     stationary = derivative.roots
     candidates = [float(root.real) + concavity for root in stationary if abs(root.imag) < 1e-6 * abs(root)]
@@ -195,7 +192,9 @@ def _check(B: float, lipschitz: float, cohort: float, gamma: float, concavity: f
         )
 
 
-def _coefficients(B: float, lipschitz: float, cohort: float, gamma: float) -> tuple[float, float, float, float]:
+def _coefficients(
+    B: float, lipschitz: float, cohort: float, gamma: float
+) -> tuple[float, float, float, float]:
     """What of rho is divided by mu, by mu - L_-, by their product, and by the square of mu - L_-."""
     inexact = B * (1.0 + gamma)
     sampled = (2.0 * math.sqrt(2.0 * cohort) + 2.0) / cohort

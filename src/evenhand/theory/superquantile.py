@@ -251,7 +251,9 @@ def delta_fl_convex(
     _fraction(theta, cohort)
     tau = whole_number("local_steps", local_steps, 1)
     if ridge >= lipschitz:
-        raise EvenhandError(f"ridge={ridge:g}, lipschitz={lipschitz:g}: the rate is for a ridge below lipschitz.")
+        raise EvenhandError(
+            f"ridge={ridge:g}, lipschitz={lipschitz:g}: the rate is for a ridge below lipschitz."
+        )
     kappa = (lipschitz + ridge) / ridge
     needed = 16.0 * kappa**1.5
     if whole_number("rounds", rounds, 1) < needed:
