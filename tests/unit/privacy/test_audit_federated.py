@@ -25,18 +25,18 @@ from evenhand.privacy import (
     spent,
 )
 from evenhand.privacy.dp_term import Tilted
-from evenhand.types import Model, Upload
+from evenhand.types import Model, Release, Upload
 
 DELTA, NOISE, ROUNDS, CANARIES = 1e-7, 2 / 0.3, 4, 6000
 INCLUDED = np.random.default_rng(0).random(CANARIES) < 0.5
 PRESENT = int(INCLUDED.sum())
 
 
-def canaries():
+def canaries(count=CANARIES):
     """The loss of client j is -100 times the j-th number, so that its updates are long and orthogonal."""
 
     def init(key):
-        return {"w": jnp.zeros(CANARIES)}
+        return {"w": jnp.zeros(count)}
 
     def apply(params, x):
         return 100.0 * params["w"][x[:, 0]]
@@ -144,6 +144,51 @@ def test_somebody_who_is_three_clients_is_caught():
     assert loses(method, clients_of_each=3) > says(method)
 
 
+# --- noise at the clients: a canary is replaced by its opposite --------------------------------------------------
+
+
+FEW = 1000
+SIGNS = np.where(INCLUDED[:FEW], 1.0, -1.0).astype(np.float32)
+
+
+def of_opposites(method):
+    """The epsilon that a run of whole numbers loses, from how far canaries and their opposites are apart.
+
+    Scores are normal, as the noise of all clients is nearly, so that how far they are apart, over its standard
+    deviation, says all; it is taken to be three standard errors smaller than it looks.
+    """
+    rows = np.arange(FEW)
+    train = eh.data.Split(rows[:, None].astype(np.int32), SIGNS, np.arange(FEW + 1))
+    none = eh.data.Split(train.x[:0], train.y[:0], np.zeros(FEW + 1, int))
+    data = eh.data.FederatedDataset(train, none, none, tuple(map(str, rows)), name="opposites")
+    run = eh.simulate(method, data, rounds=ROUNDS, eval_every=ROUNDS)
+    models = run.params if isinstance(run.params, tuple) else (run.params,)
+    scores = np.asarray(models[0]["w"], np.float64) * SIGNS
+    deviation = scores.std()
+    assert stats.kstest((scores - scores.mean()) / deviation, "norm").pvalue > 1e-3
+    apart = (2 * scores.mean() - 3 * 2 * deviation / FEW**0.5) / deviation
+    return spent([Release(1 / apart)], delta=DELTA).epsilon
+
+
+def with_noise_at_clients(noise, theta=1.0):
+    model = canaries(FEW)
+    work = eh.local.sgd(model._replace(losses=lambda outputs, y: -outputs * y), 1.0, epochs=1, batch_size=1)
+    given = {"theta": theta, "largest_loss": 1.0, "share": 0.01, "fewest": FEW, **GIVEN}
+    return dp_delta_fl(work, noise_multiplier=noise, at_server=False, integers_only=True, **given)
+
+
+def test_a_run_with_noise_at_the_clients_loses_no_more_than_it_says_and_is_caught_with_half_of_it():
+    sound, half = with_noise_at_clients(NOISE), with_noise_at_clients(NOISE / 2)
+    assert 0.3 * says(sound) < of_opposites(sound) < says(sound) < of_opposites(half)
+
+
+def test_several_levels_lose_no_more_than_one():
+    """Each canary is in both models, under one clip; were each of them clipped by itself, they would lose more."""
+    several = with_noise_at_clients(NOISE, (1.0, 0.5))
+    assert says(several) == says(with_noise_at_clients(NOISE))
+    assert 0.3 < of_opposites(several) < says(several)
+
+
 def test_the_quantile_of_delta_fl_loses_no_more_than_its_part_and_is_caught_with_half_of_the_noise(
     monkeypatch,
 ):
@@ -196,6 +241,30 @@ def test_the_denominator_of_term_loses_no_more_than_its_part_and_is_caught_with_
         scores = score(jnp.asarray(coins), jax.random.split(jax.random.key(0), len(coins)))
         part = rule.release._replace(noise_multiplier=noise * 2**0.5)
         return audit_scores(np.asarray(scores), coins, delta=DELTA).epsilon, spent([part], delta=DELTA).epsilon
+
+    (sound, told), (half, _) = judged(2.0), judged(1.0)
+    assert 0.3 < sound < told < half
+
+
+def test_counts_under_the_clients_noise_lose_no_more_than_their_part_and_are_caught_with_half_of_it():
+    """A client is replaced by one at the other end: judged by the counts on one path, less those on the other."""
+    coins = np.random.default_rng(0).random(200_000) < 0.5
+    given = {"theta": 0.5, "largest_loss": 1.0, "share": 1.0, "bins": 4, "fewest": 2, **GIVEN}
+
+    def judged(noise):
+        rule = dp_delta_fl(WORK, noise_multiplier=noise, at_server=False, **given).phases[0].aggregator
+
+        @jax.jit
+        @jax.vmap
+        def score(high, keys):
+            losses = jnp.stack([high.astype(jnp.float32), jnp.float32(0.3)])
+            uploads = Upload(losses, jnp.ones(2), jnp.full(2, jnp.nan))
+            words, _ = jax.vmap(lambda upload, key: rule.lift(upload, (), key))(uploads, keys)
+            return jax.lax.bitcast_convert_type(words.sum(axis=0, dtype=jnp.uint32), jnp.int32)
+
+        counts = score(jnp.asarray(coins), jax.random.split(jax.random.key(0), (len(coins), 2)))
+        scores = np.asarray(counts, float) @ [-1.0, 0.0, 0.0, 1.0, -1.0, 1.0]
+        return audit_scores(scores, coins, delta=DELTA).epsilon, spent([rule.release], delta=DELTA).epsilon
 
     (sound, told), (half, _) = judged(2.0), judged(1.0)
     assert 0.3 < sound < told < half

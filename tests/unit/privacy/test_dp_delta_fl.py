@@ -1,5 +1,6 @@
 """Delta-FL under privacy: without noise it is the filtered method, and its two exchanges are accounted for together."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from scipy import stats
 
 import evenhand as eh
+from evenhand.aggregators import reduce_uploads
 from evenhand.privacy import dp_delta_fl, dp_fedavg, spent
 from evenhand.types import Release
 
@@ -32,6 +34,24 @@ def run(method, rounds=1):
     return eh.simulate(method, DATA, rounds=rounds, eval_every=max(rounds, 1))
 
 
+@cache
+def local_steps():
+    """What each client's full step changes in the first model, from runs with this client alone."""
+    steps = []
+    for k in range(N):
+        one = eh.data.FederatedDataset(
+            *(eh.data.Split(*_rows(part, k)) for part in (DATA.train, DATA.valid, DATA.test)), ("one",)
+        )
+        before, after = (eh.simulate(eh.algorithms.fedavg(WORK), one, rounds=rounds) for rounds in (0, 1))
+        steps.append(flat(after.params) - flat(before.params))
+    return np.array(steps)
+
+
+def _rows(split, k):
+    rows = slice(*split.offsets[k : k + 2])
+    return split.x[rows], split.y[rows], np.array([0, rows.stop - rows.start])
+
+
 def test_nearly_without_noise_those_above_the_quantile_count_and_the_others_send_zeros():
     """Against NumPy: the tail's mean updates, over theta N, from each client's own full step."""
     theta = 0.5
@@ -44,22 +64,128 @@ def test_nearly_without_noise_those_above_the_quantile_count_and_the_others_send
     distance = np.abs(below - (1 - theta) * N)
     # Where several edges are equally near, noise chooses among them.
     assert distance[np.argmin(np.abs(edges[1:] - quantile))] == distance.min()
-    start = flat(before.params)
-    tail = np.zeros_like(start)
-    for k in np.flatnonzero(losses >= quantile):
-        one = eh.data.FederatedDataset(
-            *(eh.data.Split(*_rows(part, k)) for part in (DATA.train, DATA.valid, DATA.test)), ("one",)
-        )
-        step = flat(eh.simulate(eh.algorithms.fedavg(WORK), one, rounds=1).params) - start
-        tail += step * min(1.0, 0.05 / np.linalg.norm(step))
-    np.testing.assert_allclose(flat(after.params) - start, tail / (theta * N), atol=2e-5)
+    steps = local_steps() * np.minimum(1.0, 0.05 / np.linalg.norm(local_steps(), axis=1, keepdims=True))
+    tail = steps[losses >= quantile].sum(axis=0)
+    np.testing.assert_allclose(flat(after.params) - flat(before.params), tail / (theta * N), atol=2e-5)
     everybody = run(dp_fedavg(WORK, clip=0.05, noise_multiplier=0.0, rate=1.0), 1)
     assert np.abs(flat(everybody.params) - flat(after.params)).max() > 1e-3
 
 
-def _rows(split, k):
-    rows = slice(*split.offsets[k : k + 2])
-    return split.x[rows], split.y[rows], np.array([0, rows.stop - rows.start])
+AT_CLIENTS: dict[str, Any] = {"at_server": False, "fewest": N, "integers_only": True}
+
+
+def test_with_noise_at_the_clients_it_is_the_same_step():
+    theta, clip = 0.5, 0.05
+    given = ARGUMENTS | {"clip": clip, "noise_multiplier": 1e-4}
+    before = run(dp_delta_fl(WORK, theta=theta, **given), 0)
+    losses, steps = before.client_metrics("train")["loss"], local_steps()
+    factors = np.minimum(1.0, clip / np.linalg.norm(steps, axis=1))
+    after = run(dp_delta_fl(WORK, theta=theta, **given, **AT_CLIENTS), 1)
+    kept = losses >= after.per_round["quantile"][0]
+    assert kept.sum() == theta * N
+    expected = (kept * factors) @ steps / (theta * N)
+    np.testing.assert_allclose(flat(after.params) - flat(before.params), expected, atol=2e-5)
+    everybody = factors @ steps / N
+    assert np.abs(expected - everybody).max() > 1e-3
+
+
+def test_several_levels_are_clipped_together_and_spend_what_one_does():
+    """One histogram and one clipped update: the release of a round does not depend on how many levels there are."""
+    clip, thetas = 0.05, (5 / 6, 0.5)
+    given = ARGUMENTS | {"clip": clip, "noise_multiplier": 1e-4}
+    start = run(dp_delta_fl(WORK, theta=0.5, **given), 0)
+    losses, steps = start.client_metrics("train")["loss"], local_steps()
+    for how in ({}, AT_CLIENTS):
+        several, single = (dp_delta_fl(WORK, theta=theta, **given, **how) for theta in (thetas, 0.5))
+        assert several.privacy.releases(7) == single.privacy.releases(7)
+        found = run(several, 1)
+        tails = [losses >= found.per_round[f"quantile (theta={theta:g})"][0] for theta in thetas]
+        assert [int(tail.sum()) for tail in tails] == [5, 3]
+        joint = np.linalg.norm(np.concatenate([tail[:, None] * steps for tail in tails], axis=1), axis=1)
+        factors = np.minimum(1.0, clip / np.maximum(joint, clip))
+        for theta, tail, params in zip(thetas, tails, found.params, strict=True):
+            expected = (tail * factors) @ steps / (theta * N)
+            np.testing.assert_allclose(flat(params) - flat(start.params), expected, atol=3e-5)
+            apart = np.minimum(1.0, clip / np.linalg.norm(steps, axis=1))
+            assert np.abs(expected - (tail * apart) @ steps / (theta * N)).max() > 1e-3
+
+
+def test_the_worked_example_of_the_spec_is_spent_exactly():
+    """epsilon = 5, delta = 1 / 2500, q = 0.04, 1000 rounds: z = 1.2504; with r = 0.5, rho of both exchanges."""
+    given = ARGUMENTS | {"clip": 1.1, "noise_multiplier": 1.2504, "rate": 0.04, "bins": 32}
+    method = dp_delta_fl(WORK, theta=0.5, **given)
+    rho_mean, rho_histogram = (
+        0.5 / method.phases[j].aggregator.release.noise_multiplier ** 2 for j in (1, 0)
+    )
+    assert (rho_mean, rho_histogram) == pytest.approx((0.21320, 0.10660), abs=1e-5)
+    whole = tuple(float(order) for order in range(2, 257))
+    found = spent(method.privacy.releases(1000), delta=1 / 2500, orders=whole).epsilon
+    assert found == pytest.approx(5.0, abs=1e-3)
+    # A client that is replaced moves twice as much of the mean, and of twice as many counts.
+    there = dp_delta_fl(WORK, theta=0.5, **given, at_server=False, fewest=100)
+    (release,) = there.privacy.releases(1000)
+    assert release.noise_multiplier == pytest.approx(1.2504 / 2, rel=1e-9)
+    assert (release.rate, release.sampling, release.mechanism) == (0.04, "fixed", "concentrated")
+    assert "replaced" in there.privacy.neighbours
+    assert any("who takes part" in each for each in there.privacy.unprotected)
+
+
+@pytest.mark.parametrize("fewest", [2, 50])
+def test_the_clients_noise_is_that_of_the_fewest_of_them_and_of_a_client_that_is_replaced(fewest):
+    """Of their sum over c: z_h sqrt(log2(b) / 2), the length sqrt(2 log2(b)) of two paths over 1 / (z_h / 2)."""
+    z, share, bins = 1.5, 0.5, 16
+    given = ARGUMENTS | {"noise_multiplier": z, "share": share, "bins": bins}
+    method = dp_delta_fl(WORK, theta=0.5, **given, at_server=False, fewest=fewest)
+    rule, draws = method.phases[0].aggregator, 400
+    upload = eh.types.Upload(jnp.float32(1.0), jnp.float32(1), jnp.float32(0))
+    keys = jax.random.split(jax.random.key(3), draws * fewest).reshape(draws, fewest)
+    words = jax.jit(jax.vmap(jax.vmap(lambda key: rule.lift(upload, (), key)[0])))(keys)
+    numbers = np.asarray(words).view(np.int32).astype(float)
+    noise = (numbers - np.round(numbers.mean(axis=(0, 1)))).sum(axis=1).ravel()
+    scale = np.round(numbers.mean(axis=(0, 1))).max()
+    expected = z * (1 + 1 / share) ** 0.5 * (np.log2(bins) / 2) ** 0.5
+    assert rule.release.noise_multiplier == pytest.approx(z * (1 + 1 / share) ** 0.5 / 2)
+    for factor in (2**-0.5, 1.0, 2**0.5):
+        within = stats.chi2(noise.size).cdf(np.sum((noise / (factor * expected * scale)) ** 2))
+        assert (1e-4 < within < 1 - 1e-4) == (factor == 1.0), (factor, within)
+
+
+def test_masks_hide_both_sums_and_change_no_bit():
+    given = ARGUMENTS | {"noise_multiplier": 1.0, "bins": 16}
+    totals = []
+    for bare in (True, False):
+        how = {**AT_CLIENTS, "integers_only": bare}
+        for j, phase in enumerate(dp_delta_fl(WORK, theta=0.5, **given, **how).phases):
+            rng, rule = np.random.default_rng(j), phase.aggregator
+            shape = (N,) if j == 0 else (N, 15)
+            deltas = jnp.asarray(rng.uniform(size=shape), jnp.float32)
+            state = rule.init(deltas[0], N)
+            keys = jax.random.split(jax.random.key(1), N)
+            uploads = eh.types.Upload(deltas, jnp.ones(N), jnp.ones(N))
+            found = reduce_uploads(rule, uploads, jnp.ones(N, bool), state, jax.random.key(2), keys)[0]
+            totals.append(np.asarray(found))
+            assert rule.streams == bare
+    assert np.array_equal(totals[0], totals[2]) and np.array_equal(totals[1], totals[3])
+    assert totals[0] > 0 and totals[1].any()
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("needs fewest=", {"fewest": None}),
+        (r"fewest=\)=1: give a whole number from 2", {"fewest": 1}),
+        ("a cohort has 6 clients", {"fewest": 7}),
+        ("could wrap around modulo", {"noise_multiplier": 1e-8, "clip": 1e-9}),
+    ],
+)
+def test_noise_at_the_clients_that_cannot_suffice_is_refused(words, change):
+    def begin():
+        method = dp_delta_fl(WORK, **{"theta": 0.5, **ARGUMENTS, **AT_CLIENTS, **change})
+        method.phases[1].aggregator.init({"w": jnp.zeros(15)}, N)
+        method.init(MODEL.init(jax.random.key(0)), N)
+
+    with pytest.raises(eh.EvenhandError, match=words):
+        begin()
 
 
 def test_theta_of_one_keeps_everybody():

@@ -228,6 +228,40 @@ def test_as_an_aggregator_it_leaves_out_the_broken_and_gives_up_on_too_few():
         eh.aggregators.aggregate(quantile_sum(exact, theta=0.5), jnp.zeros((3, 2)))
 
 
+@given(st.lists(st.floats(0.0, 8.0, width=32), min_size=10, max_size=10))
+@settings(max_examples=10)
+def test_several_quantiles_come_from_one_sum(losses):
+    """What clients send does not depend on how many are read off it, so that its privacy does not, either."""
+    array = jnp.asarray(losses, jnp.float32)
+    found = quantile(EXACT, array, keys(10), theta=THETAS)
+    assert found.shape == (5,) and found.dtype == jnp.float32
+    assert found.tolist() == [float(decoded(array, theta)) for theta in THETAS]
+
+
+def test_an_aggregator_for_several_quantiles_sends_what_one_for_a_single_quantile_sends():
+    counting = histogram(8, largest=8.0, sigma=2.0, scale=5)
+    several, single = (
+        quantile_sum(counting, theta=theta, integers_only=True) for theta in ((0.75, 0.25), 0.5)
+    )
+    upload = eh.types.Upload(LOSSES[3], jnp.float32(1), jnp.float32(0))
+    lifted = [rule.lift(upload, (), jax.random.key(4))[0] for rule in (several, single)]
+    assert np.array_equal(*lifted) and lifted[0].shape == (14,)
+    noisy = eh.aggregators.aggregate(several, LOSSES, seed=1)
+    alone = [
+        eh.aggregators.aggregate(quantile_sum(counting, theta=theta, integers_only=True), LOSSES, seed=1)
+        for theta in (0.75, 0.25)
+    ]
+    assert noisy.tolist() == [float(edge) for edge in alone]
+    # With nobody in a quantile, there is nothing to count; with somebody in one of them, there is.
+    for theta, sent in ((1.0, False), ((1.0,), False), ((1.0, 0.5), True)):
+        rule = quantile_sum(EXACT, theta=theta)
+        assert bool(rule.lift(upload, (), jax.random.key(0))[0].any()) == sent
+    assert eh.aggregators.aggregate(quantile_sum(EXACT, theta=(1.0, 0.5)), LOSSES).tolist() == [0.0, 3.0]
+    for theta in ((), (0.5, 1.5), (0.0,)):
+        with pytest.raises(EvenhandError, match="tail fraction"):
+            quantile_sum(EXACT, theta=theta)
+
+
 # --- guarantees --------------------------------------------------------------------------------------------------
 
 
