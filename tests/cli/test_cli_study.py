@@ -206,6 +206,17 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_several_cohorts_are_tried_with_every_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["fedavg", "fedprox(mu={0.1, 1})", "--quiet", "--cohort", "2,all"]
+    methods, _, given = asked(words, monkeypatch)
+    assert given["grid"] == {
+        "fedavg": {"lr": [0.1], "cohort": [2, "all"]},
+        "fedprox": {"lr": [0.1], "mu": [0.1, 1], "cohort": [2, "all"]},
+    }
+    assert methods["fedavg"].arguments == ("lr",)
+    assert "--cohort 2,all" in given["about"]["command"]
+
+
 def test_every_method_of_a_study_has_the_loss_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["fedavg", "ditto(fedavg(), lam={0.1, 1})", "--loss", "focal(gamma=2)", *QUICK]
     families, _, options = asked(words, monkeypatch)
@@ -286,7 +297,12 @@ def test_values_of_arguments_with_one_name_are_kept_apart() -> None:
         (["fedavg", "--eval-clients", "0"], "--eval-clients 0: give a whole number"),
         (["fedavg", "--checkpoint", "-1"], "--checkpoint -1.0: give seconds"),
         (["fedavg", "--plan", "."], "there is no such file"),
-        (["fedavg", "--cohort", "few"], "--cohort takes"),
+        (["fedavg", "--cohort", "few"], "--cohort 'few' is not understood: give a number, or distinct ones"),
+        (["fedavg", "--cohort", "0,2"], "--cohort 0: give a whole number"),
+        (
+            ["dp_ftrl(clip=1, noise_multiplier=1, clients=9, cohort={2, 3})", "--cohort", "2,3"],
+            "give one of them",
+        ),
         (["fedavg", "--stragglers", "0.5", "--systems", "dropouts(0.1)"], "exclude each other"),
         (["fedavg", "--systems", "dropouts({0.1, 2})"], "2"),
         (["fedavg", "--loss", "focl()"], "there is no loss 'focl' (perhaps you meant focal)"),

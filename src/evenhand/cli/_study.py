@@ -58,6 +58,9 @@ class StudyOptions(SharedOptions):
 
     evaluations: ClassVar[int] = 10
 
+    # Several values, where a run has one.
+    cohort: Annotated[str, arg(metavar="INT|{all},...")] = "all"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """clients drawn per round m; several are tried with every method"""
     seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "6"
     """how many seeds, or which; no difference between two methods can be significant with fewer than 6"""
     tuning_seeds: Annotated[str | None, arg(metavar="INT|A,B,C", help_behavior_hint="(default: none)")] = None
@@ -84,6 +87,17 @@ class StudyOptions(SharedOptions):
     """print the number of runs and about how long they take, and train nothing else"""
     plan: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """methods and options from a TOML file; those given here take precedence"""
+
+    @property
+    def cohorts(self) -> list[int | str]:
+        """The sizes of a cohort that are tried."""
+        return _options.several("cohort", self.cohort, lambda text: text if text == "all" else int(text))
+
+    @property
+    def clients_per_round(self) -> int | None:
+        """The first size of a cohort; None: all clients."""
+        first = self.cohorts[0]
+        return None if isinstance(first, str) else first
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,9 @@ class StudyCommand:
         resolved(self.study.metrics or ())
         options, names = self.study, list(self._methods())
         _options.check_watch(options.watch)
+        for cohort in options.cohorts:
+            if cohort != "all":
+                whole_number("cohort", cohort, 1)
         for name in ("rounds", "eval_every", "eval_clients", "halving"):
             if (value := vars(options)[name]) is not None:
                 whole_number(name, value, 1)
@@ -238,7 +255,15 @@ class StudyCommand:
         return {"privacy budget": text + without}
 
     def _axes(self, method: Braced, family: Family) -> dict[str, list[Any]]:
-        return {name: (self.grid.axes | dict(method.axes))[name] for name in family.arguments}
+        axes = {name: (self.grid.axes | dict(method.axes))[name] for name in family.arguments}
+        if len(self.study.cohorts) == 1:
+            return axes
+        if "cohort" in axes:
+            raise EvenhandError(
+                f"--cohort {self.study.cohort:.40} has several values, and so has the argument cohort of "
+                f"{method.text:.60}: give one of them."
+            )
+        return axes | {"cohort": self.study.cohorts}
 
     def _systems(self) -> dict[str, Callable[[Model], Systems | None]]:
         """Name -> systems; empty for none at all."""

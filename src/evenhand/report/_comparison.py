@@ -380,7 +380,12 @@ def _obstacles(groups: Sequence[Sequence[RunView]]) -> list[str]:
     if _differ(groups, lambda run: run.info.get("seed")):
         seeds = dict.fromkeys(", ".join(str(run.info.get("seed")) for run in group) for group in groups)
         differences.append(f"seeds ({'; '.join(seeds)})")
-    spent = {name: dict.fromkeys(_brief(_budget(group[0])[name]) for group in groups) for name in _BUDGET}
+    tried = {name for group in groups for name in group[0].info.get("tried") or ()}
+    spent = {
+        name: dict.fromkeys(_brief(_budget(group[0])[name]) for group in groups)
+        for name in _BUDGET
+        if name not in tried
+    }
     words = {"rounds": "rounds", "cohort": "cohorts", "stragglers": "shares of stragglers"}
     differences += [f"{words[name]} ({', '.join(texts)})" for name, texts in spent.items() if len(texts) > 1]
     if not differences and _differ(groups, clients_of):

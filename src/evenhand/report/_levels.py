@@ -50,8 +50,8 @@ def by_level(run: RunView, split: str, metric: str) -> list[LevelRow]:
         if not which.any():
             return (float("nan"), float("nan"))
         higher_is_better = evaluation.is_higher_better(metric)
-        found = evaluation.summarize(values[which], higher_is_better=higher_is_better)
-        return found["mean"], found["worst10"]
+        statistics = evaluation.summarize(values[which], higher_is_better=higher_is_better)
+        return statistics["mean"], statistics["worst10"]
 
     every = means(served, measured)
     rows = [LevelRow("", tuple(ids[measured]), every, every)]
@@ -74,15 +74,15 @@ def levels(subject: Comparison) -> str:
         if all(run.unseen is not None for run in method.runs):
             groups[_UNSEEN] = tuple(run.unseen for run in method.runs if run.unseen is not None)
         for group, runs in groups.items():
-            found = [by_level(run, subject.split, subject.metric) for run in runs]
-            if not all(found):
+            by_run = [by_level(run, subject.split, subject.metric) for run in runs]
+            if not all(by_run):
                 continue
-            for same in zip(*found, strict=True):
+            for same in zip(*by_run, strict=True):
                 name = same[0].level or "as served"
                 head = [method.name] if several else []
                 rows.append([*head, ", ".join(filter(None, (name, group))), *_cells(same, subject.metric)])
             if len(subject.runs) == 1:
-                notes += [_names(row, group) for row in found[0][1:] if row.clients]
+                notes += [_names(row, group) for row in by_run[0][1:] if row.clients]
     if not rows:
         return ""
     unit = " in percent" if subject.is_share else ""

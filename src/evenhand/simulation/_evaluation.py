@@ -111,14 +111,14 @@ class Served(NamedTuple):
         for split in splits:
             missing = np.isnan(scores).all(axis=0)
             scores = [
-                np.where(missing, one.clients[split][metric], score)
-                for one, score in zip(every, scores, strict=True)
+                np.where(missing, model.clients[split][metric], score)
+                for model, score in zip(every, scores, strict=True)
             ]
         level = evaluation.best_level(scores, metric)
-        clients = picked(level, {name: one.clients for name, one in models.items()})
+        clients = picked(level, {name: model.clients for name, model in models.items()})
         cells = {
             split: first._replace(
-                accuracy=_pick(level[first.clients], [one.classes[split].accuracy for one in every])
+                accuracy=_pick(level[first.clients], [model.classes[split].accuracy for model in every])
             )
             for split, first in every[0].classes.items()
         }
@@ -144,8 +144,12 @@ def picked(
     """Split -> metric -> ``(K,)`` with the model that each client is served, then with each model, under its name."""
     every = list(models.values())
     return {
-        split: {name: _pick(level, [one[split][name] for one in every]) for name in metrics}
-        | {of_model(name, model): one[split][name] for model, one in models.items() for name in metrics}
+        split: {name: _pick(level, [clients[split][name] for clients in every]) for name in metrics}
+        | {
+            of_model(name, model): clients[split][name]
+            for model, clients in models.items()
+            for name in metrics
+        }
         for split, metrics in every[0].items()
     }
 
@@ -305,8 +309,8 @@ class Evaluation:
         params = self.algorithm.global_params(state.server)
         if level is not None:
             by_level = {
-                one.name: {name: measure(own, part) for name, (part, _) in self.parts.items()}
-                for one, own in zip(self.algorithm.levels, params, strict=True)
+                choice.name: {name: measure(own, part) for name, (part, _) in self.parts.items()}
+                for choice, own in zip(self.algorithm.levels, params, strict=True)
             }
             return picked(level, by_level)
         alone = {name: measure(params, part) for name, (part, _) in self.parts.items()}

@@ -369,6 +369,7 @@ def _described(run: RunView, method: str, facts: Mapping[str, Any]) -> RunView:
     info = {**run.info, **{name: fact for name, fact in facts.items() if name == "command"}}
     first = {name: value for name, value in run.config.items() if name == "method"}
     rest = {name: run.config[name] for name in run.config if name not in ("method", "seed", "data_seed")}
-    config = first | rest | {name: fact for name, fact in facts.items() if name != "command"}
+    own = {"command", *({"cohort"} & set(rest))}
+    config = first | rest | {name: fact for name, fact in facts.items() if name not in own}
     findings = [finding for finding in run.findings if finding.kind not in OF_THE_DATA]
     return run._replace(title=method, findings=findings, config=config, info=info)

@@ -160,7 +160,7 @@ class _Runs:
         """What distinguishes runs of the same name, such as those of a method that has been changed since."""
         job = self.planned[i].job
         # Without the seed: the seeds of a setting share what takes long, tracing the method and hashing the data.
-        kind = id(job.algorithm), id(job.data), id(job.attack), id(job.systems), rung
+        kind = id(job.algorithm), id(job.data), id(job.attack), id(job.systems), job.cohort, rung
         if kind not in self.identities:
             try:
                 self.identities[kind] = UNASKED | identify(job if rung is None else job._replace(rounds=rung))

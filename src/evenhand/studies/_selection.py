@@ -123,6 +123,8 @@ class Outcome(NamedTuple):
         config = {"method": setting.method, **numbers, **setting.case, "seed": seed}
         config |= {"data_seed": seed} if new_data else {}
         view = result.view(str(setting), config)
+        if "cohort" in setting.numbers:  # a hyper-parameter here, in which methods may differ
+            view = view._replace(info={**view.info, "tried": ["cohort"]})
         outcome = Outcome(setting=setting, seed=seed, status="done", reason="", view=view, measures=measures)
         if may_win(view):
             return outcome

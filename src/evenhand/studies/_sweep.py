@@ -10,7 +10,7 @@ import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -98,7 +98,8 @@ def study(
         each of them, and then each method's chosen setting runs with ``seeds``, whose runs alone are reported.  None:
         every setting runs with ``seeds``, which both choose and are reported.
       grid: argument of the methods' functions -> values to try, for each method that has such an argument; or method ->
-        its own grid, which goes before.
+        its own grid, which goes before.  ``"cohort"`` is an argument of every run, the clients drawn per round or
+        ``"all"``, as in ``{"cohort": [10, 20]}``, unless a method's function has an argument of that name.
       select: the split and the statistic by which the best setting of each method is chosen, or a :class:`Rule`.
         Where settings have to be chosen and there are no validation examples, a fifth of each client's training
         examples become that.
@@ -154,11 +155,12 @@ def study(
     chooses = len(wanted) > len(names)
     seeds = _check_seeds("seeds", seeds)
     apart = _apart(tuning_seeds, seeds, chooses=chooses)
-    metrics = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).model)
+    metrics = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).client_model)
     job = partial(Job, rounds=rounds, cohort=cohort, eval_every=eval_every, eval_clients=eval_clients)
     job = partial(job, metrics=metrics, untrained=untrained, start=start)
     sources = _Sources(by.split == "valid" and chooses)
-    planner = _Planner(algorithms, sources, job)
+    by_run = frozenset(name for name, method in methods.items() if _COHORT not in _arguments(name, method))
+    planner = _Planner(algorithms, sources, job, by_run)
     cases = _cases(data, attack, systems)
     first = [run for case in cases for run in planner.runs(wanted, case, apart or seeds)]
     sources.warn()
@@ -185,6 +187,8 @@ def study(
 
 
 _MOST = 100_000
+_COHORT = "cohort"
+"""What a grid may have for runs, beside the arguments of methods."""
 _COLUMNS = {"method", "seed", "status", "tuning", "data", "attack", "systems"}
 
 
@@ -206,7 +210,7 @@ def settings(methods: Methods, grid: Grid | None) -> list[Setting]:
                 f"there is no method {name!r}{perhaps(name, methods)}: give a grid for one method under its name."
             )
     wanted: list[Setting] = []
-    arguments = {name: _arguments(name, method) for name, method in methods.items()}
+    arguments = {name: _with_cohort(_arguments(name, method)) for name, method in methods.items()}
     for name, defaults in arguments.items():
         given = {**axes, **own.get(name, {})}
         if extra := [argument for argument in own.get(name, {}) if argument not in defaults]:
@@ -226,6 +230,11 @@ def settings(methods: Methods, grid: Grid | None) -> list[Setting]:
         raise _slip(f"that makes more than {_MOST:,} settings: give fewer values.")
     _expect_distinct(wanted)
     return wanted
+
+
+def _with_cohort(arguments: dict[str, bool]) -> dict[str, bool]:
+    """The arguments of a factory, with the cohort of its runs, which need not be given."""
+    return {**arguments, _COHORT: arguments.get(_COHORT, True)}
 
 
 def _slip(words: str) -> EvenhandError:
@@ -276,10 +285,12 @@ def _values(argument: str, given: Any) -> list[Any]:
 
 def _made(setting: Setting, method: Any) -> Algorithm:
     """The method at one of its settings."""
+    own = _arguments(setting.method, method)
+    numbers = {name: value for name, value in setting.numbers.items() if name in own}
     if isinstance(method, Family):
-        algorithm = method.make(setting.numbers)
+        algorithm = method.make(numbers)
     else:
-        algorithm = method if isinstance(method, Algorithm) else method(**setting.numbers)
+        algorithm = method if isinstance(method, Algorithm) else method(**numbers)
     expect(setting.method, algorithm, Algorithm, "eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))")
     return algorithm
 
@@ -364,11 +375,19 @@ class _Sources:
 
 
 class _Planner(NamedTuple):
-    """Plans runs: ``methods`` by their settings' names, and ``job``, which knows what all runs have in common."""
+    """Plans runs.
+
+    Attributes:
+      methods: the methods by their settings' names.
+      sources: the data.
+      job: knows what all runs have in common.
+      by_run: the methods whose grid sets the cohort of a run, and no argument of the method.
+    """
 
     methods: Mapping[str, Algorithm]
     sources: _Sources
     job: Callable[..., Job]
+    by_run: Collection[str]
 
     def runs(self, wanted: Iterable[Setting], case: _Case, seeds: Sequence[int]) -> list[Planned]:
         """The runs of settings under a condition."""
@@ -376,6 +395,9 @@ class _Planner(NamedTuple):
         for setting, seed in itertools.product(wanted, seeds):
             method, data = self.methods[setting.expression], self.sources.at(case.source, seed)
             job = self.job(method, data, seed=seed, attack=case.attack, systems=case.systems)
+            if setting.method in self.by_run and _COHORT in setting.numbers:
+                cohort = setting.numbers[_COHORT]
+                job = job._replace(cohort=None if cohort == "all" else whole_number(_COHORT, cohort, 1))
             planned.append(Planned(setting._replace(case=case.names), seed, job, callable(case.source)))
         return planned
 
@@ -499,6 +521,9 @@ def _facts(planned: Sequence[Planned], seeds: Sequence[int], apart: Sequence[int
         examples = f"train {train:,}, valid {valid:,}, test {test:,}"
         facts |= {"clients": job.data.num_clients, "examples": examples}
     facts |= {"new data for each seed": any(run.new_data for run in planned), "rounds": job.rounds}
-    facts |= {"cohort": job.cohort or "all", "eval_every": job.eval_every}
+    # Where every setting has a cohort, there is none that all runs have in common.
+    shared = [run.job.cohort for run in planned if _COHORT not in run.setting.numbers]
+    facts |= {"cohort": shared[0] or "all"} if shared else {}
+    facts["eval_every"] = job.eval_every
     facts["seeds"] = ", ".join(map(str, seeds))
     return facts | ({"seeds for tuning": ", ".join(map(str, apart))} if apart else {})
