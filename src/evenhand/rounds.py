@@ -270,20 +270,26 @@ def wires(
 
     # Made outside, as a client keeps it from round to round: what begins in it does not restart.
     client_state = (
-        jax.eval_shape(algorithm.init_client, params)
+        jax.eval_shape(lambda params: algorithm.newcomer(params, capacity), params)
         if algorithm.pooled is None
         else jax.eval_shape(algorithm.pooled, params, *rows)
     )
     return tuple(map(wire_of, algorithm.phases))
 
 
-def begin(algorithm: Algorithm, params: Params, clients: int, wires: tuple[Wire, ...]) -> RoundState:
-    """The state before the first round, with that of one client."""
+def begin(
+    algorithm: Algorithm, params: Params, clients: int, wires: tuple[Wire, ...], capacity: int | None = None
+) -> RoundState:
+    """The state before the first round, with that of one client.
+
+    ``capacity`` is that of :func:`wires`; only methods with a ``PerExample`` need it.
+    """
     aggregators = tuple(
         phase.aggregator.init(tree.zeros(wire.delta), clients)
         for phase, wire in zip(algorithm.phases, wires, strict=True)
     )
-    return RoundState(algorithm.init(params, clients), aggregators, algorithm.init_client(params))
+    mine = algorithm.init_client(params) if capacity is None else algorithm.newcomer(params, capacity)
+    return RoundState(algorithm.init(params, clients), aggregators, mine)
 
 
 # --- the server: what it rejects, how it weighs, and its step ---------------------------------------------------------

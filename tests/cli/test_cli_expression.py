@@ -80,7 +80,8 @@ _AFTER = {"mean", "geometric_median", "krum", "trimmed_mean", "centered_clipping
 
 
 _ELSEWHERE = {"alone", "cyclic", "fit", "fixed", "poisson", *eh.privacy.__all__}
-"""What few others may be around or inside: test_cli_privacy.py and test_cli_fit.py compose it."""
+_ELSEWHERE |= {"mocha", "delta_fl_levels"}
+"""What few others may be around or inside: test_cli_privacy.py, test_cli_fit.py and test_cli_levels.py compose it."""
 
 
 def composition(room: Kind, draw: random.Random, depth: int = 0, *, after: str = "") -> str:

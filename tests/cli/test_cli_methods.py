@@ -331,6 +331,8 @@ TRIED_ELSEWHERE = {
     "dp-ftrl": "it must be told the number of clients: tests/unit/privacy/test_dp_ftrl.py",
     "private": "it needs a noisy method: tests/cli/test_cli_privacy.py",
     "adadps-fl": "its scales come from a file: tests/cli/test_cli_beside.py",
+    "mocha": "it keeps a number for each example, and needs classes: tests/unit/test_mocha_method.py",
+    "delta-fl-levels": "its reports have an entry for each level: tests/identities/test_identities_side_by_side.py",
 }
 """Methods that do not run with any value of the right type, and where they are tested."""
 

@@ -65,6 +65,7 @@ def expressions():
         found.setdefault(name, f"{name}({', '.join(f'{each}={NEEDED.get(each, 0.5)}' for each in needed)})")
     found["qfedsgd"] = "qfedsgd(q=0.5, step_size=0.5)"
     found["qmaml"] = "qmaml(q=0.5, step_size=0.5)"
+    del found["mocha"]  # its steps compute no gradient of the losses: tests/unit/test_mocha_method.py
     return found | MORE
 
 

@@ -32,6 +32,7 @@ from evenhand.centralized import methods as central_methods
 from evenhand.errors import EvenhandError
 from evenhand.expressions import plugins
 from evenhand.models import losses
+from evenhand.personalization import methods as personal_methods
 from evenhand.types import Algorithm, Attack, Model, Risk, Sampling, Stack, Sum
 
 __all__ = [
@@ -76,8 +77,15 @@ class Kind(NamedTuple):
         return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
 
 
+_METHODS = (algorithms, personalization, privacy, central_methods, personal_methods)
+
 KINDS = (
-    Kind("method", (Algorithm,), (algorithms, personalization, privacy, central_methods), "evenhand.methods"),
+    Kind(
+        "method",
+        (Algorithm,),
+        (algorithms, personalization, privacy, central_methods, personal_methods),
+        "evenhand.methods",
+    ),
     Kind("aggregator", (Sum, Stack), (aggregators, privacy), "evenhand.aggregators"),
     Kind("risk", (Risk,), (risks,)),
     Kind("weighting", (Weighting,), (centralized,)),

@@ -166,7 +166,7 @@ def check_job(job: Job) -> None:
             whole_number(name, values[name], 1)
     # Shapes only: a model that is too large for the machine gets a sentence of its own from check_model.
     params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
-    stateful = bool(jax.tree.leaves(jax.eval_shape(algorithm.init_client, params)))
+    stateful = bool(jax.tree.leaves(jax.eval_shape(lambda params: algorithm.newcomer(params, 1), params)))
     if algorithm.sampling.repeats and stateful:
         raise EvenhandError(
             "This method keeps a state at each client, and its sampling can draw a client twice in one round: "

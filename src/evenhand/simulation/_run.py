@@ -545,7 +545,8 @@ def serve_newcomers(job: Job, server: PyTree, form: Form) -> dict[str, Any]:
     # One by one: no cohort of them trains.
     job = job._replace(execution=Execution(lanes=1, devices=1, offload=False))
     setup = set_up(job)
-    newcomer = algorithm.init_client(algorithm.global_params(server))
+    examples = int(data.train.sizes.max())
+    newcomer = algorithm.newcomer(algorithm.global_params(server), examples)
     # No last round, so that ``untrained`` decides what a newcomer is served.
     never = jnp.zeros(data.num_clients, jnp.int32)
     # An evaluation reads no aggregator: those of round 0 only complete the structure.

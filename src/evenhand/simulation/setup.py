@@ -213,7 +213,9 @@ def _beginning(
     like = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form]
     algorithm, (params, rows) = identity.program.algorithm, jax.tree.unflatten(structure, like)
     wires = rounds.wires(algorithm, params, rows, identity.program.capacity, clients)
-    return wires, jax.jit(partial(rounds.begin, algorithm, clients=clients, wires=wires))
+    return wires, jax.jit(
+        partial(rounds.begin, algorithm, clients=clients, wires=wires, capacity=identity.program.capacity)
+    )
 
 
 def device_rows(data: FederatedDataset, attack: Attack | None, seed: int, mesh: Mesh | None = None) -> Rows:

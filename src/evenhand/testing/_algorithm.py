@@ -187,7 +187,8 @@ class _Subject:
         return protocol.wires(self.algorithm, self.params, rows, capacity, self.data.num_clients)
 
     def begin(self, params: Params) -> protocol.RoundState:
-        state = protocol.begin(self.algorithm, params, self.data.num_clients, self.wires)
+        capacity = self.program.capacity
+        state = protocol.begin(self.algorithm, params, self.data.num_clients, self.wires, capacity)
         if self.algorithm.pooled is not None:
             state = state._replace(clients=self.algorithm.pooled(params, self.rows.x, self.rows.y))
         return state._replace(clients=store.stored(state.clients, self.data.num_clients))

@@ -1,0 +1,297 @@
+"""MOCHA as a method, which runs, studies and the command line take like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from evenhand import tree
+from evenhand.errors import EvenhandError, whole_number
+from evenhand.models import Margin
+from evenhand.personalization._dual_ascent import related
+from evenhand.sampling import uniform
+from evenhand.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    Cohort,
+    Effort,
+    Info,
+    Key,
+    Model,
+    Params,
+    PerExample,
+    Phase,
+    PyTree,
+    Report,
+    Sampling,
+    Sum,
+    Summation,
+)
+
+__all__ = ["mocha"]
+
+
+class _Server(NamedTuple):
+    """Rows ``b_k`` of :math:`B`, ``(N, d, classes)``, the relations, the rounds done, and all models ``w_k``."""
+
+    sums: Array
+    relations: Array
+    number: Array
+    weights: Array
+
+
+class _Message(NamedTuple):
+    """A client's position and model, its :math:`\\Sigma_{kk}`, and :math:`\\rho`."""
+
+    index: Array
+    weights: Array
+    own: Array
+    rho: Array
+
+
+class _Client(NamedTuple):
+    """A client's dual variables ``(examples, classes)``, and its position, -1 until it has trained."""
+
+    alphas: Array
+    index: Array
+
+
+def mocha(
+    model: Model,
+    *,
+    lam: float = 0.01,
+    inner: int = 5,
+    share: float = 0.5,
+    sampling: Sampling = uniform(weighted=False),
+    keep_partial: bool = True,
+) -> Algorithm:
+    r"""MOCHA: a support vector machine for each client, by dual ascent, and how the clients are related.
+
+    .. math::
+        \min_{W, \Omega} \sum_k \frac1{n_k} \sum_i \max(0, 1 - y_{ki} x_{ki}^\top w_k)
+        + \frac\lambda2 \mathrm{tr}(W \Omega W^\top)
+
+    with the updates of :func:`evenhand.personalization.mocha`, which solves the problem for all clients at once: in a
+    round, each client of the cohort takes steps on its dual variables and sends what changed in :math:`b_k`; the server
+    adds these up, sets :math:`W = \frac1\lambda B \Sigma`, and learns :math:`\Sigma = \Omega^{-1}` every ``inner``
+    rounds.
+
+    Args:
+      model: a linear one, such as ``softmax_regression`` or ``svm``: its outputs are the scores of the classes, and
+        its metrics are reported; its loss is not what is trained.
+      lam: :math:`\lambda > 0`.
+      inner: rounds between two updates of :math:`\Sigma`, which begins at :math:`I / N`.
+      share: steps of a client in a round, as a share of its examples, rounded down; at least one step.
+      sampling: how cohorts are drawn; weights have no effect.
+      keep_partial: aggregate the steps that stragglers complete; False: drop stragglers.
+
+    Raises:
+      EvenhandError: a model that is not linear, labels that are no classes, or a number out of range.
+
+    Edge cases: with more than two classes, a machine for each class against all others, which share one
+    :math:`\Sigma`.  The intercept, where the model has one, counts as a weight of a feature that is 1.  Models begin at
+    0, whatever the model's initial parameters.  The global model, for clients that never trained, is the mean of all
+    :math:`w_k`.  A client keeps a number for each of its examples and classes.
+
+    Differs from the paper in that cohorts may be smaller than all clients; the others keep their dual variables.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data = eh.data.load("digits", clients=5)
+      >>> method = mocha(eh.models.softmax_regression(features=64, classes=10))
+      >>> run = eh.simulate(method, data, rounds=5)
+      >>> bool(run.summary()["mean"] > 0.8)
+      True
+
+    Source: Smith et al., *Federated Multi-Task Learning*, NeurIPS 2017; as in Li et al., *Ditto*, ICML 2021, table 7.
+    """
+    whole_number("inner", inner, 1)
+    if not 0.0 < lam < float("inf") or not 0.0 < share < float("inf"):
+        raise EvenhandError(f"mocha(lam={lam}, share={share}): give two finite numbers above 0.")
+    linear = _linear(model)
+
+    def init(params: Params, clients: int) -> _Server:
+        sums = jnp.zeros((clients, *linear.shape), jnp.float32)
+        return _Server(sums, jnp.eye(clients, dtype=jnp.float32) / clients, jnp.int32(0), sums)
+
+    def broadcast(state: _Server, client: Array) -> _Message:
+        own = jnp.diagonal(state.relations)
+        rho = jnp.max(jnp.sum(jnp.abs(state.relations), axis=1) / own)
+        return _Message(client, state.weights[client], own[client], rho)
+
+    def count(data: ClientData) -> Array:
+        whole = jnp.maximum(1, (share * data.size.astype(jnp.float32)).astype(jnp.int32))
+        done = 1 + jnp.floor(data.progress * whole.astype(jnp.float32)).astype(jnp.int32)
+        steps = jnp.where(data.progress < 1, jnp.minimum(done, whole), whole)
+        return jnp.where(data.size > 0, steps, 0)
+
+    def work(message: _Message, state: _Client, data: ClientData, key: Key) -> tuple[Array, _Client]:
+        scale = lam * data.size.astype(jnp.float32) / message.own
+
+        def step(t: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            alphas, change = carry
+            i = jax.random.randint(jax.random.fold_in(key, t), (), 0, jnp.maximum(data.size, 1))
+            x, y = (lax.dynamic_slice_in_dim(part, data.start + i, 1) for part in (data.x, data.y))
+            features, signs = linear.features(x), linear.signs(y)
+            slack = 1.0 - signs * (features @ (message.weights + message.rho * change))
+            room = scale * slack / (message.rho * jnp.maximum(features @ features, 1e-30))
+            new = signs * jnp.clip(room + signs * alphas[i], 0.0, 1.0)
+            moved = (new - alphas[i]) / scale
+            return alphas.at[i].set(new), change + features[:, None] * moved[None]
+
+        begin = (state.alphas, jnp.zeros_like(message.weights))
+        alphas, change = lax.fori_loop(0, count(data), step, begin)
+        return change * (lam / message.own), _Client(alphas, message.index)
+
+    def server(state: _Server, direction: Array, reported: Array, key: Key) -> tuple[_Server, Info]:
+        sums, number = state.sums + direction, state.number + 1
+
+        def weights(relations: Array) -> Array:
+            return jnp.tensordot(relations, sums, axes=1) * (1.0 / lam)
+
+        def learnt(relations: Array) -> Array:
+            return related(weights(relations).reshape(sums.shape[0], -1))
+
+        relations = lax.cond(number % inner == 0, learnt, lambda same: same, state.relations)
+        return _Server(sums, relations, number, weights(relations)), {"update_norm": tree.norm(direction)}
+
+    def personal(state: _Server, client: _Client) -> Params:
+        own = state.weights[jnp.maximum(client.index, 0)]
+        return linear.params(jnp.where(client.index < 0, jnp.mean(state.weights, axis=0), own))
+
+    phase = Phase(
+        broadcast=broadcast,
+        report=lambda message, state, data: Report(sampling.weight(data.size), jnp.float32(jnp.nan)),
+        work=work,
+        aggregator=_by_client(),
+        server=server,
+        effort=lambda data: Effort(count(data), count(data)),
+    )
+    return Algorithm(
+        model=model,
+        init=init,
+        phases=(phase,),
+        global_params=lambda state: linear.params(jnp.mean(state.weights, axis=0)),
+        sampling=sampling,
+        init_client=PerExample(
+            lambda params, examples: _Client(jnp.zeros((examples, linear.shape[1])), jnp.int32(-1))
+        ),
+        personal_params=personal,
+        partial_work=keep_partial,
+        received=lambda message: linear.params(message.weights),
+        name=f"mocha(lam={lam:g})",
+    )
+
+
+# --- the models that it trains -----------------------------------------------------------------------------------
+
+
+class _Linear(NamedTuple):
+    """A linear model.
+
+    Attributes:
+      shape: of its weights, those of the intercept in the last row, ``(d, classes)``; one class: two with one score.
+      params: ``weights -> parameters`` of the model.
+      features: ``x -> (d,)`` of an example ``(1, ...)``, such that scores are ``features @ weights``.
+      signs: ``y -> (classes,)``, 1 for the class of the example and -1 for all others.
+    """
+
+    shape: tuple[int, int]
+    params: Callable[[Array], Params]
+    features: Callable[[Array], Array]
+    signs: Callable[[Array], Array]
+
+
+def _linear(model: Model) -> _Linear:
+    """The model as a linear one, whatever its parameters are called and whatever it does to the features first."""
+    leaves, structure = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
+    matrices = [i for i, leaf in enumerate(leaves) if leaf.ndim == 2]
+    vectors = [i for i, leaf in enumerate(leaves) if leaf.ndim == 1]
+    if len(matrices) != 1 or len(matrices) + len(vectors) != len(leaves) or len(vectors) > 1:
+        raise _not_linear(model)
+    place, (rows, classes) = matrices[0], leaves[matrices[0]].shape
+    if any(leaves[i].shape != (classes,) for i in vectors):
+        raise _not_linear(model)
+
+    def params(weights: Array) -> Params:
+        parts = {place: weights[:rows], **dict.fromkeys(vectors, weights[-1])}
+        return jax.tree.unflatten(structure, [parts[i] for i in range(len(leaves))])
+
+    def scores(weights: Array, x: Array) -> Array:
+        outputs = model.apply(params(weights), x)
+        return (outputs.score if isinstance(outputs, Margin) else outputs).reshape(-1)
+
+    shape = (rows + len(vectors), classes)
+
+    def features(x: Array) -> Array:
+        # The score of the first class is linear in the weights of that class.
+        return jax.grad(lambda weights: scores(weights, x)[0])(jnp.zeros(shape, jnp.float32))[:, 0]
+
+    def signs(y: Array) -> Array:
+        if not jnp.issubdtype(y.dtype, jnp.integer) or y.ndim != 1:
+            raise EvenhandError("mocha() is for classes: give one class number per example as its label.")
+        right = y > 0 if classes == 1 else y == jnp.arange(classes, dtype=y.dtype)
+        return jnp.where(right, 1.0, -1.0)
+
+    _check_linear(model, shape, rows, scores, features)
+    return _Linear(shape, params, features, signs)
+
+
+def _check_linear(
+    model: Model,
+    shape: tuple[int, int],
+    rows: int,
+    scores: Callable[[Array, Array], Array],
+    features: Callable[[Array], Array],
+) -> None:
+    """Checks at one example and one choice of weights that the scores are what the features give."""
+    x = jnp.asarray(np.cos(np.arange(rows))[None], jnp.float32)
+    weights = jnp.asarray(np.sin(np.arange(np.prod(shape))).reshape(shape), jnp.float32)
+    try:
+        gap = float(jnp.max(jnp.abs(scores(weights, x) - features(x) @ weights)))
+    except (TypeError, ValueError):  # EvenhandError is a ValueError
+        raise _not_linear(model) from None
+    if not gap < 1e-3:
+        raise _not_linear(model)
+
+
+def _not_linear(model: Model) -> EvenhandError:
+    name = f" {model.name}" if model.name else ""
+    return EvenhandError(
+        f"mocha() trains linear models, and the model{name} is none: give --model softmax or svm (Python: "
+        "eh.models.softmax_regression or eh.models.svm)."
+    )
+
+
+# --- what the server adds up -------------------------------------------------------------------------------------
+
+
+def _by_client() -> Sum:
+    """The uploads in the places of their clients, ``(N, ...)``, and zeros where none came."""
+
+    def weigh(reports: Report, cohort: Cohort, places: Array) -> tuple[Array, Array]:
+        slots = jnp.arange(cohort.ids.shape[0], dtype=jnp.int32)
+        # Ids of empty slots are arbitrary: they go to a place past the last, which is dropped.
+        ids = jnp.where(cohort.present, cohort.ids, places.shape[0])
+        return reports.weight, jnp.full_like(places, -1).at[ids].set(slots, mode="drop")
+
+    def add(lifted: PyTree, present: Array, key: Key) -> PyTree:
+        return tree.among(present, lifted)
+
+    def lower(total: Array, places: Array, key: Key) -> tuple[Array, Array]:
+        taken = total[jnp.maximum(places, 0)]
+        return tree.among(places >= 0, taken), places
+
+    return Sum(
+        init=lambda like, clients: jnp.full(clients, -1, jnp.int32),
+        lift=lambda upload, public, key: upload.delta,
+        lower=lower,
+        weigh=weigh,
+        summation=Summation(bits=32, add=add),
+    )
