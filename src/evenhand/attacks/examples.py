@@ -219,10 +219,10 @@ def reversed_text(fraction: float = 0.0, *, next_token: bool = True) -> Attack:
             raise EvenhandError(
                 "reversed_text(): the labels are no tokens that follow the texts: give next_token=False."
             )
-        each = y.ndim == 2
-        text = np.concatenate([x[:, :1], y] if each else [x, y[:, None].astype(x.dtype)], axis=1)[:, ::-1]
+        several = y.ndim == 2
+        text = np.concatenate([x[:, :1], y] if several else [x, y[:, None].astype(x.dtype)], axis=1)[:, ::-1]
         x = text[:, :-1].astype(x.dtype)
-        return x, (text[:, 1:] if each else text[:, -1]).astype(y.dtype)
+        return x, (text[:, 1:] if several else text[:, -1]).astype(y.dtype)
 
     return Attack(fraction, rows=rows)
 

@@ -21,8 +21,6 @@ from evenhand.errors import EvenhandError, whole_number
 from evenhand.text import short
 from evenhand.types import Array, ClientData, Params, PyTree
 
-__all__ = ["ClientOpt", "Schedule", "by_round", "cosine", "schedule_from", "steps", "warm_up"]
-
 _MOST = 10**6
 """Most rounds: float32 counts them, and their fractions, exactly."""
 
@@ -217,9 +215,9 @@ def by_round(
             return optax.sgd(step_size * factor)
 
         def update(
-            gradient: Params, state: optax.OptState, params: Params | None = None
+            updates: Params, state: optax.OptState, params: Params | None = None
         ) -> tuple[PyTree, optax.OptState]:
-            updates, state = optimiser.update(gradient, state, params)
+            updates, state = optimiser.update(updates, state, params)
             return tree.scale(factor, updates), state
 
         return optax.GradientTransformation(optimiser.init, update)

@@ -65,7 +65,7 @@ class Continued(NamedTuple):
     __repr__ = short
 
 
-class Kept(NamedTuple):
+class KeptOptimiser(NamedTuple):
     """Local work whose optimiser lives on at the client, as client state.
 
     Attributes:
@@ -118,11 +118,11 @@ class Work(NamedTuple):
         return self.step_size * self.schedule(data.round)
 
     @property
-    def kept(self) -> Kept | None:
+    def kept(self) -> KeptOptimiser | None:
         """The work from the optimiser's state that a client has kept; None: it begins afresh in each round."""
         if not self.keeps or self.continued is None or self.continued.corrected is None:
             return None
-        return Kept(self.continued.init, self.continued.corrected)
+        return KeptOptimiser(self.continued.init, self.continued.corrected)
 
 
 def parts_of(work: Work, factory: str) -> Parts:
