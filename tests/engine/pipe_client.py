@@ -21,7 +21,7 @@ from evenhand.types import Algorithm, ClientData, Key, Phase, Sum, Upload
 
 SEED = 4
 DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
-_WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
+_WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4, schedule=eh.local.steps(0.5, every=1))
 METHOD: Algorithm = eh.personalization.ditto(
     eh.algorithms.feddane(
         _WORK, mu=0.1, aggregator=eh.aggregators.geometric_median(3, start="mean"), fresh_cohort=False
@@ -43,15 +43,15 @@ class Client:
         )
         self.works = [jax.jit(partial(self._work, phase)) for phase in METHOD.phases]
 
-    def _work(self, phase: Phase, message: Any, memory: Any, key: Key) -> tuple[Any, Any]:
-        return phase.work(message, memory, self.data, key)
+    def _work(self, phase: Phase, message: Any, memory: Any, key: Key, number: Any) -> tuple[Any, Any]:
+        return phase.work(message, memory, self.data._replace(round=number), key)
 
     def train(self, number: int, index: int, message: Any) -> tuple[Any, Any]:
         """The report, and whether the upload is fit to be summed; the upload stays here."""
         phase, streams = METHOD.phases[index], rounds.phase_stream(METHOD, index)
         key = rounds.work_key(self.keys, number, streams, self.k)
         report = phase.report(message, self.memory, self.data)
-        delta, self.memory = self.works[index](message, self.memory, key)
+        delta, self.memory = self.works[index](message, self.memory, key, jnp.int32(number))
         self.upload = Upload(delta, report.weight, report.loss)
         return report, rounds.accepts_delta(delta)
 
