@@ -186,7 +186,7 @@ def _gap(a: PyTree, b: PyTree) -> float:
 # --- attacks --------------------------------------------------------------------------------------------------
 
 
-def check_attack(attack: Attack, *, classes: int = 2, is_random: bool = False) -> None:
+def check_attack(attack: Attack, *, classes: int = 2, is_random: bool = False, tokens: bool = False) -> None:
     """Checks that an attack obeys the laws every attack must obey.
 
     * Poisoned examples, false uploads and agreed uploads have the structure, shapes and dtypes of the true ones.
@@ -199,6 +199,7 @@ def check_attack(attack: Attack, *, classes: int = 2, is_random: bool = False) -
       attack: what is checked.
       classes: labels are from 0 to ``classes - 1``.
       is_random: whether its uploads are drawn at random.
+      tokens: whether examples are rows of tokens, and labels the tokens that follow them.
 
     Raises:
       AssertionError: a law does not hold; the message says which.
@@ -207,10 +208,12 @@ def check_attack(attack: Attack, *, classes: int = 2, is_random: bool = False) -
       >>> import evenhand as eh
       >>> check_attack(eh.attacks.sign_flip(0.2))
     """
-    check_all(attack_checks(attack, classes=classes, is_random=is_random))
+    check_all(attack_checks(attack, classes=classes, is_random=is_random, tokens=tokens))
 
 
-def attack_checks(attack: Attack, *, classes: int = 2, is_random: bool = False) -> tuple[Check, ...]:
+def attack_checks(
+    attack: Attack, *, classes: int = 2, is_random: bool = False, tokens: bool = False
+) -> tuple[Check, ...]:
     """The laws of :func:`check_attack` that concern what the attack does, each as a check of its own.
 
     Arguments are those of :func:`check_attack`; nothing is computed before the first check is called.
@@ -224,7 +227,7 @@ def attack_checks(attack: Attack, *, classes: int = 2, is_random: bool = False) 
       >>> [check.name for check in attack_checks(eh.attacks.sign_flip(0.2))]
       ['false uploads have the form of true ones', 'uploads follow their keys']
     """
-    made = _Made(attack, classes, is_random)
+    made = _Made(attack, classes, is_random, tokens)
     return checks_of(
         (attack.rows, "poisoned examples have the form of clean ones", made.check_rows_form),
         (attack.rows, "examples follow their stream and are copied", made.check_rows),
@@ -241,11 +244,12 @@ def attack_checks(attack: Attack, *, classes: int = 2, is_random: bool = False) 
 class _Made:
     """An attack under test: its laws, and what it is given."""
 
-    def __init__(self, attack: Attack, classes: int, is_random: bool) -> None:
+    def __init__(self, attack: Attack, classes: int, is_random: bool, tokens: bool) -> None:
         self.attack: Any = attack  # its laws are checked only for the parts that it has
         self.is_random = is_random
         rng = np.random.default_rng(0)
-        self.x = rng.normal(size=(9, 4)).astype(np.float32)
+        features = rng.integers(0, classes, (9, 4)) if tokens else rng.normal(size=(9, 4))
+        self.x = features.astype(np.int32 if tokens else np.float32)
         self.y = rng.integers(0, classes, 9).astype(np.int32)
         self.w = rng.normal(size=(7, 3, 2)).astype(np.float32)
 

@@ -343,9 +343,10 @@ def test_every_attack_obeys_the_contract(name: str) -> None:
         "both": lambda: attacks.both(attacks.label_flip(0.2), attacks.gaussian()),
         "by_clients": lambda: attacks.by_clients(attacks.mimic(), (1, 3)),
         "during": lambda: attacks.during(attacks.sign_flip(0.2), first=2),
+        "trigger": lambda: attacks.trigger(0.2, patch=1, boost=2.0),
     }
     attack = made.get(name, lambda: vars(attacks)[name](0.2))()
-    eh.testing.check_attack(attack, is_random=name in ("gaussian", "both"))
+    eh.testing.check_attack(attack, is_random=name in ("gaussian", "both"), tokens=name == "reversed_text")
 
 
 def test_a_broken_attack_is_found_out() -> None:
