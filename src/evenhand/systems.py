@@ -38,6 +38,7 @@ __all__ = [
     "chain",
     "diurnal",
     "dropouts",
+    "only_availability",
     "speeds",
     "stragglers",
 ]
@@ -88,6 +89,11 @@ def bound(systems: Systems | None, client_ids: Sequence[str]) -> Systems | None:
       EvenhandError: they are made for other clients.
     """
     return systems if systems is None or systems.of is None else systems.of(tuple(client_ids))
+
+
+def only_availability(systems: Systems | None) -> Systems | None:
+    """Systems that say who is available, and change nothing else; None where all always are."""
+    return None if systems is None or systems.present is None else Systems(_unchanged, systems.present)
 
 
 # --- which clients are available --------------------------------------------------------------------------------------

@@ -237,6 +237,35 @@ def test_stragglers_take_the_time_of_what_they_do_and_each_exchange_has_its_own(
     assert dane.per_round["seconds"].tolist() == [2.0]
 
 
+def test_who_is_absent_was_never_drawn_and_who_is_late_sends_nothing() -> None:
+    """Two of four that are present are late: two uploads count, two are left out, and absent clients are neither."""
+    present, each = np.array([[1], [1], [0], [1], [0], [1]]), np.array([0.1, 5.0, 0.1, 5.0, 0.1, 0.1])
+    systems = chain(availability(present), speeds(each, 10.0))
+    for stream in (False, True):
+        run = eh.simulate(FEDAVG, DATA, systems=systems, rounds=3, stream=stream)
+        sent = run.info["communication"]
+        assert run.per_round["reported"].tolist() == [2, 2, 2]
+        assert (sent["took_part"], sent["left_out"]) == (6, 6)
+    partial = eh.simulate(FEDPROX, DATA, systems=chain(availability(present), speeds(0.1)), rounds=3)
+    assert partial.info["communication"]["took_part"] == 12
+    assert partial.info["communication"]["left_out"] == 0
+
+
+def test_accuracy_against_time_is_a_figure_where_time_is_simulated(tmp_path: Path) -> None:
+    run = eh.simulate(FEDAVG, DATA, systems=speeds(60.0, spread=0.5), **SETTINGS)
+    figure = eh.report.figures.metric_against(run, "time")
+    assert figure.axes[0].get_xlabel() == "simulated time (h)"
+    drawn = [line.get_xdata() for line in figure.axes[0].lines if len(np.atleast_1d(line.get_xdata())) == 3]
+    np.testing.assert_allclose(np.asarray(drawn[0], float), run.history["time"] / 3600.0)
+    assert "against time" in run.report(tmp_path / "a.html").read_text()
+    usual = eh.simulate(FEDAVG, DATA, **SETTINGS)
+    assert "against time" not in usual.report(tmp_path / "b.html").read_text()
+    with pytest.raises(eh.EvenhandError, match="has not recorded it"):
+        eh.report.figures.metric_against([run, usual], "time")
+    with pytest.raises(eh.EvenhandError, match="always available"):
+        eh.report.figures.availability_scatter(run)
+
+
 # --- what a run keeps and shows -----------------------------------------------------------------------------------
 
 

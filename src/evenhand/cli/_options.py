@@ -297,7 +297,7 @@ class SharedOptions:
     cohort: int | Literal["all"] = "all"
     """clients drawn per round m"""
     systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
-    """which clients are slow or drop out, instead of --stragglers: 'chain(stragglers(0.5), dropouts(0.1))'"""
+    """who is available, slow, or drops out: 'chain(diurnal(24, 4), dropouts(0.1))'; see `evenhand list systems`"""
     attack: Annotated[str | None, arg(metavar="ATTACK", help_behavior_hint="(default: none)")] = None
     """what malicious clients do: 'sign_flip(0.2)' for a fifth of the clients; see `evenhand list attacks`"""
     epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None

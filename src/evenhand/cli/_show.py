@@ -161,14 +161,19 @@ class FiguresCommand:
         views = [run.view for run in load_saved(self.runs)]
         return {
             "learning_curve": figures.learning_curve(views),
-            **(
-                {"communication": figures.metric_against(views)}
-                if figures.has_recorded(views, "bytes")
-                else {}
-            ),
+            **{
+                name: figures.metric_against(views, x)
+                for name, x in (("communication", "bytes"), ("time", "time"))
+                if figures.has_recorded(views, x)
+            },
             "client_curve": figures.client_curve(views),
             "client_histogram": figures.client_histogram(views),
             "size_scatter": figures.size_scatter(views),
+            **(
+                {"availability_scatter": figures.availability_scatter(views)}
+                if all(view.availability is not None for view in views)
+                else {}
+            ),
         }
 
 
@@ -241,7 +246,8 @@ TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
     "risks": lambda: _factories(Risk),
     "losses": lambda: _factories(Loss),
     "weightings": lambda: _factories(Weighting),
-    "parts": lambda: _factories(optax.GradientTransformation, Sampling, Systems, Work),
+    "parts": lambda: _factories(optax.GradientTransformation, Sampling, Work),
+    "systems": lambda: _factories(Systems),
     "schedules": lambda: _factories(Schedule),
     "attacks": lambda: _factories(Attack),
     "metrics": lambda: (Entry(name, first_line(factory), "") for name, factory in BUILT_IN.items()),
@@ -261,7 +267,7 @@ else:
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Show methods, their parts, losses, metrics, data sets and models, and what only Python has."""
+    """Show methods, their parts, losses, systems, attacks, metrics, data sets and models, and what only Python has."""
 
     topic: Positional[Topic] = "all"
     """the list to show"""

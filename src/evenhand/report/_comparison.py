@@ -41,8 +41,9 @@ def compare(runs: Runs, metric: str | None = None) -> Comparison:
     separate method, because one draw would count twice.
 
     **Methods may be compared** when they had the same data (by the fingerprint where known, else by the clients' names
-    and numbers of examples), evaluated the same clients, and ran as many rounds with as large cohorts and as many
-    stragglers, all from the same seeds.  Models, step sizes and epochs may differ: they are what is compared.
+    and numbers of examples), evaluated the same clients, and ran as many rounds with as large cohorts, as many
+    stragglers and under the same systems, all from the same seeds.  Models, step sizes and epochs may differ: they are
+    what is compared.
 
     Args:
       runs: a run, several, or several by name; see :mod:`evenhand.report.figures`.
@@ -388,6 +389,8 @@ def _obstacles(groups: Sequence[Sequence[RunView]]) -> list[str]:
     }
     words = {"rounds": "rounds", "cohort": "cohorts", "stragglers": "shares of stragglers"}
     differences += [f"{words[name]} ({', '.join(texts)})" for name, texts in spent.items() if len(texts) > 1]
+    systems = dict.fromkeys(_brief(group[0].config.get("systems") or "none") for group in groups)
+    differences += [f"systems ({', '.join(systems)})"] if len(systems) > 1 else []
     if not differences and _differ(groups, clients_of):
         # The clients of honest runs are all that were evaluated; under an attack, those that do not attack.
         is_attacked = any(run.whole is not None for group in groups for run in group)

@@ -103,12 +103,14 @@ class Amount(NamedTuple):
 
 
 _BYTES: Mapping[str, float] = MappingProxyType({"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12})
+_TIMES: Mapping[str, float] = MappingProxyType({"s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0})
 
 AMOUNTS: Mapping[str, Amount] = MappingProxyType(
     {
         "bytes": Amount(("bytes_down", "bytes_up"), "received and sent by clients", _BYTES),
         "bytes_down": Amount(("bytes_down",), "received by clients", _BYTES),
         "bytes_up": Amount(("bytes_up",), "sent by clients", _BYTES),
+        "time": Amount(("time",), "simulated time", _TIMES),
     }
 )
 """Amounts with a name and a unit; any other column of the history that only grows is an amount under its own name."""
@@ -492,14 +494,18 @@ def _curve_figures(subject: Comparison) -> list[str]:
 
 
 def _amount_figures(subject: Comparison) -> list[str]:
-    """The metric against what clients have received and sent."""
-    amount = AMOUNTS["bytes"]
-    if not has_amount(subject, amount):
-        return []
-    title = f"{subject.quantity} against communication".capitalize()
-    text = "All clients together, up to each evaluation; dashed: worst tenth of the clients."
-    alt = f"{title}. {_message(subject)}"
-    return [svg(metric_against(subject, amount), "communication", title, text, alt)]
+    """The metric against what clients have received and sent, and against simulated time."""
+    shown: list[str] = []
+    for key, name, words in (
+        ("bytes", "communication", "All clients together, up to each evaluation"),
+        ("time", "time", "A round lasts as long as its slowest client, or until the deadline"),
+    ):
+        if has_amount(subject, AMOUNTS[key]):
+            title = f"{subject.quantity} against {name}".capitalize()
+            text = f"{words}; dashed: worst tenth of the clients."
+            alt = f"{title}. {_message(subject)}"
+            shown.append(svg(metric_against(subject, AMOUNTS[key]), name, title, text, alt))
+    return shown
 
 
 def _client_figures(subject: Comparison) -> list[str]:
@@ -555,7 +561,7 @@ def _message(subject: Comparison) -> str:
 
 def _extra_series(runs: Sequence[RunView]) -> list[str]:
     """Other recorded series that change during some run, such as ``mu``: not metrics or their statistics."""
-    metrics = ("round", "bytes_", *(f"{split}_" for split in SPLITS))
+    metrics = ("round", "bytes_", "time", *(f"{split}_" for split in SPLITS))
     keys = dict.fromkeys(key for run in runs for key in run.history if not key.startswith(metrics))
 
     def moves(key: str) -> bool:

@@ -78,8 +78,9 @@ def metric_against(
 
     Args:
       runs: see :mod:`evenhand.report.figures`, as for ``metric`` and ``split``.
-      x: ``"bytes"``, received and sent by all clients together, ``"bytes_down"`` or ``"bytes_up"``; or a name in the
-        ``history`` of all runs whose numbers only grow.
+      x: ``"bytes"``, received and sent by all clients together, ``"bytes_down"`` or ``"bytes_up"``; ``"time"``, where
+        it is simulated (:func:`evenhand.systems.speeds`); or a name in the ``history`` of all runs whose numbers only
+        grow.
       metric: what to draw.
       split: the split to measure it on.
 

@@ -6,6 +6,7 @@ What crosses the wire for one client in one round depends on shapes alone
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -23,8 +24,9 @@ from evenhand.simulation.program import Program, Rows, on_time
 from evenhand.simulation.setup import Setup
 from evenhand.simulation.store import NDArray
 from evenhand.streams import Keys
+from evenhand.systems import Systems, only_availability
 from evenhand.text import counted
-from evenhand.types import Array
+from evenhand.types import Array, Cohort
 
 _BLOCK = 64
 """Rounds whose cohorts are counted in one call: fixed, so that no number of rounds compiles anything."""
@@ -35,7 +37,7 @@ class Taken(NamedTuple):
 
     Attributes:
       part: in each phase, those whose upload reached the server, accepted or not; ``(phases,)``.
-      left_out: those who were drawn for the last phase, and dropped out or had their work discarded.
+      left_out: those who were drawn for the last phase, and dropped out, were late or had their work discarded.
     """
 
     part: NDArray
@@ -90,7 +92,10 @@ class Meter:
             ]
             return Taken(np.array([round(float(sum(uploads)))], np.int64), 0)
         while len(self._cohorts) * _BLOCK < done:
-            given = (self._setup.source.rows, self._setup.keys)
+            rows = self._setup.source.rows
+            # Of the examples, the shapes: how much work a client has does not depend on what is in them.
+            like = [jnp.zeros((1, *part.shape[1:]), part.dtype) for part in (rows.x, rows.y)]
+            given = (rows._replace(x=like[0], y=like[1], slots=None), self._setup.keys)
             rows, keys = given if self._setup.program.mesh is None else here(given)
             count, first = _counter(_Draws(self._setup.program)), jnp.int32(len(self._cohorts) * _BLOCK)
             self._cohorts.append(np.asarray(count(rows, keys, first)))
@@ -110,8 +115,8 @@ class Meter:
         text += " in the last exchange of the rounds." if len(self._loads) > 1 else "."
         if taken.left_out:
             text += (
-                f" Left out are {taken.left_out:,} times that a client was drawn and dropped out, or had its work "
-                "discarded: what it received until then is not counted."
+                f" Left out are {taken.left_out:,} times that a client was drawn and dropped out, was late or had its "
+                "work discarded: what it received until then is not counted."
             )
         if any(load.secure_sums for load in self._loads):
             text += " The keys and shares of secure sums are not counted."
@@ -130,31 +135,35 @@ class _Draws(Keyed):
     def __init__(self, program: Program) -> None:
         algorithm = program.algorithm
         fresh = tuple(phase.fresh_cohort for phase in algorithm.phases)
-        # Where time is simulated, who is done by the deadline depends on the work, too.
-        timed = program.systems is not None and program.systems.pace is not None
-        work = (id(algorithm), program.capacity) if timed else ()
-        super().__init__(
-            (algorithm.sampling, algorithm.partial_work, fresh, program.systems, program.cohort, work)
-        )
+        draws = (algorithm.sampling, algorithm.partial_work, fresh, program.systems, program.cohort)
+        if self.has_deadline(program):  # who is done by then depends on the work
+            draws = (*draws, program.capacity, *(phase.effort for phase in algorithm.phases))
+        super().__init__(draws)
         self.program = program
+
+    @staticmethod
+    def has_deadline(program: Program) -> bool:
+        """Whether the work of clients that are too slow does not reach the server."""
+        pace = None if program.systems is None else program.systems.pace
+        return pace is not None and math.isfinite(pace.deadline)
 
 
 @lru_cache(maxsize=16)
 def _counter(draws: _Draws) -> Callable[[Rows, Keys, Array], Array]:
     """``(rows, keys, first) -> (rounds, 2, phases)``: the clients that take part, and those that are drawn."""
-    program = draws.program
+    program, has_deadline = draws.program, draws.has_deadline(draws.program)
     phases = range(len(program.algorithm.phases))
 
     def clients(rows: Rows, keys: Keys, round: Array) -> Array:
-        draw = partial(rounds.cohort, program.algorithm)
-        where = (rows.sizes, program.cohort, keys, round)
-        drawn = [
-            [draw(systems, *where, phase, rows.table) for phase in phases]
-            for systems in (program.systems, None)
-        ]
-        drawn[0] = [on_time(program, phase, rows, drawn[0][phase], round)[0] for phase in phases]
-        counts = [[jnp.sum(cohort.present) for cohort in cohorts] for cohorts in drawn]
-        return jnp.array(counts, jnp.int32)
+        def cohort(systems: Systems | None, phase: int) -> Cohort:
+            where = (rows.sizes, program.cohort, keys, round, phase, rows.table)
+            return rounds.cohort(program.algorithm, systems, *where)
+
+        taken = [cohort(program.systems, phase) for phase in phases]
+        if has_deadline:
+            taken = [on_time(program, phase, rows, part, round)[0] for phase, part in enumerate(taken)]
+        drawn = [cohort(only_availability(program.systems), phase) for phase in phases]
+        return jnp.array([[jnp.sum(part.present) for part in parts] for parts in (taken, drawn)], jnp.int32)
 
     def block(rows: Rows, keys: Keys, first: Array) -> Array:
         return lax.map(partial(clients, rows, keys), first + jnp.arange(_BLOCK, dtype=jnp.int32))

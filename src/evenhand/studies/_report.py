@@ -55,7 +55,7 @@ class Figures(NamedTuple):
         return figures.learning_curve(self.runs, metric=self.metric)
 
     def metric_against(self, x: str = "bytes") -> Figure:
-        """The chosen settings: the metric against what the runs have spent so far, such as bytes."""
+        """The chosen settings: the metric against what the runs have spent so far, such as bytes or ``"time"``."""
         return figures.metric_against(self.runs, x, metric=self.metric)
 
     def client_curve(self) -> Figure:
@@ -141,7 +141,11 @@ class Figures(NamedTuple):
         """File name without its ending -> figure."""
         return {
             "learning_curve": self.learning_curve(),
-            **({"communication": self.metric_against()} if figures.has_recorded(self.runs, "bytes") else {}),
+            **{
+                name: self.metric_against(x)
+                for name, x in (("communication", "bytes"), ("time", "time"))
+                if figures.has_recorded(self.runs, x)
+            },
             "client_curve": self.client_curve(),
             "client_histogram": self.client_histogram(),
             "size_scatter": self.size_scatter(),
