@@ -214,7 +214,7 @@ def poisson(rate: float) -> Sampling:
     def slots(clients: int) -> int:
         return slots_for(rate, clients)
 
-    return Sampling(draw, _one, rate=rate, slots=slots, independent=True, among=among)
+    return Sampling(draw=draw, weight=_one, rate=rate, slots=slots, independent=True, among=among)
 
 
 def fixed(rate: float) -> Sampling:

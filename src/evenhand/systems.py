@@ -72,13 +72,13 @@ class Systems(NamedTuple):
       present: ``(key, round, clients) -> (clients,)`` bool, which of so many clients are available in a round, counted
         from 0; the cohort is drawn among these.  None: all of them.
       pace: how long clients take; None: time is not simulated.
-      of: ``client_ids -> Systems`` for the clients of a data set; None: it is the same for any clients.
+      bind: ``client_ids -> Systems`` for the clients of a data set; None: it is the same for any clients.
     """
 
     draw: Callable[[Key, Cohort, bool], Cohort]
     present: Callable[[Key, Array, int], Array] | None = None
     pace: Pace | None = None
-    of: Callable[[tuple[str, ...]], Systems] | None = None
+    bind: Callable[[tuple[str, ...]], Systems] | None = None
     __repr__ = short
 
 
@@ -88,7 +88,7 @@ def bound(systems: Systems | None, client_ids: Sequence[str]) -> Systems | None:
     Raises:
       EvenhandError: they are made for other clients.
     """
-    return systems if systems is None or systems.of is None else systems.of(tuple(client_ids))
+    return systems if systems is None or systems.bind is None else systems.bind(tuple(client_ids))
 
 
 def only_availability(systems: Systems | None) -> Systems | None:
@@ -100,7 +100,11 @@ def only_availability(systems: Systems | None) -> Systems | None:
 
 
 def availability(table: str | Path | NDArray | Sequence[Sequence[int]]) -> Systems:
-    r"""Clients are available by a table: client :math:`k` in round :math:`t` if :math:`A_{k,\ t \bmod S} = 1`.
+    r"""Clients are available by a table of time slots, such as one in a CSV file.
+
+    Client :math:`k` is available in round :math:`t`, counted from 0, if
+
+    .. math:: A_{k,\ t \bmod S} = 1 .
 
     A round's cohort is drawn among the clients that are available.  If these are fewer than the cohort, slots stay
     empty; if there are none, the round changes nothing.  What that means for each sampling is in
@@ -108,7 +112,7 @@ def availability(table: str | Path | NDArray | Sequence[Sequence[int]]) -> Syste
 
     Args:
       table: :math:`A`, of 0 and 1, with one row for each client in the order of the data and one column for each of
-        the :math:`S` time slots; rounds are counted from 0.  Or the path of a CSV file with a header, whose first
+        the :math:`S` time slots.  Or the path of a CSV file with a header, whose first
         column has the clients' ids, in any order; lines of clients that are not in the data are ignored.
 
     Raises:
@@ -185,7 +189,7 @@ def speeds(
     communication: float = 0.0,
     seed: int = 0,
 ) -> Systems:
-    r"""Clients take time, so that a run has a simulated clock, and the server may wait for a limited time only.
+    r"""Clients take time: a run gets a simulated clock, and the server may wait for a limited time only.
 
     Client :math:`k` takes :math:`c + s_k r_k` seconds for an exchange in which it computes the gradients of
     :math:`r_k` examples (each as often as it is used).  An exchange lasts as long as its slowest client, or until the
@@ -335,7 +339,7 @@ def _availability(place: str, ids: tuple[str, ...], shape: tuple[int, int], pack
     )
 
     @lru_cache(maxsize=8)
-    def of(client_ids: tuple[str, ...]) -> Systems:
+    def bind(client_ids: tuple[str, ...]) -> Systems:
         rows = table[_rows_of(client_ids, ids, len(table), place)]
         # By slots, so that a round reads one row of the array.
         by_slot = np.ascontiguousarray(rows.T)
@@ -345,7 +349,7 @@ def _availability(place: str, ids: tuple[str, ...], shape: tuple[int, int], pack
 
         return Systems(_unchanged, present)
 
-    return Systems(_unchanged, of=of)
+    return Systems(_unchanged, bind=bind)
 
 
 @cache
@@ -373,7 +377,7 @@ def _speeds(
     given, (deadline, spread, communication) = np.frombuffer(values).reshape(shape), numbers
 
     @lru_cache(maxsize=8)
-    def of(client_ids: tuple[str, ...]) -> Systems:
+    def bind(client_ids: tuple[str, ...]) -> Systems:
         if given.ndim:
             seconds = given[_rows_of(client_ids, ids, len(given), words)]
         else:
@@ -386,7 +390,7 @@ def _speeds(
 
         return Systems(_unchanged, pace=Pace(per_example, communication, deadline))
 
-    return Systems(_unchanged, of=of)
+    return Systems(_unchanged, bind=bind)
 
 
 @cache
@@ -429,8 +433,8 @@ def _chain(systems: tuple[Systems, ...]) -> Systems:
         ]
         return jnp.all(jnp.stack(every), axis=0)
 
-    def of(client_ids: tuple[str, ...]) -> Systems:
-        return _chain(tuple(system if system.of is None else system.of(client_ids) for system in systems))
+    def bind(client_ids: tuple[str, ...]) -> Systems:
+        return _chain(tuple(system if system.bind is None else system.bind(client_ids) for system in systems))
 
     paces = [system.pace for system in systems if system.pace is not None]
     if len(paces) > 1:
@@ -439,7 +443,7 @@ def _chain(systems: tuple[Systems, ...]) -> Systems:
         draw=draw,
         present=present if presences else None,
         pace=paces[0] if paces else None,
-        of=of if any(system.of is not None for system in systems) else None,
+        bind=bind if any(system.bind is not None for system in systems) else None,
     )
 
 

@@ -289,8 +289,8 @@ def rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
 def _ranks(values: Vector) -> Vector:
     """The rank of each value, from 0; equal values share their mean rank."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts + 1) / 2)[place]
+    means = np.cumsum(counts) - np.asarray(counts + 1) / 2
+    return means[place]
 
 
 # --- the errors of the clients ------------------------------------------------------------------------------------

@@ -264,20 +264,17 @@ def availability_limited(subject: Comparison) -> tuple[Method, ...]:
 
 def availability_words(method: Method, split: str, metric: str) -> str:
     """How far availability and what clients get go together, in a sentence."""
-    every = [attendance(run)["correlation"][split] for run in method.runs if split in run.clients]
-    known = [x for x in every if not math.isnan(x["spearman"])]
+    defined = [_correlation(run, split, metric) for run in method.runs]
+    defined = [entry for entry in defined if not math.isnan(entry["spearman"])]
     name = f"{SPLIT_NAMES[split]} {metric.replace('_', ' ')}"
-    if not known or any(x["metric"] != metric for x in known):
-        known = [_correlation(run, split, metric) for run in method.runs]
-        known = [x for x in known if not math.isnan(x["spearman"])]
-    if not known:
+    if not defined:
         return (
             f"{method.name}: availability or {name} is the same for all clients, so they have no correlation."
         )
-    value_of = over_seeds([x["spearman"] for x in known]).joined()
     return (
-        f"{method.name}: the rank correlation (Spearman) of availability and {name} is {value_of}, over "
-        f"{counted(int(known[0]['clients']), 'client')} with {SPLIT_NAMES[split]} examples."
+        f"{method.name}: the rank correlation (Spearman) of availability and {name} is "
+        f"{over_seeds([entry['spearman'] for entry in defined]).joined()}, over "
+        f"{counted(int(defined[0]['clients']), 'client')} with {SPLIT_NAMES[split]} examples."
     )
 
 
