@@ -50,7 +50,7 @@ def test_the_table_names_public_methods():
         (eh.aggregators.mean(), "Sum(init=mean.init, lift=mean.lift, lower=mean.lower)"),
         (eh.aggregators.min_norm(0.1), "Stack(init=min_norm.<lambda>, apply=min_norm.apply)"),
         (eh.risks.tilted(1.0), "Risk(value=tilted.value, weights=tilted.weigh)"),
-        (eh.sampling.uniform(), "Sampling(draw=_uniform.draw, weight=_rows)"),
+        (eh.sampling.uniform(), "Sampling(draw=_uniform.draw, weight=_rows, among=_uniform_among.among)"),
         (
             WORK._replace(model=MODEL._replace(name="toy")),
             "Work(model=<Model toy>, solve=descent.solve, effort=batches.effort, step_size=0.1, of_risk=sgd.of_risk, "
