@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
 from scipy import stats
 
 import evenhand as eh
@@ -18,7 +21,7 @@ from evenhand.simulation import Job, iterate_many
 from evenhand.simulation._simulate import runs_of
 from evenhand.streams import keys_of
 from evenhand.systems import Systems, availability, bound, chain, diurnal, speeds, stragglers
-from evenhand.types import Algorithm, Cohort
+from evenhand.types import Algorithm, Cohort, Report
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 N, SIZES = DATA.num_clients, np.asarray(DATA.train.sizes)
@@ -319,3 +322,36 @@ def test_delta_fl_that_follows_is_delta_fl_while_all_slots_are_filled() -> None:
     assert np.abs(flat(limited[0].params) - flat(limited[1].params)).max() > 1e-3
     counts = [run.per_round["effective_cohort"] for run in limited]
     np.testing.assert_allclose(counts, [[2, 1, 2, 2, 1, 2], [2] * 6], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["superquantile", "smoothed", "filtered"])
+@given(data=st.data())
+@hypothesis.settings(max_examples=25, deadline=None)
+def test_the_tail_of_the_slots_is_that_of_the_clients_at_the_fraction_that_follows(
+    kind: str, data: Any
+) -> None:
+    """Unequal weights, any losses: theta_t = min(1, theta m / |S_t|), and it differs from theta."""
+    draw, m = data.draw, 8
+    present = np.array(draw(st.lists(st.booleans(), min_size=m, max_size=m).filter(any)))
+    losses = np.array(draw(st.permutations(np.linspace(-3.0, 50.0, m).tolist())))
+    weights = np.array(draw(st.lists(st.integers(1, 50), min_size=m, max_size=m)), np.float64)
+    theta = draw(st.sampled_from([0.125, 0.3, 0.5, 0.8, 1.0]))
+    follows = min(1.0, theta * m / present.sum())
+    make = {
+        "superquantile": eh.risks.superquantile,
+        "smoothed": lambda share: eh.risks.smoothed_superquantile(share, 4.0),
+        "filtered": eh.risks.tail_mean,
+    }[kind]
+    if (
+        kind == "filtered"
+    ):  # a quantile of unequal weights falls on a client, and rounding decides on which side
+        weights = np.ones(m)
+    weigh = eh.aggregators.risk_weighted(make(theta), of_slots=True).weigh
+    assert weigh is not None
+    report = Report(*(jnp.where(present, x, 0.0).astype(jnp.float32) for x in (weights, losses)))
+    found = np.asarray(weigh(report, Cohort.of(jnp.arange(m), jnp.asarray(present)), ())[0])
+    assert not found[~present].any()
+    expected = make(follows).weights(
+        jnp.asarray(losses[present], jnp.float32), jnp.asarray(weights[present], jnp.float32)
+    )
+    np.testing.assert_allclose(found[present] / found.sum(), expected, atol=2e-5)

@@ -264,13 +264,13 @@ def availability_limited(subject: Comparison) -> tuple[Method, ...]:
 
 def availability_words(method: Method, split: str, metric: str) -> str:
     """How far availability and what clients get go together, in a sentence."""
+    if not any(differs_in_availability(run) for run in method.runs):
+        return f"{method.name}: all clients were available equally often."
     defined = [_correlation(run, split, metric) for run in method.runs]
     defined = [entry for entry in defined if not math.isnan(entry["spearman"])]
     name = f"{SPLIT_NAMES[split]} {metric.replace('_', ' ')}"
     if not defined:
-        return (
-            f"{method.name}: availability or {name} is the same for all clients, so they have no correlation."
-        )
+        return f"{method.name}: all clients have the same {name}, so it has no correlation with availability."
     return (
         f"{method.name}: the rank correlation (Spearman) of availability and {name} is "
         f"{over_seeds([entry['spearman'] for entry in defined]).joined()}, over "
@@ -305,6 +305,11 @@ def _correlation(run: RunView, split: str, metric: str) -> dict[str, Any]:
         "spearman": rank_correlation(_share(run), values),
         "clients": int(np.sum(np.isfinite(values))),
     }
+
+
+def differs_in_availability(run: RunView) -> bool:
+    """Whether some clients of a run were available more often than others."""
+    return run.availability is not None and np.unique(run.availability).size > 1
 
 
 def _share(run: RunView) -> NDArray:

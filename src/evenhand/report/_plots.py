@@ -25,6 +25,7 @@ from evenhand.report._comparison import Comparison, Method
 from evenhand.report._families import (
     availability_limited,
     availability_words,
+    differs_in_availability,
     in_words,
     left_out,
     personalized,
@@ -541,7 +542,7 @@ def personal_figures(subject: Comparison) -> list[str]:
 def availability_figures(subject: Comparison) -> list[str]:
     """The figure of availability and what clients get, if some clients were not always available."""
     methods = availability_limited(subject)
-    if not methods:
+    if not any(differs_in_availability(run) for method in methods for run in method.runs):
         return []
     words = " ".join(availability_words(method, subject.split, subject.metric) for method in methods)
     figure = availability_scatter(subject._replace(methods=methods))
