@@ -86,7 +86,7 @@ def _rounded(leaf: Array, levels: int, key: Key) -> Array:
     below = jnp.floor(place)
     # A choice, not the floor of a sum: the sum would be rounded once more.
     up = jax.random.uniform(key, leaf.shape, leaf.dtype) < place - below
-    return jnp.sign(leaf) * jnp.minimum(below + up, levels) * step
+    return jnp.sign(leaf) * jnp.minimum(jnp.where(up, below + 1, below), levels) * step
 
 
 def top_k(fraction: float, *, then: Aggregator = mean()) -> Aggregator:

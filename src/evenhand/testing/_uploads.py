@@ -29,6 +29,9 @@ def check_aggregator(
     * The same seed gives the same bits; arguments are not modified.
     * For a sum: no uploads give zeros, unless noise is added; a declared sensitivity bounds ``||lift||`` for
       uploads of any size.
+    * Where clients shorten their uploads: what is sent and what is kept have the forms of the upload and of the memory;
+      the same key gives the same bits; an upload that is not finite is not made finite.  The order, and slots, are
+      those of the uploads as the server reads them off, since clients may round at random.
 
     Args:
       aggregator: what is checked.
@@ -75,6 +78,7 @@ def aggregator_checks(
         (keeps_consensus, "uploads that agree are returned", rule.check_consensus),
         (is_sum, "nothing comes of no uploads", rule.check_nothing),
         (is_bounded, "the sensitivity bounds uploads", rule.check_sensitivity),
+        (aggregator.compression, "short uploads keep forms, and hide nothing", rule.check_compression),
         (True, "arguments are not modified", rule.check_arguments),
     )
 
@@ -96,7 +100,7 @@ class _Rule:
         self.uploads = Upload(deltas, weights, losses)
         self.copies = jax.tree.map(np.copy, self.uploads)
         self.order = rng.permutation(count)
-        self.upload = jax.tree.map(lambda leaf: leaf[0], deltas)
+        self.upload = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), deltas)
 
     def direction(self, uploads: Upload) -> PyTree:
         weights, losses = map(jnp.asarray, uploads[1:])
@@ -120,8 +124,10 @@ class _Rule:
         assert _gap(self.once, self.direction(self.uploads)) == 0, "The same uploads gave different bits."
 
     def check_order(self) -> None:
-        turned = self.direction(jax.tree.map(lambda leaf: leaf[self.order], self.uploads))
-        assert _gap(self.once, turned) <= self.tolerance, "The direction depends on the order of the uploads."
+        # In another order clients have other keys, and may round to other numbers.
+        read = _Rule(self.aggregator._replace(compression=None), len(self.order), self.tolerance)
+        turned = read.direction(jax.tree.map(lambda leaf: leaf[self.order], self.uploads))
+        assert _gap(read.once, turned) <= self.tolerance, "The direction depends on the order of the uploads."
 
     def check_slots(self) -> None:
         check_slots(self.aggregator, self.given, np.arange(len(self.order)), self.state(), self.tolerance)
@@ -150,6 +156,23 @@ class _Rule:
             scaled = self.given._replace(delta=tree.scale(size, self.given.delta))
             norms = jax.vmap(tree.norm)(self.lifted(scaled))
             assert jnp.max(norms) <= bound, "An upload's contribution exceeds the declared sensitivity."
+
+    def check_compression(self) -> None:
+        compression, like = self.aggregator.compression, tree.zeros_like(self.upload)
+        memory, keys = compression.begin(like), jax.random.split(jax.random.key(0), 2)
+        shorten = jax.jit(compression.shorten)
+        sent, kept = shorten(self.upload, memory, keys[0])
+        words = "What is sent or kept does not have the form of the upload or of the memory."
+        assert (form(sent), form(kept)) == (form(self.upload), form(memory)), words
+        again = shorten(self.upload, memory, keys[0])
+        assert are_equal((sent, kept), again), "The same key gave another short upload."
+        for value in (jnp.nan, jnp.inf):
+            broken = {**self.upload, "w": self.upload["w"].at[0, 0].set(value)}
+            assert not jnp.isfinite(tree.norm(shorten(broken, memory, keys[1])[0])), (
+                "A short upload hides a number that is not finite."
+            )
+        bits = compression.bits(like)
+        assert isinstance(bits, int) and bits > 0, "A short upload must have a whole number of bits, above 0."
 
     def check_arguments(self) -> None:
         assert self.once is not None, "what would have written to them"
