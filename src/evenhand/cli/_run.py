@@ -33,6 +33,7 @@ from evenhand.expressions.reading import plugins_in, shadowed
 from evenhand.records import json_text, read_json, replacing, sum_of_file, uninterrupted, write_text, writing
 from evenhand.report import (
     backdoor_line,
+    communication_line,
     compare,
     in_words,
     latest,
@@ -378,6 +379,8 @@ def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *
         say(console, backdoor_line(backdoor))
     if guarantee := view.info.get("privacy"):
         say(console, privacy_line(guarantee))
+    if sentence := communication_line(view):
+        say(console, sentence)
     swung = swing(run.history, split, metric)
     if (kept := view.info.get("kept")) is not None:
         say(console, f"{kept[:1].upper()}{kept[1:]}.")

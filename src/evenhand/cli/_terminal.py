@@ -18,7 +18,7 @@ from rich.text import Text
 from evenhand.evaluation import is_higher_better
 from evenhand.report import Comparison, caution, differences, further, metric_remarks, verdict
 from evenhand.report.formatting import Table, Value, deviation
-from evenhand.report.tables import difference_text, gains_text
+from evenhand.report.tables import COMMUNICATION, communication, difference_text, gains_text
 from evenhand.text import counted, visible
 
 # --- sentences and names ------------------------------------------------------------------------------------
@@ -128,6 +128,9 @@ def show_comparison(
     say(console, *metric_remarks(comparison))
     if (table := difference_table(comparison, baseline)) is not None:
         console.print(table)
+    if len(comparison.methods) > 1 and (sent := communication(comparison, brief=True)) is not None:
+        heads = [name.lower() for name in sent.head]
+        console.print(_drawn(f"{COMMUNICATION[:1].lower()}{COMMUNICATION[1:]}", sent._replace(head=heads)))
 
 
 def overview(subject: Comparison) -> Group:

@@ -35,7 +35,7 @@ from evenhand.report._view import (
     write_clients_csv,
 )
 from evenhand.report.page import Summary, run_html, write_report
-from evenhand.report.tables import STATISTICS, Differences, differences
+from evenhand.report.tables import STATISTICS, Differences, communication_line, differences
 
 __all__ = [
     "STATISTICS",
@@ -54,6 +54,7 @@ __all__ = [
     "backdoor_line",
     "by_level",
     "caution",
+    "communication_line",
     "compare",
     "covered",
     "differences",

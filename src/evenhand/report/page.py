@@ -280,49 +280,22 @@ def _time(subject: Comparison) -> str:
 
 
 def _communication(subject: Comparison) -> str:
-    """What clients have received and sent: a row for each method, means over its seeds."""
-    rows, remarks = list[Row](), list[str]()
-    for method in subject.methods:
-        sent = [run.info.get("communication") for run in method.runs]
-        if not all(sent):  # saved by versions that did not count it
-            continue
-        once, total = ([x[name] for x in sent] for name in ("per_client_and_round", "total"))
-        cells = [
-            f"{formatting.size(_mean(once, way, 'bytes'))} ({_mean(once, way, 'numbers'):,.0f} numbers)"
-            for way in ("down", "up")
-        ]
-        cells += [formatting.size(_mean(total, way, "bytes")) for way in ("down", "up")]
-        counts = [np.mean([x[name] for x in sent]) for name in ("rounds", "took_part", "secure_sums")]
-        rows.append([method.name, *map(Value, [*cells, *(f"{count:,.0f}" for count in counts)])])
-        remarks += [str(x["covers"]) for x in sent]
-    if not rows:
+    """What clients have received and sent, and whom that covers."""
+    table = tables.communication(subject)
+    if table is None:
         return ""
-    head = [
-        "Method",
-        "Down per client and round",
-        "Up per client and round",
-        "Down in all",
-        "Up in all",
-        "Rounds",
-    ]
-    table = Table([*head, "Uploads", "Secure sums"], rows)
-    several = len(dict.fromkeys(remarks)) > 1
-    seeds = "; means over seeds" if subject.seeds > 1 else ""
-    covers = _COVERED if several else remarks[0]
-    return section(
-        "Communication", table.html(f"What clients receive (down) and send (up){seeds}"), note(covers)
-    )
+    covers = {
+        str(run.info["communication"]["covers"]) for run in subject.runs if run.info.get("communication")
+    }
+    remark = _COVERED if len(covers) > 1 else covers.pop()
+    return section("Communication", table.html(tables.COMMUNICATION), note(remark))
 
 
 _COVERED = (
     "All clients, in each round in which their upload reached the server, accepted or not. What clients received that "
     "dropped out is not counted, nor are the keys and shares of secure sums."
 )
-"""Over whom several runs are counted; of a single one, its own sentences are exact."""
-
-
-def _mean(loads: Sequence[Mapping[str, Any]], way: str, unit: str) -> float:
-    return float(np.mean([load[way][unit] for load in loads]))
+"""Whom the numbers of several runs cover; of a single run, its own sentences are exact."""
 
 
 def _settings(subject: Comparison) -> str:

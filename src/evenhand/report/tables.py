@@ -1,4 +1,4 @@
-"""The tables of a report: statistics over clients, further metrics, classes, and differences to a baseline.
+"""The tables of a report: statistics over clients, further metrics, classes, differences to a baseline, communication.
 
 They say what each statistic is called, how it is shown, and which value is the best; for several seeds, how far each
 method is from a baseline and how sure one can be of it.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,16 @@ from evenhand.report.formatting import COMPARED, Cell, Row, Table, Value, bar, c
 from evenhand.text import counted
 
 # What other packages take; the other names are for this package.
-__all__ = ["STATISTICS", "Differences", "difference_text", "differences", "gains_text"]
+__all__ = [
+    "COMMUNICATION",
+    "STATISTICS",
+    "Differences",
+    "communication",
+    "communication_line",
+    "difference_text",
+    "differences",
+    "gains_text",
+]
 
 NDArray = npt.NDArray[np.float64]
 
@@ -387,3 +398,55 @@ def _cells(difference: Differences, metric: str, pairs: int, *, p: bool = False)
         cells.append(Cell(text, "number best" if by.may_be_marked(pairs) else "number"))
         cells += [Value(number(difference.p[key], 2))] if p else []
     return cells
+
+
+# --- communication ------------------------------------------------------------------------------------------------
+
+COMMUNICATION = "What a client receives (down) and sends (up) in a round, and all clients in the whole run"
+"""The caption of :func:`communication`."""
+
+
+def communication(subject: Comparison, *, brief: bool = False) -> Table | None:
+    """What clients have received and sent, means over seeds; None where no run has counted it.
+
+    Args:
+      subject: the runs.
+      brief: bytes and secure sums alone.
+    """
+    rows = list[Row]()
+    for method in subject.methods:
+        counts = [run.info.get("communication") for run in method.runs]
+        if not all(counts):  # saved by a version that did not count it
+            continue
+
+        def mean(*path: str, counts: Sequence[Any] = counts) -> float:
+            return float(np.mean([reduce(getitem, path, count) for count in counts]))
+
+        once, ways = "per_client_and_round", ("down", "up")
+        cells = [f"{mean(once, way, 'numbers'):,.0f}" for way in ways] if not brief else []
+        cells += [formatting.size(mean(part, way, "bytes")) for part in (once, "total") for way in ways]
+        names = ("secure_sums",) if brief else ("rounds", "took_part", "secure_sums")
+        cells += [f"{mean(name):,.0f}" for name in names]
+        rows.append([method.name, *map(Value, cells)])
+    head = ["Down", "Up", "Down in all", "Up in all"]
+    head = (
+        [*head, "Secure sums"]
+        if brief
+        else ["Numbers down", "Numbers up", *head, "Rounds", "Uploads", "Secure sums"]
+    )
+    return Table(["Method", *head], rows) if rows else None
+
+
+def communication_line(run: RunView) -> str:
+    """The same of one run in a sentence; empty where it was not counted."""
+    if (count := run.info.get("communication")) is None:
+        return ""
+    once, total = (
+        [formatting.size(count[part][way]["bytes"]) for way in ("down", "up")]
+        for part in ("per_client_and_round", "total")
+    )
+    sums = f", in {counted(count['secure_sums'], 'secure sum')}" if count["secure_sums"] else ""
+    return (
+        f"Communication: a client received {once[0]} and sent {once[1]} in a round; all clients together received "
+        f"{total[0]} and sent {total[1]}{sums}."
+    )

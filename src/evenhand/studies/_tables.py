@@ -139,6 +139,7 @@ def row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: str
         for split in view.clients:
             cells |= {column(split, name): value for name, value in statistics(view, split, metric).items()}
             cells |= further_columns(view, split)
+        cells |= communication_columns(view)
     return cells | {name: float(values[-1]) for name, values in outcome.measures.items()}
 
 
@@ -154,6 +155,14 @@ def further_columns(view: RunView, split: str) -> dict[str, float]:
         if metric in view.clients.get(split, {})
         for name in FURTHER
     }
+
+
+def communication_columns(view: RunView) -> dict[str, float]:
+    """What all clients have received and sent, and the secure sums; none of a run whose version did not count them."""
+    if (count := view.info.get("communication")) is None:
+        return {}
+    down, up = (count["total"][way]["bytes"] for way in ("down", "up"))
+    return {"bytes_down": down, "bytes_up": up, "secure_sums": count["secure_sums"]}
 
 
 def alike(values: list[Any]) -> list[Any]:

@@ -82,7 +82,7 @@ def test_they_obey_the_contract_of_aggregators(rule: Any, then: str) -> None:
     ("words", "compression"),
     [
         (
-            "form",
+            "look like a delta",
             agg.quantized(4).compression._replace(shorten=lambda delta, memory, key: (delta["w"], memory)),
         ),
         ("form", agg.top_k(0.3).compression._replace(shorten=lambda delta, memory, key: (delta, ()))),
