@@ -67,7 +67,7 @@ class Purpose(IntEnum):
     MASKS = 11
     DROPOUTS = 12
     AVAILABILITY = 13
-    COMPRESSION = 15
+    COMPRESSION = 14
 
 
 class Keys(NamedTuple):

@@ -78,6 +78,19 @@ def test_they_obey_the_contract_of_aggregators(rule: Any, then: str) -> None:
     eh.testing.check_aggregator(short, keeps_consensus=False)
 
 
+def test_a_noisy_mean_of_short_uploads_keeps_its_bound_and_its_promise() -> None:
+    """The server clips what it has read off, so that what one client changes is bounded as before."""
+    noisy = eh.privacy.noisy_mean(0.5, noise_multiplier=1.0, rate=0.5)
+    for short in (agg.quantized(4, then=noisy), agg.top_k(0.3, then=noisy)):
+        eh.testing.check_aggregator(short, keeps_consensus=False)
+        plain, other = (
+            eh.privacy.private(eh.algorithms.fedavg(WORK, aggregator=rule, sampling=eh.sampling.poisson(0.5)))
+            for rule in (noisy, short)
+        )
+        assert plain.privacy is not None and other.privacy is not None
+        assert other.privacy.releases(3) == plain.privacy.releases(3)
+
+
 @pytest.mark.parametrize(
     ("words", "compression"),
     [
