@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+import published
+
 Builder = Callable[[Path], Path]
 
 GOOD_CSV = "client,a,b,label\nann,1,2,0\nann,3,4,1\nbob,5,6,1\nbob,7,8,0\n"
@@ -218,6 +220,42 @@ def _promising_parquet(rows: bytes) -> Builder:
     return build
 
 
+def _published(builder: Builder, name: str, content: bytes | Callable[[bytes], bytes]) -> Builder:
+    """A folder of a good data set in which one file has other bytes."""
+
+    def build(folder: Path) -> Path:
+        root = builder(folder / "published")
+        root = root if root.is_dir() else root.parent
+        path = root / name
+        path.write_bytes(content if isinstance(content, bytes) else content(path.read_bytes()))
+        return root
+
+    return build
+
+
+def _hdf5(**fields: object) -> Builder:
+    """An HDF5 file of a client ann with these fields."""
+    return lambda folder: published.hdf5(folder / "made_train.h5", {"ann": fields})
+
+
+def _cells(xs: list, ys: list) -> Builder:
+    return lambda folder: published.vehicle(folder / "cells", xs, ys)
+
+
+def _archive(suffix: str, keep: float) -> Builder:
+    """An archive of reviews, cut short."""
+
+    def build(folder: Path) -> Path:
+        path = published.packed(published.imdb(folder / "reviews"), folder / f"reviews{suffix}")
+        content = path.read_bytes()
+        path.write_bytes(content[: int(len(content) * keep)])
+        return path
+
+    return build
+
+
+_ONES = np.ones((3, 2))
+
 _WITH_CURE: dict[str, tuple[Builder, str]] = {
     # CSV
     "csv without client column": (_csv("client,", "who,"), "client column 'client'"),
@@ -401,6 +439,93 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
     "idx with fewer rows than clients": (
         lambda f: write_idx(f, idx(np.zeros((9, 2, 2))), idx(np.zeros(9))),
         "too few for 100 clients",
+    ),
+    # LIBSVM
+    "libsvm with text": (_text("rows.libsvm", "1 1:0.5\n1 2:x\n"), "line 2 is not a label and pairs"),
+    "libsvm without a label": (_text("rows.svm", "1:0.5 2:1\n"), "line 1 is not a label and pairs"),
+    "libsvm with infinity": (_text("rows.svm", "1 1:inf\n"), "pairs INDEX:VALUE of finite numbers"),
+    "libsvm with index 0": (_text("rows.svm", "1 0:1\n"), "indices that begin at 1"),
+    "libsvm with an index twice": (_text("rows.svm", "1 2:1 2:3\n"), "write each feature once"),
+    "libsvm with a huge index": (_text("rows.svm", "1 2:1 999999999:3\n"), "index 999999999 is out of range"),
+    "libsvm that is empty": (_text("rows.svm", "# nothing\n"), "there are no rows"),
+    "libsvm with too many zeros": (
+        _text("rows.svm", "1 1000000:1\n" * 1000),
+        "1,000 rows of 1,000,000 features do not fit",
+    ),
+    "libsvm without clients": (_text("rows.svm", "1 2:1\n0 1:1\n"), "clients=N"),
+    # MATLAB
+    "mat that is text": (_text("cells.mat", GOOD_CSV), "not a MATLAB file"),
+    "mat that is empty": (_bytes("cells.mat", b""), "not a MATLAB file"),
+    "mat that is truncated": (_truncated(lambda f: published.vehicle(f), 0.5), "not a MATLAB file"),
+    "mat with fewer labels": (
+        _cells([_ONES, _ONES], [np.ones((3, 1)), np.ones((2, 1))]),
+        "sensor 1 has features",
+    ),
+    "mat with fewer cells": (_cells([_ONES, _ONES], [np.ones((3, 1))]), "X has 2 cells and Y 1"),
+    "mat with unlike widths": (
+        _cells([_ONES, np.ones((3, 3))], [np.ones((3, 1))] * 2),
+        "clients differ in their number of features",
+    ),
+    "mat with text": (_cells(["abc", _ONES], [np.ones((3, 1))] * 2), "sensor 0 has features of shape"),
+    "mat with nan": (_cells([_ONES, _ONES * np.nan], [np.ones((3, 1))] * 2), "holds nan"),
+    # HDF5
+    "hdf5 that is text": (_text("made.h5", GOOD_CSV), "not an HDF5 file"),
+    "hdf5 that is empty": (_bytes("made.h5", b""), "not an HDF5 file"),
+    "hdf5 that is truncated": (
+        _truncated(lambda f: published.emnist(f) / "fed_emnist_train.h5", 0.6),
+        "not an HDF5 file",
+    ),
+    "hdf5 of other fields": (_hdf5(x=_ONES, label=np.ones(3, int)), "the fields 'label', 'x'"),
+    "hdf5 with fewer labels": (_hdf5(pixels=_ONES, label=np.ones(2, int)), "fields of different lengths"),
+    "hdf5 with a single number": (_hdf5(pixels=_ONES, label=np.int32(1)), "one entry per example"),
+    "hdf5 with nan": (_hdf5(pixels=_ONES * np.nan, label=np.ones(3, int)), "x[0] holds nan"),
+    "hdf5 with real labels": (_hdf5(pixels=_ONES, label=np.ones(3)), "labels that are no whole numbers"),
+    "hdf5 with negative labels": (_hdf5(pixels=_ONES, label=-np.ones(3, int)), "negative label -1"),
+    "hdf5 without examples": (_hdf5(pixels=_ONES[:0], label=np.ones(0, int)), "no client has examples"),
+    "hdf5 with short plays": (_hdf5(snippets=[b"To be"]), "no role speaks more than 80 characters"),
+    "hdf5 with numbers as plays": (_hdf5(snippets=_ONES), "has no text 'snippets'"),
+    # CIFAR-10
+    "cifar that is truncated": (
+        _published(published.cifar, "data_batch_2.bin", lambda content: content[:-1]),
+        "data_batch_2.bin: 61,459 bytes are no images",
+    ),
+    "cifar that is empty": (_published(published.cifar, "test_batch.bin", b""), "0 bytes are no images"),
+    "cifar with label 10": (
+        _published(published.cifar, "data_batch_1.bin", lambda content: b"\x0a" + content[1:]),
+        "image 0 has the label 10",
+    ),
+    # Others as they are published
+    "omniglot that is no picture": (
+        _published(
+            lambda f: published.omniglot(f) / "unpacked/images_background",
+            "Alphabet_0/character01/0000_01.png",
+            b"GIF",
+        ),
+        "is no drawing of Omniglot",
+    ),
+    "imdb that is not UTF-8": (
+        _published(published.imdb, "train/pos/0_9.txt", b"\xff"),
+        "0_9.txt is not UTF-8",
+    ),
+    "zip that is truncated": (_archive(".zip", 0.7), "the archive is damaged"),
+    "tar that is truncated": (_archive(".tar.gz", 0.5), "the archive is damaged"),
+    "tar that is text": (_text("reviews.tar.gz", GOOD_CSV), "the archive is damaged"),
+    "movielens with a short line": (
+        _published(published.movielens, "u.data", lambda content: content + b"1\t2\t3\n"),
+        "line 13 is not a user, a film, a rating and a time",
+    ),
+    "movielens with a rating of nan": (
+        _published(published.movielens, "u.data", b"1\t2\tnan\t3\n"),
+        "a rating is no finite number",
+    ),
+    "movielens that is empty": (_published(published.movielens, "u.data", b"\n"), "there are no ratings"),
+    "tweets with a short line": (
+        _published(published.tweets, published.TWEETS, lambda content: content + b'\n"4","1","Mon"'),
+        "line 10 is not a polarity",
+    ),
+    "tweets with an open quote": (
+        _published(published.tweets, published.TWEETS, lambda content: content + b'\n"4","1","Mon'),
+        "is not CSV",
     ),
     # Paths
     "a path that does not exist": (lambda f: f / "no_such_file.csv", "no such file"),

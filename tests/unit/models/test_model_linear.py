@@ -48,6 +48,18 @@ def test_the_gradient_of_softmax_regression_equals_its_formula() -> None:
         assert_gradient(gradient(model, params, CLASSES), p / N)
 
 
+def test_softmax_regression_without_a_bias_is_that_with_a_bias_of_zero() -> None:
+    bare, params = models.softmax_regression(D, classes=C, bias=False), weights(C)
+    kernel = {"kernel": params["kernel"]}
+    assert set(jax.eval_shape(bare.init, KEY)) == {"kernel"} and bare.name.endswith("bias=False)")
+    whole = models.softmax_regression(D, classes=C)
+    np.testing.assert_array_equal(
+        bare.apply(kernel, X), whole.apply({**kernel, "bias": np.zeros(C, np.float32)}, X)
+    )
+    assert not np.allclose(bare.apply(kernel, X), whole.apply(params, X))
+    np.testing.assert_array_equal(bare.init(KEY)["kernel"], whole.init(KEY)["kernel"])
+
+
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_the_gradient_of_linear_regression_equals_its_formula(outputs: int) -> None:
     model, params = models.linear_regression(D, outputs=outputs), weights(outputs)

@@ -42,9 +42,14 @@ def filled(model: Model) -> Any:
         (models.cnn_femnist(classes=10), 1_663_370),
         (models.cnn_femnist(), 1_690_046),
         (models.cnn_femnist(5, hidden=2048), 6_486_917),
+        (models.cnn_femnist(hidden=0), 115_646),
+        (models.softmax_regression(784, classes=62, bias=False), 48_608),
         (models.cnn_femnist_dropout(), 1_206_590),
         (models.cnn_cifar(), 1_626_442),
         (models.lstm(), 817_872),
+        (models.lstm_classifier(300), 243_892),
+        (models.lstm_classifier(300, classes=1), 243_861),
+        (models.lstm_classifier(50, classes=1, hidden=50, layers=1, dense=0), (50 + 50 + 1) * 200 + 51),
         (models.lstm(hidden=100), 8 * 80 + (108 + 1) * 400 + (200 + 1) * 400 + 101 * 80),
     ],
 )
@@ -76,7 +81,11 @@ def test_images_may_be_flat(make: Any, shape: tuple[int, ...], classes: int) -> 
 
 @pytest.mark.parametrize(
     ("model", "shape", "same"),
-    [(models.cnn_femnist(), (28, 28, 1), True), (models.cnn_cifar(), (32, 32, 3), False)],
+    [
+        (models.cnn_femnist(), (28, 28, 1), True),
+        (models.cnn_femnist(7, hidden=0), (28, 28, 1), False),
+        (models.cnn_cifar(), (32, 32, 3), False),
+    ],
 )
 def test_networks_are_the_layers_they_name(model: Model, shape: tuple[int, ...], same: bool) -> None:
     params, x = filled(model), RNG.random((2, *shape)).astype(np.float32)
@@ -94,10 +103,12 @@ def _by_numpy(params: Any, x: np.ndarray, same: bool) -> np.ndarray:
         x = np.maximum(
             0, np.einsum("nhwcij,ijco->nhwo", windows, kernel, optimize=True) + params[name]["bias"]
         )
-        if same or name == "conv_1":
+        if same or name == "conv_1" or "dense" not in params:
             n, h, w, c = x.shape
             x = x.reshape(n, h // 2, 2, w // 2, 2, c).max((2, 4))
-    x = np.maximum(0, x.reshape(len(x), -1) @ params["dense"]["kernel"] + params["dense"]["bias"])
+    x = x.reshape(len(x), -1)
+    if "dense" in params:
+        x = np.maximum(0, x @ params["dense"]["kernel"] + params["dense"]["bias"])
     return x @ params["output"]["kernel"] + params["output"]["bias"]
 
 
@@ -166,16 +177,22 @@ def test_units_are_dropped_independently() -> None:
 
 
 def numpy_lstm(params: Any, tokens: np.ndarray) -> np.ndarray:
-    sequence = [np.asarray(params["embedding"], float)[tokens[:, t]] for t in range(tokens.shape[1])]
+    return numpy_sequences(params, np.asarray(params["embedding"], float)[tokens])
+
+
+def numpy_sequences(params: Any, vectors: np.ndarray) -> np.ndarray:
+    sequence = [vectors[:, t] for t in range(vectors.shape[1])]
     for name in sorted(name for name in params if name.startswith("lstm")):
         kernel, bias = (np.asarray(params[name][k], float) for k in ("kernel", "bias"))
         hidden = kernel.shape[1] // 4
-        h = c = np.zeros((len(tokens), hidden))
+        h = c = np.zeros((len(vectors), hidden))
         for t, x in enumerate(sequence):
             i, j, f, o = np.split(np.concatenate([x, h], 1) @ kernel + bias, 4, axis=1)
             c = c / (1 + np.exp(-(f + 1))) + np.tanh(j) / (1 + np.exp(-i))
             h = np.tanh(c) / (1 + np.exp(-o))
             sequence[t] = h
+    if "dense" in params:
+        sequence[-1] = sequence[-1] @ params["dense"]["kernel"] + params["dense"]["bias"]
     return sequence[-1] @ np.asarray(params["output"]["kernel"], float) + params["output"]["bias"]
 
 
@@ -262,3 +279,85 @@ def test_lstm_refuses_what_is_no_text() -> None:
         with pytest.raises(EvenhandError, match="integer tokens"):
             TINY.apply(params, wrong)
     assert np.isnan(jax.jit(TINY.apply)(params, np.full((4, 7), 6, np.int32))).all()
+
+
+# --- sequences of vectors -----------------------------------------------------------------------------------
+
+
+VECTORS = RNG.normal(size=(6, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("dense", [0, 4])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_lstm_classifier_equals_numpy(layers: int, dense: int) -> None:
+    model = models.lstm_classifier(3, classes=4, hidden=5, layers=layers, dense=dense)
+    params = jax.tree.map(lambda leaf: 5 * leaf, filled(model))
+    assert set(params) == {*(f"lstm_{i}" for i in range(layers)), *["dense"] * bool(dense), "output"}
+    x = VECTORS[TOKENS]
+    outputs = jax.jit(model.apply)(params, x)
+    np.testing.assert_allclose(outputs, numpy_sequences(params, x), rtol=1e-4, atol=1e-5)
+    assert not np.allclose(outputs, numpy_sequences(params, x[:, ::-1]), atol=1e-2)
+
+
+def test_lstm_classifier_of_embedded_characters_is_lstm() -> None:
+    """A table of vectors in the place of the trained one gives the same outputs, and is no parameter."""
+    params = jax.tree.map(lambda leaf: 5 * leaf, filled(TINY))
+    table = params.pop("embedding")
+    model = models.embedded(models.lstm_classifier(3, classes=6, hidden=5, dense=0), table)
+    assert jax.tree.structure(params) == jax.tree.structure(abstract(model))
+    outputs = jax.jit(model.apply)(params, TOKENS)
+    np.testing.assert_allclose(
+        outputs, jax.jit(TINY.apply)({**params, "embedding": table}, TOKENS), rtol=1e-6, atol=1e-7
+    )
+    other = models.embedded(models.lstm_classifier(3, classes=6, hidden=5, dense=0), table[::-1])
+    assert not np.allclose(outputs, jax.jit(other.apply)(params, TOKENS), atol=1e-2)
+
+
+def test_one_logit_is_half_of_two() -> None:
+    """Softmax over the logits (0, z) is the logistic loss of z, and the predictions are the same."""
+    one = models.lstm_classifier(3, classes=1, hidden=5)
+    params = filled(one)
+    z = np.asarray(jax.jit(one.apply)(params, VECTORS[TOKENS]))
+    y = np.array([0, 1, 1, 0], np.int32)
+    two = models.lstm_classifier(3, classes=2, hidden=5)
+    pair = np.concatenate([np.zeros_like(z), z], axis=1)
+    np.testing.assert_allclose(one.losses(z, y), two.losses(pair, y), rtol=1e-6)
+    np.testing.assert_array_equal(one.metrics["accuracy"](z, y), two.metrics["accuracy"](pair, y))
+    assert not np.allclose(one.losses(z, y), one.losses(z, 1 - y))
+
+
+def test_sequences_and_tokens_of_another_form_are_refused() -> None:
+    model = models.lstm_classifier(3, hidden=5)
+    params = filled(model)
+    for wrong in (VECTORS, VECTORS[TOKENS][:, :0], VECTORS[TOKENS][..., :2]):
+        with pytest.raises(EvenhandError, match="made for sequences"):
+            model.apply(params, wrong)
+    tokens = models.embedded(model, VECTORS)
+    for wrong in (TOKENS.astype(np.float32), TOKENS[0], VECTORS[TOKENS]):
+        with pytest.raises(EvenhandError, match="integer tokens"):
+            tokens.apply(params, wrong)
+    assert np.isnan(jax.jit(tokens.apply)(params, np.full((4, 7), 6, np.int32))).all()
+    for table in (np.zeros(3), np.zeros((0, 3)), np.full((2, 3), np.inf)):
+        with pytest.raises(EvenhandError, match="matrix of finite numbers"):
+            models.embedded(model, table)
+    with pytest.raises(EvenhandError, match="dense"):
+        models.lstm_classifier(3, dense=-1)
+
+
+def test_embedded_passes_dropout_on() -> None:
+    """A model that draws in training still does."""
+    plain = models.from_functions(
+        init=lambda key: jnp.zeros(3),
+        apply=lambda params, x: (x @ params).sum(1),
+        losses=models.logistic,
+        apply_train=lambda params, x, key: (x @ params).sum(1) + jax.random.normal(key, (len(x),)),
+    )
+    model = models.embedded(plain, VECTORS)
+    assert (
+        model.apply_train is not None
+        and models.embedded(models.lstm_classifier(3), VECTORS).apply_train is None
+    )
+    outputs = [model.apply_train(np.ones(3, np.float32), TOKENS, jax.random.key(k)) for k in (0, 1)]
+    noise = np.asarray(outputs[0]) - np.asarray(model.apply(np.ones(3, np.float32), TOKENS))
+    np.testing.assert_allclose(noise, jax.random.normal(jax.random.key(0), (4,)), rtol=1e-3, atol=1e-4)
+    assert not np.allclose(outputs[0], outputs[1])

@@ -5,17 +5,19 @@ A name in an archive is only ever compared, so it leads nowhere outside.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
 import re
 import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from lzma import LZMAError
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evenhand.data.loaders._source import check_unpacked
 from evenhand.errors import EvenhandError
@@ -35,6 +37,9 @@ class File(NamedTuple):
     size: int
 
 
+_TAR_BLOCK = 512
+"""Zeros at the end of a tar archive."""
+
 _SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
@@ -50,7 +55,7 @@ def files_in(path: Path) -> Iterator[File]:
       EvenhandError: the archive is damaged, or locked by a password.
     """
     if path.is_dir():
-        yield from _files_below(path, "")
+        yield from _files_below(path, f"{path.resolve().name}/")
         return
     with _damage(path):
         if path.name.lower().endswith(".zip"):
@@ -59,10 +64,33 @@ def files_in(path: Path) -> Iterator[File]:
                     if not entry.is_dir():
                         yield File(entry.filename, lambda entry=entry: archive.read(entry), entry.file_size)
             return
-        with tarfile.open(path, "r|*") as stream:
+        with _tar(path) as stream:
             for member in stream:
                 if member.isfile():
                     yield File(member.name, lambda member=member: _member(stream, member), member.size)
+
+
+_OPENERS: Mapping[str, Callable[[Path, str], Any]] = {
+    ".gz": gzip.open,
+    ".tgz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".tar": Path.open,
+}
+
+
+@contextmanager
+def _tar(path: Path) -> Generator[tarfile.TarFile]:
+    """A tar archive, read from its begin to its end."""
+    # tarfile's own unpacking takes the end of a file that was cut for the end of the archive.
+    with _OPENERS[path.suffix.lower()](path, "rb") as file:
+        if path.suffix.lower() == ".tar":
+            file.seek(-_TAR_BLOCK, os.SEEK_END)
+            if any(file.read()):
+                raise tarfile.ReadError
+            file.seek(0)
+        with tarfile.open(fileobj=file, mode="r|") as stream:
+            yield stream
 
 
 def _files_below(folder: Path, prefix: str) -> Iterator[File]:
@@ -87,7 +115,15 @@ def _damage(path: Path) -> Generator[None]:
         yield
     except EvenhandError:
         raise
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, OSError, RuntimeError):
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        OSError,
+        RuntimeError,
+    ):
         raise EvenhandError(
             f"{path}: the archive is damaged, truncated or locked: copy or download it again."
         ) from None
@@ -120,7 +156,7 @@ def unpacked(archives: Sequence[Path], folder: Path) -> Path:
         done = folder / f"{path.name}.unpacked"
         if done.exists():
             continue
-        with _damage(path), tarfile.open(path, "r|*") as stream:
+        with _damage(path), _tar(path) as stream:
             for member in stream:
                 match = _HELD.search(member.name)
                 if member.isfile() and match is not None:
