@@ -33,7 +33,7 @@ SOURCES = (
     ("mnist", "70,000 handwritten digits (28 × 28), downloaded once.", _LECUN),
     ("fashion-mnist", "70,000 pictures of clothes (28 × 28), downloaded once.", "Xiao et al., 2017"),
     ("cifar10", "60,000 pictures (32 × 32, colour), downloaded once.", "Krizhevsky, 2009"),
-    ("femnist", "748,000 handwritten characters by 3,400 writers; needs evenhand[hdf5].", _CALDAS),
+    ("femnist", "749,000 handwritten characters by 3,400 writers; needs evenhand[hdf5].", _CALDAS),
     ("shakespeare", "The next character, by role of a play; needs evenhand[hdf5].", _CALDAS),
     (
         "stackoverflow",
