@@ -1,4 +1,4 @@
-"""``python -m fuzz FOLDER FIRST LAST`` loads fuzzed files FIRST to LAST - 1; without numbers, the hostile ones.
+"""``python -m fuzz FOLDER FIRST LAST ...`` loads fuzzed files FIRST to LAST - 1; without numbers, the hostile ones.
 
 It writes one JSON object per file to stdout.
 
@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 import warnings
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -61,7 +62,9 @@ def main() -> None:
     signal.signal(signal.SIGALRM, _alarm)
     root = Path(sys.argv[1])
     root.mkdir(exist_ok=True)
-    names = range(int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 2 else HOSTILE
+    ends = list(map(int, sys.argv[2:]))
+    numbers = [range(*pair) for pair in zip(ends[::2], ends[1::2], strict=True)]
+    names = list(chain.from_iterable(numbers)) if numbers else list(HOSTILE)
     for name in names:
         folder = root / "files"
         folder.mkdir()

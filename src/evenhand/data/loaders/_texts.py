@@ -210,6 +210,8 @@ _GROUP = "examples"
 
 _PART = re.compile(r"_(train|test)\.h5$")
 
+_TEXTS_PER_BYTE = 12
+
 _WINDOW = 80
 """Characters of a play that are read, after which one is predicted."""
 
@@ -318,6 +320,11 @@ def _datasets(path: Path, name: str, group: Any) -> Iterator[tuple[str, Any]]:
         if not isinstance(values, h5py.Dataset) or values.is_virtual or values.external:
             raise _foreign(path, name)
         is_text = h5py.check_string_dtype(values.dtype) is not None
+        # A text takes 16 bytes at least, before compression: millions in a small file would take minutes to read.
+        if is_text and values.size > _TEXTS_PER_BYTE * path.stat().st_size:
+            raise EvenhandError(
+                f"{path}: client {name[:40]!r} has implausibly many texts: copy or download the file again."
+            )
         if len(values.shape) < 1 or not (is_text or values.dtype.kind in "biuf"):
             raise EvenhandError(
                 f"{path}: client {name[:40]!r} has a field {field[:40]!r} that is neither numbers nor text, with one "
