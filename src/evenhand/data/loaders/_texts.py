@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -295,7 +296,7 @@ def _read(path: Path, count: int | None, among: frozenset[str] | None) -> dict[s
             if among is None or name in among:
                 fields = dict[str, NDArray]()
                 for field, values in _datasets(path, name, group):
-                    total += values.size * max(1, values.dtype.itemsize)
+                    total += math.prod(values.shape) * max(1, values.dtype.itemsize)
                     check_unpacked(path, total, "copy or download it again")
                     fields[field] = values[()]
                 _check_client(path, name, fields)
@@ -320,15 +321,15 @@ def _datasets(path: Path, name: str, group: Any) -> Iterator[tuple[str, Any]]:
         if not isinstance(values, h5py.Dataset) or values.is_virtual or values.external:
             raise _foreign(path, name)
         is_text = h5py.check_string_dtype(values.dtype) is not None
-        # A text takes 16 bytes at least, before compression: millions in a small file would take minutes to read.
-        if is_text and values.size > _TEXTS_PER_BYTE * path.stat().st_size:
-            raise EvenhandError(
-                f"{path}: client {name[:40]!r} has implausibly many texts: copy or download the file again."
-            )
-        if len(values.shape) < 1 or not (is_text or values.dtype.kind in "biuf"):
+        if not values.shape or not (is_text or values.dtype.kind in "biuf"):
             raise EvenhandError(
                 f"{path}: client {name[:40]!r} has a field {field[:40]!r} that is neither numbers nor text, with one "
                 "entry per example: copy or download the file again."
+            )
+        # A text takes 16 bytes at least, before compression: millions in a small file would take minutes to read.
+        if is_text and math.prod(values.shape) > _TEXTS_PER_BYTE * path.stat().st_size:
+            raise EvenhandError(
+                f"{path}: client {name[:40]!r} has implausibly many texts: copy or download the file again."
             )
         yield field, values
 
