@@ -259,16 +259,20 @@ def test_questions_have_their_most_frequent_tag(tmp_path: Path) -> None:
     assert load(tmp_path, vocabulary=3, clients=2).client_ids == ("00000001", "00000002")
 
 
-def test_links_out_of_a_file_are_not_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["examples/link", "examples/f0/pixels"])
+def test_links_out_of_a_file_are_not_followed(tmp_path: Path, place: str) -> None:
     import h5py
 
     published.emnist(tmp_path)
-    for link in (h5py.ExternalLink("fed_emnist_test.h5", "/examples/f0"), h5py.SoftLink("/examples/f0")):
-        with h5py.File(tmp_path / "fed_emnist_train.h5", "a") as file:
-            file["examples"].pop("link", None)
-            file["examples"]["link"] = link
-        with pytest.raises(EvenhandError, match="'link' is not stored in the file itself"):
-            load(tmp_path / "fed_emnist_train.h5")
+    path = tmp_path / "fed_emnist_train.h5"
+    target = "/examples/f2" + "/pixels" * place.endswith("pixels")
+    for link in (h5py.ExternalLink("fed_emnist_test.h5", target), h5py.SoftLink(target)):
+        with h5py.File(path, "a") as file:
+            if place in file:
+                del file[place]
+            file[place] = link
+        with pytest.raises(EvenhandError, match="is not stored in the file itself"):
+            load(path)
 
 
 def test_hdf5_needs_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
