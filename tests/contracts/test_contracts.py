@@ -141,6 +141,9 @@ def unlisted(name):
         "head": "'b'",
         "cohort": "2",
         "clients": str(data.num_clients),
+        "clips": "(0.5, 2.0)",
+        "step_sizes": "(1.0, 0.1)",
+        "delay": "1",
     }
     texts |= {"method": NOISY} if name == "private" else {}
     if name == "fit":  # on all examples in each step, it draws nothing

@@ -1,4 +1,4 @@
-"""The constants of FedProx's convergence theorem as numbers: they are formulas, in no part of the library.
+"""The constants of FedProx's convergence theorem as numbers, and the proximal weights that they call for.
 
 Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, theorem 4 and its corollaries.
 """
@@ -12,22 +12,15 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from scipy import optimize, stats
+
 import evenhand as eh
+from evenhand.theory import dissimilarity_bound, fedprox_decrease, fedprox_mu, fedprox_rounds
 from evenhand.types import Model
 
 
 def rho(mu: float, gamma: float, B: float, K: float, L: float, L_minus: float) -> float:
-    """The expected decrease of ``f`` in one round, per unit of its squared gradient."""
-    bar = mu - L_minus
-    inexact = 1 + gamma
-    return (
-        1 / mu
-        - gamma * B / mu
-        - B * inexact * math.sqrt(2) / (bar * math.sqrt(K))
-        - L * B * inexact / (bar * mu)
-        - L * inexact**2 * B**2 / (2 * bar**2)
-        - L * B**2 * inexact**2 / (bar**2 * K) * (2 * math.sqrt(2 * K) + 2)
-    )
+    return fedprox_decrease(mu, B=B, lipschitz=L, cohort=K, gamma=gamma, concavity=L_minus)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +78,80 @@ def test_the_rate_of_the_convex_case(share: float, scaled: dict[tuple[float, flo
         assert (exact >= 1 / 24) == (share < 0.47)
 
 
+# --- the proximal weights that it allows -------------------------------------------------------------------------
+
+_MANY = {"B": 1.5, "gamma": 0.1, "cohort": 50.0, "lipschitz": 3.0}
+
+
+@pytest.mark.parametrize("concavity", [0.0, 0.5, 20.0])
+@pytest.mark.parametrize(
+    "changed", [{}, {"B": 1.0, "gamma": 0.0}, {"B": 2.5, "cohort": 1e3}, {"lipschitz": 0.01}]
+)
+def test_least_and_best_weights_against_scipy(concavity: float, changed: dict[str, float]) -> None:
+    given = {**_MANY, **changed, "concavity": concavity}
+    found = fedprox_mu(**given)
+
+    def at(log: float) -> float:
+        return fedprox_decrease(concavity + math.exp(log), **given)
+
+    root = optimize.brentq(at, math.log(1e-3 * found.least), math.log(found.best))
+    assert concavity + math.exp(root) == pytest.approx(found.least, rel=1e-7)
+    top = optimize.minimize_scalar(lambda log: -at(log), bounds=(root, root + 12), method="bounded")
+    assert -top.fun == pytest.approx(found.decrease, rel=1e-6)
+    assert concavity + math.exp(top.x) == pytest.approx(found.best, rel=1e-2)
+    grid = concavity + np.geomspace(1e-3, 1e6, 4000)
+    rises = np.array([fedprox_decrease(mu, **given) > 0 for mu in grid])
+    assert np.array_equal(rises, grid > found.least)
+
+
+def test_without_concavity_the_weights_are_in_closed_form() -> None:
+    """With a and b as printed: ``b / a``, ``2 b / a`` and ``a^2 / (4 b)``; they scale with L."""
+    B, gamma, K, L = 1.5, 0.1, 50.0, 3.0
+    a = 1 - gamma * B - math.sqrt(2 / K) * B * (1 + gamma)
+    b = L * B * (1 + gamma) + L * B**2 * (1 + gamma) ** 2 * (0.5 + (2 * math.sqrt(2 * K) + 2) / K)
+    assert fedprox_mu(**_MANY) == pytest.approx((b / a, 2 * b / a, a**2 / (4 * b)), rel=1e-9)
+    ten_times = fedprox_mu(**{**_MANY, "lipschitz": 10 * L})
+    assert ten_times == pytest.approx((10 * b / a, 20 * b / a, a**2 / (40 * b)), rel=1e-9)
+
+
+@hypothesis.given(st.floats(0, 1), st.floats(1, 50), st.floats(1, 1e4), _L, st.sampled_from([0.0, 2.0]))
+def test_there_is_a_weight_exactly_where_the_condition_holds(
+    gamma: float, B: float, K: float, L: float, concavity: float
+) -> None:
+    slope = 1 - gamma * B - math.sqrt(2 / K) * B * (1 + gamma)
+    hypothesis.assume(abs(slope) > 1e-6)
+    found = fedprox_mu(B=B, gamma=gamma, cohort=K, lipschitz=L, concavity=concavity)
+    assert math.isfinite(found.best) == math.isfinite(found.least) == (slope > 0) == (found.decrease > 0)
+    assert found.least > concavity
+
+
+def test_one_round_at_the_best_weight_decreases_a_quadratic_by_what_is_promised() -> None:
+    """Two clients ``a (w - c)^2 / 2``, exact solves and all draws of 100: the expectation in closed form."""
+    a, c, K, w = np.array([1.0, 2.0]), np.array([0.0, 1.0]), 100, 3.0
+
+    def f(w: np.ndarray) -> np.ndarray:
+        return np.mean(a / 2 * (np.asarray(w)[..., None] - c) ** 2, axis=-1)
+
+    gradients = a * (w - c)
+    squared = float(np.mean(gradients) ** 2)
+    B = math.sqrt(np.mean(gradients**2) / squared)
+    found = fedprox_mu(B=B, lipschitz=2.0, cohort=K)
+    firsts = np.arange(K + 1)
+    for mu in (found.best, 1.01 * found.least, 3 * found.best):
+        ends = (a * c + mu * w) / (a + mu)
+        expected = stats.binom.pmf(firsts, K, 0.5) @ f((firsts * ends[0] + (K - firsts) * ends[1]) / K)
+        rho = fedprox_decrease(mu, B=B, lipschitz=2.0, cohort=K)
+        assert expected <= f(w) - rho * squared < f(w)
+    assert fedprox_decrease(found.best, B=B, lipschitz=2.0, cohort=K) == found.decrease > 0
+
+
 def test_the_stated_number_of_rounds_suffices() -> None:
     # A gradient descent whose every step decreases f by rho ||grad f||^2 exactly: f = w^2 / 2, step s.
     step, w, epsilon = 0.1, 3.0, 1e-2
     decrease = step * (1 - step / 2)
     first, squares = w * w / 2, []
-    rounds = math.ceil(first / (decrease * epsilon))
+    rounds = fedprox_rounds(first, decrease, epsilon)
+    assert rounds == math.ceil(first / (decrease * epsilon))
     for _ in range(rounds):
         squares.append(w * w)
         assert (w - step * w) ** 2 / 2 <= w * w / 2 - decrease * w * w + 1e-12
@@ -107,9 +168,7 @@ def test_the_least_exact_client_decides(mu: float, gammas: list[float], B: float
 
 
 def test_bounded_variance_bounds_the_dissimilarity() -> None:
-    def bound(variance: float, epsilon: float) -> float:
-        return math.sqrt(1 + variance / epsilon)
-
+    bound = dissimilarity_bound
     assert bound(3, 1) == 2
     # On f_1 = w^2 / 2, f_2 = 3 (w - 1)^2 / 2 the measured B meets the bound with its own V and gradient.
     model = Model(
@@ -125,3 +184,24 @@ def test_bounded_variance_bounds_the_dissimilarity() -> None:
         assert pytest.approx(bound(found.gradient_variance, squared), rel=1e-6) == found.B
         assert bound(found.gradient_variance, squared / 2) > found.B
         assert bound(found.gradient_variance, 2 * squared) < found.B
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"B": 0.9}, {"gamma": 1.1}, {"gamma": -0.1}, {"cohort": 0}, {"lipschitz": 0.0}, {"concavity": -1.0}],
+)
+def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(eh.EvenhandError, match="give"):
+        fedprox_mu(**{**_MANY, **wrong})
+    with pytest.raises(eh.EvenhandError, match="give"):
+        fedprox_decrease(100.0, **{**_MANY, **wrong})
+
+
+def test_other_numbers_out_of_range_are_refused() -> None:
+    with pytest.raises(eh.EvenhandError, match="above concavity=2"):
+        fedprox_decrease(2.0, **_MANY, concavity=2.0)
+    for arguments in ((-1.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0), (math.nan, 1.0, 1.0)):
+        with pytest.raises(eh.EvenhandError, match="gap of at least 0"):
+            fedprox_rounds(*arguments)
+    with pytest.raises(eh.EvenhandError, match="variance of at least 0"):
+        dissimilarity_bound(-1.0, 1.0)

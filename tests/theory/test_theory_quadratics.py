@@ -84,13 +84,7 @@ def test_one_round_decreases_the_objective_as_the_theorem_says() -> None:
     assert expected == pytest.approx(3.3961761110, rel=1e-6)
     measured = eh.evaluation.dissimilarity(MODEL, jnp.float32(w), _clients((1.0, 2.0), (0.0, 1.0)).train)
     assert pytest.approx(1.0101525446, rel=1e-6) == measured.B
-    rho = (
-        1 / mu
-        - measured.B * np.sqrt(2 / K) / mu
-        - L * measured.B / mu**2
-        - L * measured.B**2 / (2 * mu**2)
-        - L * measured.B**2 / (mu**2 * K) * (2 * np.sqrt(2 * K) + 2)
-    )
+    rho = eh.theory.fedprox_decrease(mu, B=measured.B, lipschitz=L, cohort=K)
     bound = _f(w, _A, _C) - rho * measured.global_gradient_norm**2
     assert rho == pytest.approx(0.0460205186, rel=1e-6)
     assert bound == pytest.approx(3.6862486469, rel=1e-6)

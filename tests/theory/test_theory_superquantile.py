@@ -21,6 +21,14 @@ from scipy.stats import hypergeom
 import evenhand as eh
 from evenhand import local
 from evenhand.risks import smoothed_superquantile, superquantile
+from evenhand.theory import (
+    cohort_bias,
+    cohort_variance,
+    delta_fl_convex,
+    delta_fl_step,
+    smoothed_lipschitz,
+    smoothing_bias,
+)
 from evenhand.types import ClientData, Model, Report, Risk
 
 
@@ -60,10 +68,11 @@ def test_cohorts_of_two_kinds_of_clients_in_closed_form() -> None:
 
         bias = chance @ value - 1.0
         root = 1 / math.sqrt(theta * m)
-        assert -(root + 2 * nu * math.log(m)) <= bias < 0
+        bound = cohort_bias(largest_loss=1.0, theta=theta, cohort=m, nu=nu)
+        assert bound == pytest.approx(root + 2 * nu * math.log(m)) and -bound <= bias < 0
         slope = 2 * mass - 1
         variance = chance @ slope**2 - (chance @ slope) ** 2
-        assert variance <= 8 / (theta * m)
+        assert variance <= cohort_variance(slope=1.0, theta=theta, cohort=m) == pytest.approx(8 / (theta * m))
         if nu == 0:
             assert -bias > 0.2 * root and variance > 0.3 / (theta * m), "no smaller order"
         if nu == 2:
@@ -100,7 +109,8 @@ def test_all_cohorts_of_three_underestimate(nu: float) -> None:
     value, _ = _measure(_risk(0.4, nu), cohorts)
     np.testing.assert_allclose(value[::9], [_dual(each, 0.4, nu) for each in cohorts[::9]], atol=1e-8)
     assert value.mean() < _dual(f, 0.4, nu) - 1e-2
-    assert abs(value.mean() - _dual(f, 0.4, 0)) <= 3 / math.sqrt(0.4 * 3) + 2 * nu * math.log(3)
+    bias = abs(value.mean() - _dual(f, 0.4, 0))
+    assert bias <= cohort_bias(largest_loss=3.0, theta=0.4, cohort=3, nu=nu)
     assert _measure(_risk(1.0, nu), cohorts)[0].mean() == pytest.approx(f.mean(), abs=1e-12)
 
 
@@ -122,7 +132,8 @@ def test_the_smoothed_tail_of_lines_bends_by_their_squared_slope() -> None:
         for each in (smoothed_superquantile(0.5, nu), superquantile(0.5))
     )
     steepest = np.abs(np.diff(soft) / np.diff(w)).max()
-    assert 0.999 * 9 / nu < steepest <= 9 / nu * (1 + 1e-9)
+    bound = smoothed_lipschitz(lipschitz=0.0, slope=3.0, nu=nu)
+    assert 0.999 * bound < steepest <= bound * (1 + 1e-9)
     assert np.abs(np.diff(sharp) / np.diff(w)).max() > 30 * 9 / nu, (
         "3 in 1 / 2000, however small the distance"
     )
@@ -148,7 +159,24 @@ def test_the_smoothed_tail_of_parabolas_bends_little_more_than_they() -> None:
     nu = 0.3
     both = _slope(smoothed_superquantile(0.35, nu), *parts(np.concatenate([at + by, at])))
     most = np.max(np.linalg.norm(both[:400] - both[400:], axis=1) / np.linalg.norm(by, axis=1))
-    assert 2 * top < most <= top + steep**2 / nu
+    assert 2 * top < most <= smoothed_lipschitz(lipschitz=top, slope=steep, nu=nu)
+    with_ridge = smoothed_lipschitz(lipschitz=top, slope=steep, nu=nu, ridge=0.7)
+    assert with_ridge == pytest.approx(top + 0.7 + steep**2 / nu)
+
+
+@pytest.mark.parametrize(("theta", "n"), [(0.5, 4), (0.25, 8), (0.1, 6), (1.0, 5)])
+def test_smoothing_takes_at_most_the_divergence_of_the_tail(theta: float, n: int) -> None:
+    """On parabolas it lies between 0 and the bound, which is met where the tail is far above the rest."""
+    nu, rng = 0.3, np.random.default_rng(0)
+    bound = smoothing_bias(nu=nu, theta=theta, clients=n)
+    assert bound == pytest.approx(nu * math.log(min(n, 1 / theta)))
+    losses = rng.uniform(0.5, 2, (200, n)) / 2 * (rng.normal(size=(200, 1)) - 2 * rng.normal(size=n)) ** 2
+    gap = _measure(_risk(theta, 0.0), losses)[0] - _measure(_risk(theta, nu), losses)[0]
+    assert (gap >= -1e-9).all() and (gap <= bound + 1e-9).all()
+    far = np.where(np.arange(n) < max(1, round(theta * n)), 100.0, 0.0)[None]
+    met = _measure(_risk(theta, 0.0), far)[0] - _measure(_risk(theta, nu), far)[0]
+    assert met[0] == pytest.approx(bound, abs=1e-9)
+    assert gap.min() < 0.9 * bound or theta == 1
 
 
 # --- sizes of steps ----------------------------------------------------------------------------------------------
@@ -180,6 +208,21 @@ def test_the_step_of_a_sublinear_rate() -> None:
     tau, rounds = 5, 1000
     found = parts(1 / tau, tau, 32 * tau * (tau - 1), rounds, 1 / (4 * tau))[0]
     assert found == pytest.approx(0.00632456, abs=1e-8)
+    for gap, lipschitz, slope, rounds in (
+        (1, 1, 1, 1000),
+        (0.3, 2, 5, 10**6),
+        (9, 0.1, 0.2, 50),
+        (1, 3, 0.01, 9),
+    ):
+        for tau in (1, 4):
+            drift = 32 * tau * (tau - 1) * (lipschitz * slope) ** 2
+            expected = (
+                parts(gap / tau, tau * lipschitz * slope**2, drift, rounds, 1 / (4 * tau * lipschitz))[0]
+                if (drift)
+                else min(1 / (4 * lipschitz), math.sqrt(gap / (lipschitz * slope**2 * rounds)))
+            )
+            found = delta_fl_step(gap=gap, lipschitz=lipschitz, slope=slope, rounds=rounds, local_steps=tau)
+            assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_step_of_a_linear_rate() -> None:
@@ -200,6 +243,101 @@ def test_the_step_of_a_linear_rate() -> None:
         assert value <= bound * (1 + 1e-9)
     _, value, _, bound = parts(1.0, 1e-3, 1e-3, 1.0, 0.1)
     assert value > bound
+
+
+def test_the_step_of_the_sublinear_rate_on_a_parabola() -> None:
+    """``L w^2 / 2``, whose envelope has the slope ``2 L w / 3``: the rate holds, and not with a step too small."""
+    lipschitz, start = 2.0, 3.0
+    gap, slope = lipschitz * start**2 / 2, lipschitz * start
+    for rounds in (30, 300, 3000):
+        step = delta_fl_step(gap=gap, lipschitz=lipschitz, slope=slope, rounds=rounds)
+        bound = math.sqrt(gap * lipschitz * slope**2 / rounds) + gap * lipschitz / rounds
+        for factor in (1.0, 0.01):
+            w = start * (1 - factor * step * lipschitz) ** np.arange(rounds)
+            assert (np.mean((2 / 3 * lipschitz * w) ** 2) <= bound) == (factor == 1)
+
+
+def test_the_numbers_of_the_linear_rate_on_two_parabolas() -> None:
+    """All of the formula anew, and the averaged model of a run of it, which a step too small leaves far behind."""
+    curves, centres, ridge, theta, m, rounds, start = (
+        np.array([1.0, 2.0]),
+        np.array([-1.0, 1.0]),
+        0.5,
+        0.6,
+        2,
+        400,
+        2.0,
+    )
+    lipschitz, slope = 2.0, 6.0  # on [-1, 2]
+    w_grid = np.linspace(-2, 2, 4001)[:, None]
+    values = (
+        _measure(_risk(theta, 0.0), curves / 2 * (w_grid - centres) ** 2)[0] + ridge / 2 * w_grid[:, 0] ** 2
+    )
+    best = float(w_grid[values.argmin(), 0])
+    distance = (start - best) ** 2
+    given: dict[str, Any] = {"distance": distance, "lipschitz": lipschitz, "slope": slope, "ridge": ridge}
+    found = delta_fl_convex(**given, theta=theta, cohort=m, rounds=rounds)
+
+    def at_least(x: float) -> float:
+        return max(1.0, math.log(x))
+
+    kappa, ratio = (lipschitz + ridge) / ridge, ridge**2 * distance / slope**2
+    delta = min(
+        1 / (16 * kappa**1.5),
+        at_least(ratio * rounds / math.log(m)) / rounds,
+        at_least(ratio * rounds**2 / (kappa**2 * math.log(m))) / rounds,
+    )
+    nu = 8 * slope**2 * delta / ridge * max(1, 32 * kappa**2 * delta)
+    smooth = lipschitz + ridge + slope**2 / nu
+    step = min(
+        1 / (4 * smooth),
+        1 / (8 * kappa * math.sqrt(2 * ridge * smooth)),
+        at_least(ratio * theta * m * rounds) / (ridge * rounds),
+    )
+    assert found == pytest.approx((nu, step, 1 / (1 - step * ridge / 2), 16 * kappa**1.5), rel=1e-9)
+    several = delta_fl_convex(**given, theta=theta, cohort=m, rounds=10**5, local_steps=4)
+    drift = at_least(ratio * 10**10 / (kappa**2 * 0.75)) / (ridge * 4 * 10**5)
+    assert several.step <= drift and several.growth == pytest.approx(1 / (1 - several.step * ridge * 2))
+    alone = delta_fl_convex(**given, theta=1.0, cohort=1, rounds=rounds)
+    assert alone.nu == pytest.approx(8 * slope**2 / ridge * 2 * kappa**0.5 / (16 * kappa**1.5), rel=1e-9)
+
+    weigh = jax.jit(smoothed_superquantile(theta, nu).weights)
+    gaps = {}
+    for factor in (1.0, 0.01):
+        w, mean, total, weight = start, 0.0, 0.0, 1.0
+        for _ in range(rounds):
+            total += weight
+            mean += weight / total * (w - mean)
+            weight *= found.growth
+            pi = np.asarray(weigh(jnp.asarray(curves / 2 * (w - centres) ** 2)), np.float64)
+            w -= factor * step * (pi @ (curves * (w - centres)) + ridge * w)
+        gaps[factor] = np.interp(mean, w_grid[:, 0], values) - values.min()
+    bound = ridge * distance * math.exp(-rounds / found.rounds) + slope**2 / (ridge * rounds)
+    assert gaps[1.0] < bound < gaps[0.01]
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong"),
+    [
+        (lambda: cohort_bias(largest_loss=0.0, theta=0.5, cohort=9), "above 0"),
+        (lambda: cohort_bias(largest_loss=1.0, theta=0.5, cohort=9, nu=-1.0), "at least 0"),
+        (lambda: cohort_variance(slope=1.0, theta=1.5, cohort=9), "at most 1"),
+        (lambda: smoothing_bias(nu=0.1, theta=0.0, clients=9), "at most 1"),
+        (lambda: smoothed_lipschitz(lipschitz=1.0, slope=1.0, nu=0.0), "above 0"),
+        (lambda: delta_fl_step(gap=-1.0, lipschitz=1.0, slope=1.0, rounds=9), "above 0"),
+        (lambda: delta_fl_step(gap=1.0, lipschitz=1.0, slope=1.0, rounds=0), "whole number"),
+        (lambda: _convex(ridge=2.0), "ridge below lipschitz"),
+        (lambda: _convex(rounds=10), "from 84 rounds on"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(make: Any, wrong: str) -> None:
+    with pytest.raises(eh.EvenhandError, match=wrong):
+        make()
+
+
+def _convex(ridge: float = 0.5, rounds: int = 2000) -> Any:
+    given = {"distance": 1.0, "lipschitz": 1.0, "slope": 1.0, "theta": 0.5}
+    return delta_fl_convex(**given, ridge=ridge, cohort=20, rounds=rounds)
 
 
 # --- drift, and envelopes ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from evenhand.algorithms.fedavg import fedavg
 from evenhand.algorithms.feddane import feddane
 from evenhand.algorithms.fedmgda import fedmgda
 from evenhand.algorithms.fedprox import fedprox, fedprox_adaptive
+from evenhand.algorithms.fedprox_measured import fedprox_measured
 from evenhand.algorithms.fedtilt import fedtilt
 from evenhand.algorithms.qfedavg import qfedavg, qfedsgd
 from evenhand.algorithms.qmaml import qmaml
@@ -27,6 +28,7 @@ __all__ = [
     "fedmgda",
     "fedprox",
     "fedprox_adaptive",
+    "fedprox_measured",
     "fedtilt",
     "qfedavg",
     "qfedsgd",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -11,6 +11,7 @@ from evenhand import local
 from evenhand.aggregators import mean
 from evenhand.algorithms.averaging import Message, ServerState
 from evenhand.algorithms.fedavg import variant
+from evenhand.algorithms.fedprox_measured import fedprox_measured
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Info, Key, Params, Sampling
@@ -21,7 +22,7 @@ __all__ = ["fedprox", "fedprox_adaptive"]
 def fedprox(
     work: local.Work,
     *,
-    mu: float,
+    mu: float | Literal["theory"],
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     aggregator: Aggregator = mean(),
     sampling: Sampling = uniform(),
@@ -39,11 +40,12 @@ def fedprox(
     Args:
       work: local work, as in ``fedavg``.
       mu: :math:`\mu \ge 0`; plain gradient steps of size :math:`\eta` need :math:`\eta \mu < 2` to be stable.
+        ``"theory"``: measured in each round, as in :func:`evenhand.algorithms.fedprox_measured`.
       keep_partial: aggregate stragglers' partial work.
       server_opt, aggregator, sampling: as in ``fedavg``.
 
     Raises:
-      EvenhandError: ``mu`` negative or not finite.
+      EvenhandError: ``mu`` negative, not finite, or another word; ``"theory"`` for work without plain steps.
 
     Edge cases: ``mu=0`` without stragglers is FedAvg, bit for bit; with stragglers it is FedAvg with partial
     work.  For a finite ``mu`` the fixed point is biased away from the minimiser of :math:`f`, less so as ``mu`` grows.
@@ -62,8 +64,14 @@ def fedprox(
 
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, algorithm 2 and equation 2.
     """
-    if not 0.0 <= mu < float("inf"):
-        raise EvenhandError(f"fedprox(mu={mu}): the proximal weight must be a finite number >= 0.")
+    if mu == "theory":
+        return fedprox_measured(
+            work, server_opt=server_opt, aggregator=aggregator, sampling=sampling, keep_partial=keep_partial
+        )
+    if isinstance(mu, str) or not 0.0 <= mu < float("inf"):
+        raise EvenhandError(
+            f'fedprox(mu={mu!r:.40}): the proximal weight must be a finite number >= 0, or "theory".'
+        )
 
     def correction(message: Message, data: ClientData) -> optax.GradientTransformation:
         return local.proximal(mu, message.params)

@@ -199,4 +199,10 @@ def _coefficients(
     inexact = B * (1.0 + gamma)
     sampled = (2.0 * math.sqrt(2.0 * cohort) + 2.0) / cohort
     square = lipschitz * inexact**2 * (0.5 + sampled)
-    return 1.0 - gamma * B, math.sqrt(2.0 / cohort) * inexact, lipschitz * inexact, square
+    # NumPy's own numbers would take a polynomial for an array.
+    return (
+        float(1.0 - gamma * B),
+        math.sqrt(2.0 / cohort) * float(inexact),
+        float(lipschitz * inexact),
+        float(square),
+    )

@@ -125,7 +125,9 @@ def gaussian_epsilon(scores):
     mu = max(stats.norm.ppf(true) - stats.norm.ppf(false), 1e-3)
 
     def delta(epsilon):
-        return stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+        return stats.norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * stats.norm.cdf(
+            -mu / 2 - epsilon / mu
+        )
 
     return optimize.brentq(lambda epsilon: delta(epsilon) - DELTA, 0.0, 50.0)
 
@@ -240,7 +242,9 @@ def test_the_denominator_of_term_loses_no_more_than_its_part_and_is_caught_with_
 
         scores = score(jnp.asarray(coins), jax.random.split(jax.random.key(0), len(coins)))
         part = rule.release._replace(noise_multiplier=noise * 2**0.5)
-        return audit_scores(np.asarray(scores), coins, delta=DELTA).epsilon, spent([part], delta=DELTA).epsilon
+        return audit_scores(np.asarray(scores), coins, delta=DELTA).epsilon, spent(
+            [part], delta=DELTA
+        ).epsilon
 
     (sound, told), (half, _) = judged(2.0), judged(1.0)
     assert 0.3 < sound < told < half

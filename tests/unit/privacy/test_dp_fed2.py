@@ -55,7 +55,9 @@ def loop(rounds, s1=2, s2=1, follow=rmsprop, noise_first=False):
             v = tree_map(lambda v, g: follow(v, (g / s1) ** 2), v, total)
         divided = r >= s1
         scales = tree_map(lambda v: np.sqrt(v) + EPS if divided else np.ones_like(v), v)
-        updates = [tree_map(lambda g: -RATE * g, mean_of(examples(w, *DATA.train.client(k)))) for k in range(N)]
+        updates = [
+            tree_map(lambda g: -RATE * g, mean_of(examples(w, *DATA.train.client(k)))) for k in range(N)
+        ]
         stacked = tree_map(lambda *leaves: np.stack(leaves), *updates)
         if not noise_first:
             stacked = tree_map(np.divide, stacked, scales)
@@ -194,10 +196,14 @@ def test_no_client_adds_more_than_the_clip():
     rule = method(1.0, delay=1).phases[0].aggregator
     _, state = rule.lower((LIKE, jnp.float32(0)), rule.init(LIKE, N), jax.random.key(1))
     public, rng = rule.publish(state), np.random.default_rng(0)
-    lift = jax.jit(lambda delta: rule.lift(Upload(delta, jnp.float32(1), jnp.float32(0)), public, jax.random.key(0)))
+    lift = jax.jit(
+        lambda delta: rule.lift(Upload(delta, jnp.float32(1), jnp.float32(0)), public, jax.random.key(0))
+    )
     lengths = []
     for size in (1e-6, 1e-2, 1.0, 1e4, 1e30):
-        delta = {name: jnp.asarray(size * rng.normal(size=leaf.shape), jnp.float32) for name, leaf in LIKE.items()}
+        delta = {
+            name: jnp.asarray(size * rng.normal(size=leaf.shape), jnp.float32) for name, leaf in LIKE.items()
+        }
         lengths.append(float(eh.tree.norm(lift(delta)[0])))
     assert max(lengths) <= 1 + 1e-6 and lengths[0] < 0.1 and lengths[2] == pytest.approx(1.0, rel=1e-5)
     for bad in (np.inf, np.nan):

@@ -50,7 +50,9 @@ def loop(t, rounds=3, largest=LARGEST, public=False):
     for _ in range(rounds):
         clipped = np.clip(losses(w), 0, largest)
         a = np.exp(t * (clipped - (largest if t > 0 else 0.0)))
-        updates = [tree_map(lambda g: -RATE * g, mean_of(examples(w, *DATA.train.client(k)))) for k in range(N)]
+        updates = [
+            tree_map(lambda g: -RATE * g, mean_of(examples(w, *DATA.train.client(k)))) for k in range(N)
+        ]
         stacked = tree_map(lambda *leaves: np.stack(leaves), *updates)
         factors = a * np.minimum(1, CLIP / norms(stacked)) / (N if public else a.sum())
         w = tree_map(lambda w, leaf: w + np.tensordot(factors, leaf, axes=1), w, stacked)
@@ -133,7 +135,10 @@ def test_each_sum_has_the_noise_of_its_part(share):
 
 def test_noise_can_neither_turn_nor_blow_up_a_step():
     """The denominator stays between its noise, or its smallest value, and the expected number of clients."""
-    for noise, share, least in ((2.0, 0.01, 2.0 * 101**0.5 * (1 - np.exp(-3)) / 2 / 30), (1e-6, 1.0, np.exp(-3))):
+    for noise, share, least in (
+        (2.0, 0.01, 2.0 * 101**0.5 * (1 - np.exp(-3)) / 2 / 30),
+        (1e-6, 1.0, np.exp(-3)),
+    ):
         rule = method(1.5, noise=noise, rate=0.5, share=share).phases[0].aggregator
         state = rule.init(LIKE, 60)
         for total, expected in ((-1e3, least), (1e3, 1.0)):
@@ -144,7 +149,10 @@ def test_noise_can_neither_turn_nor_blow_up_a_step():
 
 
 _RULES = {t: method(t, noise=1.0).phases[0].aggregator for t in (-1.5, 1.5)}
-_LIFTS = {t: jax.jit(lambda delta, rule=rule: rule.lift(_sent(delta), (), jax.random.key(0))) for t, rule in _RULES.items()}
+_LIFTS = {
+    t: jax.jit(lambda delta, rule=rule: rule.lift(_sent(delta), (), jax.random.key(0)))
+    for t, rule in _RULES.items()
+}
 
 
 def _sent(delta):

@@ -1,0 +1,113 @@
+"""FedProx with the mu of its theorem: what it measures, in NumPy on parabolas, and what it then does."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand.theory import fedprox_decrease, fedprox_mu
+from evenhand.types import Model
+
+MODEL = Model(
+    init=lambda key: jnp.float32(3.0),
+    apply=lambda w, x: x[:, 0] / 2 * (w - x[:, 1]) ** 2,
+    losses=lambda outputs, y: outputs,
+    metrics={},
+)
+A, C, STEP, STEPS, ROUNDS = np.linspace(0.5, 1.5, 60), np.linspace(-0.4, 0.4, 60), 0.02, 150, 4
+
+
+def parabolas(a, c):
+    """Client k has the loss ``a_k (w - c_k)^2 / 2``."""
+    rows = np.stack([a, c], axis=1).astype(np.float32)
+    train = eh.data.Split(rows, np.zeros(len(a), np.float32), np.arange(len(a) + 1))
+    none = eh.data.Split(rows[:0], np.zeros(0, np.float32), np.zeros(len(a) + 1, int))
+    return eh.data.FederatedDataset(train, none, none, tuple(map(str, range(len(a)))))
+
+
+def loop(a, c):
+    """The model, and B, gamma, L and mu of each round."""
+    w, mu, told = 3.0, 0.0, []
+    factor = a.mean()
+
+    def trained(w, mu):
+        best = (a * c + mu * w) / (a + mu)
+        return best + (1 - STEP * (a + mu)) ** STEPS * (w - best)
+
+    for _ in range(ROUNDS):
+        ends, gradients = trained(w, mu), a * (w - c)
+        B = np.sqrt(np.mean(gradients**2)) / abs(gradients.mean())
+        gamma = np.mean(np.abs(a * (ends - c) + mu * (ends - w)) / np.abs(gradients))
+        lipschitz = np.sqrt(np.mean(a**2))
+        mu = min(fedprox_mu(B=B, gamma=min(gamma, 1), lipschitz=lipschitz, cohort=len(a)).best, 1 / STEP)
+        told.append((B, gamma, lipschitz, mu))
+        w = trained(w, mu).mean()
+    return w, np.array(told), factor
+
+
+def run(method, a=A, c=C, rounds=ROUNDS):
+    return eh.simulate(method, parabolas(a, c), rounds=rounds, cohort=len(a), eval_every=rounds)
+
+
+WORK = eh.local.sgd(MODEL, STEP, steps=STEPS)
+BY_THEORY = eh.algorithms.fedprox(WORK, mu="theory")
+
+
+def test_it_takes_the_best_mu_of_what_it_measures():
+    w, told, _ = loop(A, C)
+    found = run(BY_THEORY)
+    for column, name in enumerate(("B", "gamma", "lipschitz", "mu")):
+        np.testing.assert_allclose(found.per_round[name], told[:, column], rtol=2e-3, err_msg=name)
+    assert float(found.params) == pytest.approx(w, rel=1e-3)
+    assert (1 < told[:, 3]).all() and (told[:, 3] < 1 / STEP).all() and np.ptp(told[:, 1]) > 1e-3
+    for B, gamma, lipschitz, mu, decrease in np.column_stack([told, found.per_round["decrease"]]):
+        given = {"B": B, "gamma": gamma, "lipschitz": lipschitz, "cohort": len(A)}
+        assert decrease == pytest.approx(fedprox_decrease(mu, **given), rel=5e-3)
+        assert decrease > 0
+
+
+def test_with_the_mu_found_fedprox_does_the_same():
+    found = run(BY_THEORY, rounds=1)
+    (mu,) = found.per_round["mu"]
+    same = run(eh.algorithms.fedprox(WORK, mu=float(mu)), rounds=1)
+    assert float(same.params) == pytest.approx(float(found.params), rel=1e-5)
+    other = run(eh.algorithms.fedprox(WORK, mu=2 * float(mu)), rounds=1)
+    assert abs(float(other.params) - float(found.params)) > 1e-2
+
+
+def test_each_round_decreases_the_objective_by_what_is_promised():
+    """All clients take part, so that no draw adds to what the theorem allows for."""
+    watched = list(eh.simulation.iterate(BY_THEORY, parabolas(A, C), rounds=3, cohort=len(A), eval_every=1))
+    path = [float(each.params) for each in watched]
+    decreases = watched[-1].per_round["decrease"]
+    for before, after, rho in zip(path, path[1:], decreases, strict=False):
+        f, g = (lambda w: np.mean(A / 2 * (w - C) ** 2)), np.mean(A * (before - C))
+        assert f(after) <= f(before) - rho * g**2 and rho > 0
+
+
+def test_where_nothing_is_promised_it_takes_the_largest_mu_that_steps_bear():
+    """Two clients that pull apart: B is above the square root of half of them."""
+    found = run(BY_THEORY, np.ones(2), np.array([-9.0, 9.0]), rounds=2)
+    assert (found.per_round["mu"] == np.float32(1 / STEP)).all()
+    assert (found.per_round["decrease"] < 0).all() and (found.per_round["B"] > 1).all()
+
+
+def test_clients_at_a_common_minimum_measure_zeros():
+    found = run(BY_THEORY, np.ones(3), np.full(3, 3.0), rounds=2)
+    assert float(found.params) == 3.0
+    assert [found.per_round[name].tolist() for name in ("gamma", "lipschitz")] == [[0.0, 0.0]] * 2
+
+
+def test_it_needs_plain_steps_and_other_words_are_refused():
+    import optax
+
+    momentum = eh.local.sgd(MODEL, optax.adam(0.1), steps=3)
+    with pytest.raises(eh.EvenhandError, match="this work has none"):
+        eh.algorithms.fedprox(momentum, mu="theory")
+    with pytest.raises(eh.EvenhandError, match='or "theory"'):
+        eh.algorithms.fedprox(WORK, mu="best")
+
+
+def test_it_obeys_the_contract():
+    work = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4)
+    eh.testing.check_algorithm(eh.algorithms.fedprox(work, mu="theory"), rounds=2)
