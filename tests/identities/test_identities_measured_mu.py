@@ -57,9 +57,9 @@ def test_it_takes_the_best_mu_of_what_it_measures():
     w, told, _ = loop(A, C)
     found = run(BY_THEORY)
     for column, name in enumerate(("B", "gamma", "lipschitz", "mu")):
-        np.testing.assert_allclose(found.per_round[name], told[:, column], rtol=2e-3, err_msg=name)
+        np.testing.assert_allclose(found.per_round[name], told[:, column], rtol=2e-3, atol=1e-5, err_msg=name)
     assert float(found.params) == pytest.approx(w, rel=1e-3)
-    assert (1 < told[:, 3]).all() and (told[:, 3] < 1 / STEP).all() and np.ptp(told[:, 1]) > 1e-3
+    assert (told[:, 3] > 1).all() and (told[:, 3] < 1 / STEP).all() and np.ptp(told[:, 1]) > 1e-3
     for B, gamma, lipschitz, mu, decrease in np.column_stack([told, found.per_round["decrease"]]):
         given = {"B": B, "gamma": gamma, "lipschitz": lipschitz, "cohort": len(A)}
         assert decrease == pytest.approx(fedprox_decrease(mu, **given), rel=5e-3)

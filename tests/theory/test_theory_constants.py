@@ -11,7 +11,6 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-
 from scipy import optimize, stats
 
 import evenhand as eh

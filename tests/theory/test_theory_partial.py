@@ -1,7 +1,7 @@
 """The rates of FedAlt and FedSim: on quadratics the noise that stays is known exactly, from a linear recursion.
 
 Pillutla et al., *Federated Learning with Partial Model Personalization*, ICML 2022.  Client ``k`` has the loss
-``L_u u^2 / 2 + c u v_k + L_v v_k^2 / 2 - b_k u`` with ``c = chi sqrt(L_u L_v)``; all of it in NumPy, without the library.
+``L_u u^2 / 2 + c u v_k + L_v v_k^2 / 2 - b_k u`` with ``c = chi sqrt(L_u L_v)``; all of it is NumPy.
 """
 
 from __future__ import annotations

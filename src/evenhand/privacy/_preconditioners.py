@@ -1,7 +1,8 @@
 """Preconditioners, by which gradients are divided before they are clipped.
 
-In this order: the arithmetic of adaptive steps; gradients on public examples, which cost no privacy; side information,
-which is made of their moments or is a fixed tree of scales; and such scales from how often tokens occur.
+In this order: the arithmetic of adaptive steps; preconditioners that noisy gradients of the past make; gradients on
+public examples, which cost no privacy; side information, which is made of their moments or is a fixed tree of scales;
+and such scales from how often tokens occur.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import numpy as np
 from evenhand import local, tree
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.privacy._checks import check_decay
-from evenhand.privacy.update_rules import Iteration, Query
+from evenhand.privacy._checks import check_decay, checked_step
+from evenhand.privacy.update_rules import Iteration, Query, UpdateRule
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 
 # --- moments and steps -----------------------------------------------------------------------------------
@@ -93,6 +94,82 @@ class Adam(NamedTuple):
 def squares(gradient: Params) -> Params:
     """The square of every number."""
     return jax.tree.map(jnp.square, gradient)
+
+
+# --- delayed preconditioners -----------------------------------------------------------------------------
+
+
+class _DelayedState(NamedTuple):
+    """Steps so far; the sum of the cycle's noisy gradients, read where its SGD phase ends; the second moment."""
+
+    step: Array
+    total: Params
+    moment: Params
+
+
+def delayed_rule(
+    method: str,
+    step_sizes: tuple[float, float],
+    clips: tuple[float, float],
+    delay: int | tuple[int, int],
+    moment: Moment,
+    unbiased: bool = False,
+    noise_first: bool = False,
+    adaptive_first: bool = False,
+) -> UpdateRule:
+    """One query per step, whose answers in the SGD phase make the preconditioner of the next adaptive phase.
+
+    Arguments are those of :func:`evenhand.privacy.dp2`; pairs are of the SGD phase and of the adaptive one.
+    """
+    sizes = step_pair(method, step_sizes)
+    plain_steps, adaptive_steps = delay if isinstance(delay, tuple) else (delay, delay)
+    for steps in (plain_steps, adaptive_steps):
+        whole_number("delay", steps, 1, 10**6)
+    cycle = plain_steps + adaptive_steps
+    ahead, early = (plain_steps, adaptive_steps) if adaptive_first else (0, 0)
+
+    def init(params: Params) -> _DelayedState:
+        return _DelayedState(jnp.int32(0), tree.zeros_like(params), tree.zeros_like(params))
+
+    def phase(state: _DelayedState) -> tuple[Array, Params]:
+        """Whether this step is plain, and what gradients are divided by."""
+        # There is nothing to divide by before the first SGD phase has ended.
+        plain = ((state.step + ahead) % cycle < plain_steps) | (state.step < early)
+        ones = jax.tree.map(jnp.ones_like, state.moment)
+        return plain, tree.select(plain, ones, moment.root(state.moment))
+
+    def learnt(state: _DelayedState, deviation: Array) -> Params:
+        square = squares(tree.scale(1.0 / plain_steps, state.total))
+        if unbiased:
+            # The mean of the phase's noise has a variance of its own, which its square would add.
+            bias = jnp.square(deviation) / plain_steps
+            square = jax.tree.map(lambda v: jnp.maximum(v - bias.astype(v.dtype), 0.0), square)
+        return moment.follow(state.moment, square)
+
+    def before(state: _DelayedState, iteration: Iteration) -> tuple[Query, _DelayedState]:
+        place = (state.step + ahead) % cycle
+        total = tree.select(place == 0, tree.zeros_like(state.total), state.total)
+        second = tree.select(place == plain_steps, learnt(state, iteration.deviation(clips[0])), state.moment)
+        state = _DelayedState(state.step, total, second)
+        plain, scales = phase(state)
+        return Query(jnp.where(plain, *clips), None if noise_first else scales), state
+
+    def after(answer: Params, state: _DelayedState, iteration: Iteration) -> tuple[Params, _DelayedState]:
+        plain, scales = phase(state)
+        direction = tree.divide(answer, scales) if noise_first else answer
+        state = _DelayedState(state.step + 1, tree.add(state.total, direction), state.moment)
+        return tree.scale(jnp.where(plain, *sizes), direction), state
+
+    return UpdateRule(method=method, optimiser=1.0, init=init, before=before, after=after)
+
+
+def step_pair(method: str, step_sizes: tuple[float, float]) -> tuple[float, ...]:
+    """The step size of each phase, checked."""
+    if len(step_sizes) != 2:
+        raise EvenhandError(
+            f"{method}(step_sizes={step_sizes!r:.40}): give two, of SGD and of the adaptive phase."
+        )
+    return tuple(checked_step(method, step_size) for step_size in step_sizes)
 
 
 # --- public examples -------------------------------------------------------------------------------------

@@ -1,25 +1,23 @@
 """DP^2: preconditioners from noisy gradients of the past, whose noise averages out.
 
-:func:`dp2`, the same steps without privacy (:func:`delayed_rmsprop`), the rule of both (:func:`delayed_rule`), and an
-ablation that queries every gradient twice (:func:`dp2_extra_query`).
+:func:`dp2`, the same steps without privacy (:func:`delayed_rmsprop`), and an ablation that queries every gradient twice
+(:func:`dp2_extra_query`).
 """
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import whole_number
 from evenhand.local import Work
-from evenhand.privacy._checks import checked_step
-from evenhand.privacy._preconditioners import Moment, squares
+from evenhand.privacy._preconditioners import Moment, delayed_rule, squares, step_pair
 from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, clean_work, private_work
 from evenhand.types import Array, Model, Params
 
-__all__ = ["delayed_rmsprop", "delayed_rule", "dp2", "dp2_extra_query"]
+__all__ = ["delayed_rmsprop", "dp2", "dp2_extra_query"]
 
 
 def dp2(
@@ -133,70 +131,6 @@ def delayed_rmsprop(
     return clean_work(model, rule, epochs=epochs, steps=steps, batch_size=batch_size)
 
 
-class _DelayedState(NamedTuple):
-    """Steps so far; the sum of the cycle's noisy gradients, read where its SGD phase ends; the second moment."""
-
-    step: Array
-    total: Params
-    moment: Params
-
-
-def delayed_rule(
-    method: str,
-    step_sizes: tuple[float, float],
-    clips: tuple[float, float],
-    delay: int | tuple[int, int],
-    moment: Moment,
-    unbiased: bool = False,
-    noise_first: bool = False,
-    adaptive_first: bool = False,
-) -> UpdateRule:
-    """One query per step, whose answers in the SGD phase make the preconditioner of the next adaptive phase.
-
-    Arguments are those of :func:`dp2`; pairs are of the SGD phase and of the adaptive one.
-    """
-    sizes = _pair(method, step_sizes)
-    plain_steps, adaptive_steps = delay if isinstance(delay, tuple) else (delay, delay)
-    for steps in (plain_steps, adaptive_steps):
-        whole_number("delay", steps, 1, 10**6)
-    cycle = plain_steps + adaptive_steps
-    ahead, early = (plain_steps, adaptive_steps) if adaptive_first else (0, 0)
-
-    def init(params: Params) -> _DelayedState:
-        return _DelayedState(jnp.int32(0), tree.zeros_like(params), tree.zeros_like(params))
-
-    def phase(state: _DelayedState) -> tuple[Array, Params]:
-        """Whether this step is plain, and what gradients are divided by."""
-        # There is nothing to divide by before the first SGD phase has ended.
-        plain = ((state.step + ahead) % cycle < plain_steps) | (state.step < early)
-        ones = jax.tree.map(jnp.ones_like, state.moment)
-        return plain, tree.select(plain, ones, moment.root(state.moment))
-
-    def learnt(state: _DelayedState, deviation: Array) -> Params:
-        square = squares(tree.scale(1.0 / plain_steps, state.total))
-        if unbiased:
-            # The mean of the phase's noise has a variance of its own, which its square would add.
-            bias = jnp.square(deviation) / plain_steps
-            square = jax.tree.map(lambda v: jnp.maximum(v - bias.astype(v.dtype), 0.0), square)
-        return moment.follow(state.moment, square)
-
-    def before(state: _DelayedState, iteration: Iteration) -> tuple[Query, _DelayedState]:
-        place = (state.step + ahead) % cycle
-        total = tree.select(place == 0, tree.zeros_like(state.total), state.total)
-        second = tree.select(place == plain_steps, learnt(state, iteration.deviation(clips[0])), state.moment)
-        state = _DelayedState(state.step, total, second)
-        plain, scales = phase(state)
-        return Query(jnp.where(plain, *clips), None if noise_first else scales), state
-
-    def after(answer: Params, state: _DelayedState, iteration: Iteration) -> tuple[Params, _DelayedState]:
-        plain, scales = phase(state)
-        direction = tree.divide(answer, scales) if noise_first else answer
-        state = _DelayedState(state.step + 1, tree.add(state.total, direction), state.moment)
-        return tree.scale(jnp.where(plain, *sizes), direction), state
-
-    return UpdateRule(method=method, optimiser=1.0, init=init, before=before, after=after)
-
-
 class _TwoQueryState(NamedTuple):
     """Steps so far; the sum of the noisy gradients since the last update, and their number; the second moment."""
 
@@ -261,7 +195,7 @@ def dp2_extra_query(
     the first variant.
     """
     moment = Moment("rmsprop", decay, eps).checked("dp2_extra_query", ("rmsprop",))
-    sizes, (first, second) = _pair("dp2_extra_query", step_sizes), clips
+    sizes, (first, second) = step_pair("dp2_extra_query", step_sizes), clips
     whole_number("delay", delay, 1, 10**6)
 
     def init(params: Params) -> _TwoQueryState:
@@ -293,12 +227,3 @@ def dp2_extra_query(
         method="dp2_extra_query", optimiser=1.0, init=init, before=before, after=after, queries=queries
     )
     return private_work(model, rule, Noise(tuple(clips), noise_multiplier, rate, steps))
-
-
-def _pair(method: str, step_sizes: tuple[float, float]) -> tuple[float, ...]:
-    """The step size of each phase, checked."""
-    if len(step_sizes) != 2:
-        raise EvenhandError(
-            f"{method}(step_sizes={step_sizes!r:.40}): give two, of SGD and of the adaptive phase."
-        )
-    return tuple(checked_step(method, step_size) for step_size in step_sizes)

@@ -113,8 +113,8 @@ WORK_SENDS = Tilted(jnp.zeros(3), jnp.float32(1.0))
 def gaussian_epsilon(scores):
     """The least epsilon of a Gaussian mechanism under which so many canaries above the mean score are likely.
 
-    Knowing the shape of the noise it is three times as sharp as an audit that knows nothing (Nasr et al., *Tight Auditing
-    of Differentially Private Machine Learning*, USENIX Security 2023), with 95 % confidence.
+    With 95 % confidence.  As it knows the shape of the noise, it is sharper than an audit that does not (Nasr et al.,
+    *Tight Auditing of Differentially Private Machine Learning*, USENIX Security 2023).
     """
     high = scores > scores.mean()
     hits, misses, present, absent = (

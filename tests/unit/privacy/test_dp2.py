@@ -36,8 +36,7 @@ from evenhand import local
 from evenhand._jaxpr.programs import opened, within
 from evenhand.errors import EvenhandError
 from evenhand.privacy import Iteration
-from evenhand.privacy._preconditioners import Moment
-from evenhand.privacy.dp2 import delayed_rule
+from evenhand.privacy._preconditioners import Moment, delayed_rule
 
 SIZES, CLIPS, EPS, BETA = (0.3, 0.1), (2.0, 5.0), 0.1, 0.9
 

@@ -1,4 +1,4 @@
-"""DP^2 for clients: against a NumPy loop, DP^2 for examples, DP-FedAvg and DP-FTRL; its noise, and what it publishes."""
+"""DP^2 for clients: against a NumPy loop, DP^2 for examples, DP-FedAvg, DP-FTRL; its noise, and what it publishes."""
 
 import jax
 import jax.numpy as jnp
@@ -46,31 +46,31 @@ def yogi(v, square):
 def loop(rounds, s1=2, s2=1, follow=rmsprop, noise_first=False):
     """Without noise, all clients in each round, one full step per client."""
     w = tree_map(np.float64, eh.simulate(method(), DATA, rounds=0).params)
-    v, total = tree_map(np.zeros_like, w), None
+    v, total = tree_map(np.zeros_like, w), tree_map(np.zeros_like, w)
     for t in range(rounds):
         r = t % (s1 + s2)
         if r == 0:
             total = tree_map(np.zeros_like, w)
         if r == s1:
-            v = tree_map(lambda v, g: follow(v, (g / s1) ** 2), v, total)
-        divided = r >= s1
-        scales = tree_map(lambda v: np.sqrt(v) + EPS if divided else np.ones_like(v), v)
-        updates = [
-            tree_map(lambda g: -RATE * g, mean_of(examples(w, *DATA.train.client(k)))) for k in range(N)
-        ]
-        stacked = tree_map(lambda *leaves: np.stack(leaves), *updates)
-        if not noise_first:
-            stacked = tree_map(np.divide, stacked, scales)
-        factors = np.minimum(1, CLIPS[divided] / norms(stacked))
-        u = tree_map(lambda leaf: np.tensordot(factors, leaf, axes=1) / N, stacked)
-        if noise_first:
-            u = tree_map(np.divide, u, scales)
-        elif r < s1:
+            mean = tree_map(lambda g: (g / s1) ** 2, total)
+            v = tree_map(follow, v, mean)
+        u = answer(w, v, int(r >= s1), noise_first)
+        if r < s1:
             total = tree_map(np.add, total, u)
-        if noise_first and r < s1:
-            total = tree_map(np.add, total, u)
-        w = tree_map(lambda w, u: w + SIZES[divided] * u, w, u)
+        w = tree_map(lambda w, u, size=SIZES[r >= s1]: w + size * u, w, u)
     return w
+
+
+def answer(w, v, divided, noise_first):
+    """The mean of clipped updates, divided before or after the clip in the second phase."""
+    scales = tree_map(lambda v: np.sqrt(v) + EPS if divided else np.ones_like(v), v)
+    updates = [tree_map(lambda g: -RATE * g, mean_of(examples(w, *DATA.train.client(k)))) for k in range(N)]
+    stacked = tree_map(lambda *leaves: np.stack(leaves), *updates)
+    if not noise_first:
+        stacked = tree_map(np.divide, stacked, scales)
+    factors = np.minimum(1, CLIPS[divided] / norms(stacked))
+    u = tree_map(lambda leaf: np.tensordot(factors, leaf, axes=1) / N, stacked)
+    return tree_map(np.divide, u, scales) if noise_first else u
 
 
 CASES = {
@@ -181,14 +181,14 @@ def test_the_divisor_follows_from_the_noisy_means_alone(unbiased):
     rule = method(noise, rate=rate, unbiased=unbiased, delay=(3, 2)).phases[0].aggregator
     state, directions = rule.init(LIKE, N), []
     for key in jax.random.split(jax.random.key(0), 3):
-        assert all((np.asarray(leaf) == 1).all() for leaf in rule.publish(state)[0].divided_by.values())
+        assert all((np.asarray(leaf) == 1).all() for leaf in rule.publish(state)[0].scales.values())
         direction, state = rule.lower((LIKE, jnp.float32(0)), state, key)
         directions.append(tree_map(np.float64, direction))
     mean = tree_map(lambda *leaves: sum(leaves) / 3, *directions)
     bias = (noise * CLIPS[0] / (rate * N)) ** 2 / 3 if unbiased else 0.0
     query = rule.publish(state)[0]
     assert float(query.clip) == pytest.approx(CLIPS[1])
-    near(query.divided_by, tree_map(lambda g: np.sqrt(0.1 * np.maximum(g**2 - bias, 0)) + EPS, mean), 1e-7)
+    near(query.scales, tree_map(lambda g: np.sqrt(0.1 * np.maximum(g**2 - bias, 0)) + EPS, mean), 1e-7)
 
 
 def test_no_client_adds_more_than_the_clip():
@@ -217,7 +217,7 @@ def test_no_client_adds_more_than_the_clip():
         ({"clients": 5}, "give both"),
         ({"cohort": 2, "clients": N, "unbiased": True}, "leave cohort= and clients= out"),
         ({"clips": (0.5, 0.0)}, "give a number above 0"),
-        ({"clips": 0.5}, "give two"),
+        ({"clips": (0.5,)}, "give two"),
         ({"rate": 0.0}, "give a finite noise"),
         ({"delay": 0}, "delay"),
         ({"kind": "adam"}, "give one of"),

@@ -55,7 +55,7 @@ def loop(t, rounds=3, largest=LARGEST, public=False):
         ]
         stacked = tree_map(lambda *leaves: np.stack(leaves), *updates)
         factors = a * np.minimum(1, CLIP / norms(stacked)) / (N if public else a.sum())
-        w = tree_map(lambda w, leaf: w + np.tensordot(factors, leaf, axes=1), w, stacked)
+        w = tree_map(lambda w, leaf, factors=factors: w + np.tensordot(factors, leaf, axes=1), w, stacked)
         means.append(a.mean())
     return w, means
 
