@@ -118,6 +118,8 @@ def test_a_study_keeps_each_private_run_within_the_budget(tmp_path, capsys):
     [
         "dp_fedavg(clip=adaptive_clip(0.5, noise=3), rate=0.2)",  # bears a noise multiplier below 6
         "dp_delta_fl(theta=0.5, largest_loss=3, clip=0.5, rate=0.5)",  # whose histograms bear only so much
+        "dp_term(t=1, largest_loss=3, clip=0.5, rate=0.5)",
+        "dp_fed2(step_sizes=(1.0, 0.1), clips=(0.5, 5.0), delay=2, rate=0.5)",
     ],
 )
 def test_noise_is_found_for_settings_that_do_not_bear_any_amount(method, tmp_path, capsys):
