@@ -102,6 +102,7 @@ def collect(
     config: Mapping[str, Any],
     found: Mapping[str, list[Measures]],
     paper: Mapping[str, Mapping[str, float]] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
     """Saves numbers in a small JSON file beside the paper's, and prints them as a table.
 
@@ -111,9 +112,10 @@ def collect(
       config: the settings, to be saved with the numbers.
       found: method -> the numbers of each seed.
       paper: method -> measure -> the paper's number.
+      more: what else is saved with them, by name.
     """
     methods = {name: {"seeds": each, **_over_seeds(each)} for name, each in found.items()}
-    write(path, {"title": title, "methods": methods, "paper": paper or {}}, config)
+    write(path, {"title": title, "methods": methods, "paper": paper or {}, **(more or {})}, config)
     print(table(path), flush=True)
 
 

@@ -9,11 +9,12 @@ kin, at about the same mean.  From the root of the repository:
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +22,20 @@ import optax
 import tyro
 
 import evenhand as eh
-from experiments.delta_fl.data import Table, clients, network, shares
-from experiments.delta_fl.settings import MNIST, MNIST_SMALL, PAPER, SHAKESPEARE, SYNTHETIC, Setting
+from experiments.delta_fl.data import HeldOut, Table, clients, network, shares
+from experiments.delta_fl.newcomers import Runs, serve_newcomers
+from experiments.delta_fl.settings import (
+    FEMNIST,
+    MNIST,
+    MNIST_SMALL,
+    NEWCOMERS,
+    PAPER,
+    SHAKESPEARE,
+    SYNTHETIC,
+    Newcomers,
+    Setting,
+)
+from experiments.evidence import section
 from experiments.fairness import Experiment, Measures, collect, measured
 
 
@@ -31,7 +44,11 @@ class Config(Experiment):
     """What is run, with the place that a default comes from, or else "ours"."""
 
     data_dir: Path = Path("data")
-    """Folder with mnist.npz and shakespeare_speakers.npz; the synthetic table needs neither."""
+    """Folder with mnist.npz, shakespeare_speakers.npz and femnist_digits.npz; the synthetic table needs none."""
+    parts: tuple[Literal["tables", "newcomers"], ...] = ("tables",)
+    """The tables of section 7.3; table 4 and figures 4 and 9, on clients that were never seen in training."""
+    places: tuple[HeldOut, ...] = field(default_factory=lambda: get_args(HeldOut))
+    """Whose images the unseen clients have."""
     tables: tuple[Table, ...] = field(default_factory=lambda: get_args(Table))
     out: Path = Path("experiments/delta_fl/results")
     """Folder that gets a JSON file per table."""
@@ -57,6 +74,8 @@ class Config(Experiment):
     mnist: Setting = field(default_factory=lambda: MNIST)
     mnist_small: Setting = field(default_factory=lambda: MNIST_SMALL)
     shakespeare: Setting = field(default_factory=lambda: SHAKESPEARE)
+    unseen_mnist: Newcomers = field(default_factory=lambda: NEWCOMERS)
+    unseen_femnist: Newcomers = field(default_factory=lambda: FEMNIST)
 
 
 def methods(config: Config, setting: Setting, model: eh.Model) -> dict[str, eh.Algorithm]:
@@ -130,19 +149,47 @@ def compare(config: Config, table: Table, setting: Setting) -> None:
                 progress=True,
             )
             found |= measured(study)
-    common = {name: value for name, value in asdict(config).items() if name not in get_args(Table)}
-    collect(path, table, common | asdict(setting), {name: found[name] for name in known}, PAPER.get(table))
+    collect(
+        path,
+        table,
+        _common(config) | asdict(setting),
+        {name: found[name] for name in known},
+        PAPER.get(table),
+    )
+
+
+def newcomers(config: Config, place: HeldOut) -> None:
+    """Table 4 and figures 4 and 9 in one place."""
+    runs = Runs(
+        place=place,
+        setting=config.unseen_mnist if place == "mnist" else config.unseen_femnist,
+        data_dir=config.data_dir,
+        seeds=config.seeds,
+        tilt=config.tilt,
+        folder=config.under(f"newcomers, {place}"),
+    )
+    path = serve_newcomers(runs, config.out, _common(config))
+    for claim in json.loads(path.read_text())["findings"].values():
+        print(section(claim), flush=True)
+
+
+def _common(config: Config) -> dict[str, Any]:
+    """The settings that are not of one table or place."""
+    own = {*get_args(Table), "unseen_mnist", "unseen_femnist"}
+    return {name: value for name, value in asdict(config).items() if name not in own}
 
 
 def main(config: Config) -> None:
-    """Runs the tables one after the other."""
+    """Runs the parts one after the other."""
+    for place in config.places if "newcomers" in config.parts else ():
+        newcomers(config, place)
     settings: dict[Table, Setting] = {
         "synthetic": config.synthetic,
         "mnist": config.mnist,
         "mnist_small": config.mnist_small,
         "shakespeare": config.shakespeare,
     }
-    for table in config.tables:
+    for table in config.tables if "tables" in config.parts else ():
         compare(config, table, settings[table])
 
 

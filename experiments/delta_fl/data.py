@@ -14,10 +14,11 @@ from sklearn.datasets import make_classification
 
 import evenhand as eh
 
-__all__ = ["Table", "clients", "network", "shares"]
+__all__ = ["HeldOut", "Table", "clients", "held_out", "network", "shares"]
 
 NDArray: TypeAlias = npt.NDArray[Any]
 Table: TypeAlias = Literal["synthetic", "mnist", "mnist_small", "shakespeare"]
+HeldOut: TypeAlias = Literal["mnist", "femnist"]
 Clients: TypeAlias = tuple[eh.data.FederatedDataset, dict[str, eh.data.Split]]
 """Who trains, and the rows to test on, by name; "" are those that count."""
 
@@ -25,6 +26,8 @@ _COUNTS = [50026, 49955, 49999, 50008, 49997, 50020, 50017, 49996, 49972, 50010]
 """Rows per class of the paper's pool, computed once more from its recipe."""
 _LETTERS = 80
 """The alphabet of LEAF's Shakespeare task."""
+_GROUPS = 12
+"""Groups of writers in femnist_digits.npz."""
 
 
 @lru_cache(maxsize=8)
@@ -119,9 +122,7 @@ def _mnist(
     with np.load(folder / "mnist.npz", allow_pickle=False) as file:
         images = {part: (file[f"x_{part}"], file[f"y_{part}"].astype(np.int32)) for part in ("train", "test")}
     x, y = _flat(images["train"][0]), images["train"][1]
-    # Quantiles rather than draws: every seed has the same sizes, so that each method is compiled once.
-    ranks = (np.arange(clients) + 0.5) / clients
-    sizes = np.minimum(smallest * ranks ** (-1 / exponent), largest).astype(int)
+    sizes = _sizes(clients, smallest, largest, exponent)
     rows = np.concatenate(_deal(y, sizes, np.full(clients, alpha), np.random.default_rng([seed, 28])))
     owner = np.repeat(np.arange(clients), sizes)
     data = eh.data.from_arrays(x[rows], y[rows], owner, seed=seed, name="MNIST")
@@ -131,6 +132,73 @@ def _mnist(
         few, random = np.full(strangers, stranger_rows), np.random.default_rng([seed, 29, number])
         tested[name] = _split(x, y, _deal(y, few, np.full(strangers, shift), random))
     return data, tested
+
+
+@lru_cache(maxsize=2)
+def held_out(
+    place: HeldOut,
+    folder: Path,
+    seed: int,
+    *,
+    clients: int,
+    alpha: float,
+    smallest: int,
+    largest: int,
+    exponent: float,
+    valid_fraction: float,
+) -> tuple[eh.data.FederatedDataset, eh.data.FederatedDataset]:
+    """Clients to train on, a part of whose rows validates, and as many others: half of their rows finetune.
+
+    A client's images come from MNIST's training images, or from one group of writers of FEMNIST; the seed decides
+    which half of the groups is for testing.
+
+    Args:
+      place: whose images.
+      folder: has ``mnist.npz`` or ``femnist_digits.npz``.
+      seed: of who has which rows.
+      clients: of either kind; for FEMNIST a multiple of 6, since each group makes as many clients.
+      alpha: of each client's Dirichlet draw of digits.
+      smallest: rows of the smallest client, as in the table on MNIST.
+      largest: most rows of a client.
+      exponent: of the power law of the sizes.
+      valid_fraction: share of a training client's rows.
+    """
+    x, y, pools = _pools(place, folder, np.random.default_rng([seed, 31]))
+    # A pool has both kinds of clients, or there are several pools, each for clients of one kind.
+    each = clients if len(pools) == 1 else 2 * clients // len(pools)
+    sizes = np.tile(_sizes(each, smallest, largest, exponent), 2 if len(pools) == 1 else 1)
+    random, alphas = np.random.default_rng([seed, 32]), np.full(len(sizes), alpha)
+    dealt = [pool[chosen] for pool in pools for chosen in _deal(y[pool], sizes, alphas, random)]
+    parts = []
+    for owned, fractions in ((dealt[:clients], (0.0, valid_fraction)), (dealt[clients:], (0.5, 0.0))):
+        rows, owner = np.concatenate(owned), np.repeat(np.arange(clients), [len(each) for each in owned])
+        test, valid = fractions
+        parts.append(
+            eh.data.from_arrays(
+                x[rows], y[rows], owner, test_fraction=test, valid_fraction=valid, seed=seed, name=place
+            )
+        )
+    return parts[0], parts[1]
+
+
+def _pools(
+    place: HeldOut, folder: Path, random: np.random.Generator
+) -> tuple[NDArray, NDArray, list[NDArray]]:
+    """Images, digits, and the rows of each pool that clients draw from."""
+    if place == "mnist":
+        with np.load(folder / "mnist.npz", allow_pickle=False) as file:
+            x, y = _flat(file["x_train"]), file["y_train"].astype(np.int32)
+        return x, y, [np.arange(len(y))]
+    with np.load(folder / "femnist_digits.npz", allow_pickle=False) as file:
+        # Ink is dark there, and bright in MNIST.
+        x, y, writer = _flat(255 - file["x"]), file["y"].astype(np.int32), file["writer"]
+    return x, y, [np.flatnonzero(writer == group) for group in random.permutation(_GROUPS)]
+
+
+def _sizes(clients: int, smallest: int, largest: int, exponent: float) -> NDArray:
+    """The quantiles of a power law: every seed has the same sizes, so that each method is compiled once."""
+    ranks = (np.arange(clients) + 0.5) / clients
+    return np.minimum(smallest * ranks ** (-1 / exponent), largest).astype(int)
 
 
 def _speakers(folder: Path, seed: int, *, window: int, most: int, test_fraction: float) -> Clients:

@@ -1,0 +1,404 @@
+"""Clients that were never seen in training: finetuning (table 4), and those with little data (figures 4 and 9)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+import optax
+from matplotlib.figure import Figure
+
+import evenhand as eh
+from evenhand.report import statistics
+from evenhand.studies import Family, Outcome
+from experiments.delta_fl.data import HeldOut, NDArray, held_out, network
+from experiments.delta_fl.settings import PERSONAL, Newcomers
+from experiments.evidence import Contrast, Finding, Kind, Rival, claims, contrast
+from experiments.fairness import Measures, collect, picture
+
+__all__ = ["Runs", "draw", "serve_newcomers"]
+
+Served: TypeAlias = dict[tuple[str, float], dict[int, Measures]]
+"""Method and learning rate -> seed -> what its run came to."""
+
+_AVERAGE = "FedAvg"
+_COLORS = ("#0072B2", "#999999", "#009E73", "#D55E00")
+"""Told apart by the colour-blind, too."""
+
+
+class Runs(NamedTuple):
+    """What the runs have in common with those of the tables.
+
+    Attributes:
+      place: whose images.
+      setting: of the clients and the training.
+      data_dir: with the files.
+      seeds: that are reported: 0 and so on.
+      tilt: of Tilted-ERM.
+      folder: keeps each run; None: they are not kept.
+    """
+
+    place: HeldOut
+    setting: Newcomers
+    data_dir: Path
+    seeds: int
+    tilt: float
+    folder: Path | None
+
+    @property
+    def ours(self) -> str:
+        """The name of the Delta-FL that is compared."""
+        return f"Delta-FL, theta={self.setting.theta:g}"
+
+
+def serve_newcomers(runs: Runs, out: Path, config: Mapping[str, Any]) -> Path:
+    """Tunes and runs all methods in one place, and saves numbers, findings and figure; returns the JSON file."""
+    setting, methods = runs.setting, _methods(runs)
+    tuning = range(runs.seeds, runs.seeds + setting.tuning)
+    first, further = range(runs.seeds), range(tuning.stop, tuning.stop + setting.more_seeds)
+    every = dict.fromkeys(methods, setting.rates)
+    tried = _trained(runs, every, tuning)
+    rates = {name: _tuned(tried, name) for name in ("error_p90", "mean")}
+    pair = (_AVERAGE, runs.ours)
+    chosen = {method: [rate] for method, rate in rates["error_p90"].items()}
+    served = _served(_trained(runs, chosen | dict.fromkeys(pair, setting.rates), first))
+    more = _served(_trained(runs, {method: chosen[method] for method in pair}, further))
+    found = {method: list(served[method, rate].values()) for method, (rate,) in chosen.items()}
+    shown = (_AVERAGE, f"Tilted-ERM, t={runs.tilt:g}", f"q-FFL, q={setting.q:g}", runs.ours)
+    path = out / f"newcomers_{runs.place}.json"
+    extra = {
+        "rates": rates,
+        "sizes": dict(zip(("loss", "error"), _sizes(runs), strict=True)),
+        "clients": {method: _clients(found[method]) for method in shown},
+        "findings": findings(runs, rates, served, more),
+    }
+    kept = {method: [_without_clients(seed) for seed in seeds] for method, seeds in found.items()}
+    title = f"{runs.place}, unseen clients"
+    collect(path, title, {**config, **asdict(setting)}, kept, PERSONAL, extra)
+    draw(path)
+    return path
+
+
+# --- the runs -----------------------------------------------------------------------------------------------------
+
+
+def _methods(runs: Runs) -> dict[str, Callable[[eh.local.Work, dict[str, Any]], eh.Algorithm]]:
+    """Every method as a function of the local work and of the server's steps."""
+    make, setting = eh.algorithms, runs.setting
+    uniform = eh.sampling.uniform()
+    return {
+        _AVERAGE: lambda work, server: make.fedavg(work, **server),
+        f"Tilted-ERM, t={runs.tilt:g}": lambda work, server: make.term(work, t=runs.tilt, **server),
+        f"q-FFL, q={setting.q:g}": lambda work, server: make.qfedavg(
+            work, q=setting.q, sampling=uniform, **server
+        ),
+        **{
+            f"Delta-FL, theta={theta:g}": lambda work, server, theta=theta: make.delta_fl(
+                work, theta=theta, **server
+            )
+            for theta in setting.thetas
+        },
+    }
+
+
+def _finetuned(runs: Runs, method: str, rate: float) -> eh.Algorithm:
+    """``finetune`` around a method: steps shrink in the course of training, and finetuning takes the last of them."""
+    setting = runs.setting
+    # The server's step, because the clients' optimisers start anew in every round and do not see its number.
+    steps = jnp.array([1.0, setting.decay, setting.decay**2])
+    server = {"server_opt": optax.sgd(lambda count: steps[3 * jnp.asarray(count) // setting.rounds])}
+    work = _work(setting, rate, epochs=1)
+    trained = _methods(runs)[method](work, server)
+    return eh.personalization.finetune(trained, _work(setting, rate * setting.decay**2, setting.epochs))
+
+
+def _work(setting: Newcomers, rate: float, epochs: int) -> eh.local.Work:
+    return eh.local.sgd(_model(setting.hidden), rate, epochs=epochs, batch_size=setting.batch_size)
+
+
+@lru_cache(maxsize=1)
+def _model(hidden: tuple[int, ...]) -> eh.Model:
+    """The same object for training and finetuning."""
+    return network("mnist", hidden)
+
+
+def _trained(runs: Runs, rates: Mapping[str, Sequence[float]], seeds: Sequence[int]) -> list[Outcome]:
+    """The runs of each method at its learning rates, on these seeds."""
+    setting = runs.setting
+    study = eh.study(
+        {method: Family(("rate",), partial(_of_numbers, runs, method)) for method in rates},
+        lambda seed: held_out(runs.place, runs.data_dir, seed, **setting.data)[0],
+        rounds=setting.rounds,
+        seeds=seeds,
+        grid={method: {"rate": list(values)} for method, values in rates.items()},
+        cohort=setting.cohort,
+        eval_every=setting.rounds,
+        measure=partial(measure, runs),
+        folder=runs.folder,
+        progress=True,
+    )
+    if failed := [outcome for outcome in study.outcomes if outcome.status == "failed"]:
+        raise SystemExit(f"{failed[0].setting}, seed {failed[0].seed}: {failed[0].reason}")
+    return list(study.outcomes)
+
+
+def _of_numbers(runs: Runs, method: str, numbers: Mapping[str, Any]) -> eh.Algorithm:
+    return _finetuned(runs, method, numbers["rate"])
+
+
+def measure(runs: Runs, run: eh.Run) -> Measures:
+    """Errors of the unseen clients in percent, before and after finetuning, and losses of the training clients."""
+    setting = runs.setting
+    if run.history["round"][-1] < setting.rounds:
+        return {}
+    trained, unseen = held_out(runs.place, runs.data_dir, run.seed, **setting.data)
+    model, params = run.algorithm.model, run.params
+    halves = [_errors(eh.evaluation.evaluate(model, params, split)) for split in (unseen.train, unseen.test)]
+    values = _spread("before", halves[1]) | _spread(
+        "after", _errors(run.serve(unseen).client_metrics("test"))
+    )
+    for rate in setting.finetune_rates:
+        work = _work(setting, rate, setting.epochs)
+        other = eh.personalization.finetune(eh.algorithms.fedavg(work), work)
+        served = eh.simulate(other, unseen, rounds=0, start=params, seed=run.seed)
+        values |= _spread(f"after, step {rate:g}", _errors(served.client_metrics("test")))
+    sizes = [unseen.train.sizes, unseen.test.sizes]
+    errors, rows = np.average(halves, axis=0, weights=sizes), np.sum(sizes, axis=0)
+    losses = eh.evaluation.evaluate(model, params, trained.train)["loss"]
+    values |= _by_size(errors, rows, setting.few)
+    values |= {"train loss": float(np.mean(losses)), "train loss std": float(np.std(losses))}
+    values |= {f"error of {k}": float(error) for k, error in enumerate(errors)}
+    return values | {f"loss of {k}": float(loss) for k, loss in enumerate(losses)}
+
+
+def _errors(metrics: Mapping[str, NDArray]) -> NDArray:
+    """Percent."""
+    return 100.0 * (1.0 - metrics["accuracy"])
+
+
+def _spread(name: str, errors: NDArray) -> Measures:
+    """Mean and 90th percentile over clients, all alike."""
+    return {f"mean {name}": float(np.mean(errors)), f"p90 {name}": float(np.quantile(errors, 0.9))}
+
+
+def _by_size(errors: NDArray, rows: NDArray, few: int) -> Measures:
+    """Mean, 90th percentile and standard deviation of the errors of clients with few rows, and with many.
+
+    Those of the smallest and of the largest quarter of the clients, too.
+    """
+    quarters = np.quantile(rows, [0.25, 0.75])
+    groups = {
+        "few": rows < few,
+        "many": rows >= few,
+        "fewest": rows <= quarters[0],
+        "most": rows >= quarters[1],
+    }
+    values = {}
+    for name, chosen in groups.items():
+        among = errors[chosen]
+        values |= _spread(name, among) | {f"std {name}": float(np.std(among))}
+    return values
+
+
+def _sizes(runs: Runs) -> tuple[list[int], list[int]]:
+    """Examples that training clients learn from, and all examples of unseen clients; every seed has the same."""
+    trained, unseen = held_out(runs.place, runs.data_dir, 0, **runs.setting.data)
+    return trained.train.sizes.tolist(), (unseen.train.sizes + unseen.test.sizes).tolist()
+
+
+def _without_clients(values: Measures) -> Measures:
+    return {name: value for name, value in values.items() if " of " not in name}
+
+
+def _clients(seeds: Sequence[Measures]) -> dict[str, list[list[float]]]:
+    """The error of each unseen client and the loss of each training client, seed by seed."""
+    return {
+        name: [
+            [round(value, 3) for key, value in seed.items() if key.startswith(f"{name} of ")]
+            for seed in seeds
+        ]
+        for name in ("error", "loss")
+    }
+
+
+# --- which learning rates -----------------------------------------------------------------------------------------
+
+
+def _tuned(outcomes: Sequence[Outcome], statistic: str) -> dict[str, float]:
+    """Each method's learning rate with the best validation statistic of the training clients, over tuning seeds."""
+    scores: dict[str, dict[float, list[float]]] = {}
+    for outcome in outcomes:
+        assert outcome.view is not None
+        value = statistics(outcome.view, "valid", "accuracy")[statistic]
+        error = value if statistic.startswith("error") else -value
+        by_rate = scores.setdefault(outcome.setting.method, {})
+        # A run that diverged is never chosen.
+        by_rate.setdefault(outcome.setting.numbers["rate"], []).append(
+            float(error) if outcome.status == "done" else math.inf
+        )
+    return {
+        method: min(by_rate, key=lambda rate: float(np.mean(by_rate[rate])))
+        for method, by_rate in scores.items()
+    }
+
+
+def _served(outcomes: Iterable[Outcome]) -> Served:
+    """What each run came to at its end."""
+    served: Served = {}
+    for outcome in outcomes:
+        values = {name: float(course[-1]) for name, course in outcome.measures.items()}
+        served.setdefault((outcome.setting.method, outcome.setting.numbers["rate"]), {})[outcome.seed] = (
+            values
+        )
+    return served
+
+
+# --- what is found ------------------------------------------------------------------------------------------------
+
+
+class _Claim(NamedTuple):
+    """A claim on Delta-FL against FedAvg.
+
+    Attributes:
+      sentence: with ``{}`` for the difference.
+      key: the measure that is compared.
+      minus: another measure that is taken off it.
+      others: measures of other finetuning steps that tuning may choose.
+      selection: another idea of what was selected, the run that tests it, and its measure and ``minus``; None: that
+        of the learning rates.
+    """
+
+    sentence: str
+    key: str
+    minus: str | None = None
+    others: tuple[str, ...] = ()
+    selection: tuple[str, str, str, str | None] | None = None
+
+
+def _claims(runs: Runs) -> dict[str, _Claim]:
+    where = {"mnist": "MNIST with skewed digits", "femnist": "FEMNIST's digits"}[runs.place]
+    few = f"fewer than {runs.setting.few} examples"
+    unseen = f"On unseen clients of {where},"
+    against = f"of Delta-FL (theta = {runs.setting.theta:g}) differs from that of FedAvg by {{}}."
+    quarters = "the size that divides clients was chosen", "the smallest quarter of the clients"
+    return {
+        "before": _Claim(f"{unseen} the 90th percentile of errors before finetuning {against}", "p90 before"),
+        "after": _Claim(
+            f"{unseen} the 90th percentile of errors after {runs.setting.epochs} epochs of finetuning {against}",
+            "p90 after",
+            others=tuple(f"p90 after, step {rate:g}" for rate in runs.setting.finetune_rates),
+        ),
+        "few": _Claim(
+            f"{unseen} the mean error of those with {few}, less that of the others, {against}",
+            "mean few",
+            minus="mean many",
+            selection=(quarters[0], f"{quarters[1]} against the largest", "mean fewest", "mean most"),
+        ),
+        "spread": _Claim(
+            f"{unseen} the standard deviation of errors among those with {few} {against}",
+            "std few",
+            selection=(*quarters, "std fewest", None),
+        ),
+    }
+
+
+_RIVALS: Mapping[Kind, tuple[str, str]] = {
+    "tuning": (
+        "the steps suit one method better",
+        "each method at the steps that are best on these very clients",
+    ),
+    "seeds": ("the five seeds are special", "five further seeds, with the same learning rates"),
+    "selection": (
+        "the 90th percentile chose the learning rates",
+        "learning rates chosen by the mean validation accuracy",
+    ),
+}
+
+
+def findings(
+    runs: Runs, rates: Mapping[str, Mapping[str, float]], served: Served, more: Served
+) -> dict[str, Any]:
+    """The findings on table 4 and figures 4 and 9, each with its rival explanations.
+
+    Args:
+      runs: what was run.
+      rates: statistic -> the learning rates that it chooses.
+      served: the runs of the seeds that are reported, of FedAvg and Delta-FL with all learning rates.
+      more: further seeds, with the learning rates that the 90th percentile chooses.
+    """
+    pair, chosen = (runs.ours, _AVERAGE), rates["error_p90"]
+    saved = {}
+    for name, claim in _claims(runs).items():
+        main = [_values(served[method, chosen[method]], claim.key, claim.minus) for method in pair]
+        tuned = [_hindsight(served, method, claim) for method in pair]
+        further = [_values(more[method, chosen[method]], claim.key, claim.minus) for method in pair]
+        idea, run = _RIVALS["selection"]
+        other = [_values(served[method, rates["mean"][method]], claim.key, claim.minus) for method in pair]
+        if claim.selection is not None:
+            idea, run, key, minus = claim.selection
+            other = [_values(served[method, chosen[method]], key, minus) for method in pair]
+        rivals = [
+            Rival("tuning", *_RIVALS["tuning"], _difference(tuned)),
+            Rival("seeds", *_RIVALS["seeds"], _difference(further)),
+            Rival("selection", idea, run, _difference(other)),
+        ]
+        saved[name] = claims(Finding(claim.sentence, _difference(main)), rivals)
+    return saved
+
+
+def _values(seeds: Mapping[int, Measures], key: str, minus: str | None) -> list[float]:
+    """A measure of each seed, in the order of the seeds."""
+    return [seeds[seed][key] - (seeds[seed][minus] if minus else 0.0) for seed in sorted(seeds)]
+
+
+def _hindsight(served: Served, method: str, claim: _Claim) -> list[float]:
+    """The values of a claim at the learning rate, and the finetuning step, with the lowest measure over the seeds."""
+    tried = [
+        (float(np.mean(_values(seeds, key, None))), seeds, key)
+        for (name, _), seeds in served.items()
+        for key in (claim.key, *claim.others)
+        if name == method
+    ]
+    _, seeds, key = min(tried, key=lambda one: one[0])
+    return _values(seeds, key, claim.minus)
+
+
+def _difference(both: Sequence[Sequence[float]]) -> Contrast:
+    ours, theirs = ([{"value": value} for value in values] for values in both)
+    return contrast(ours, theirs, "value")
+
+
+def draw(path: Path) -> Path:
+    """Errors of unseen clients, and losses of training clients, over their sizes; the PNG lies beside the JSON file.
+
+    Each mark is a client of one seed; the line is the mean of ten groups of clients by size.
+    """
+    content = json.loads(path.read_text())
+    methods, sizes = content["clients"], content["sizes"]
+    labels = {"error": "error of unseen clients (%)", "loss": "loss of training clients"}
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(8.2, 3.0), layout="constrained")
+        for axis, (name, label) in zip(figure.subplots(1, 2), labels.items(), strict=True):
+            rows = np.array(sizes[name])
+            groups = np.array_split(np.argsort(rows, kind="stable"), 10)
+            for (method, saved), color in zip(methods.items(), _COLORS, strict=True):
+                values = np.array(saved[name])
+                marked = method in (_AVERAGE, list(methods)[-1])
+                if marked:
+                    axis.scatter(np.tile(rows, len(values)), values, 4, color, alpha=0.2, linewidths=0)
+                means = [values[:, group].mean() for group in groups]
+                middle = [rows[group].mean() for group in groups]
+                axis.plot(middle, means, "-" if marked else "--", color=color, lw=1.3, label=method)
+            axis.set_xscale("log")
+            axis.set_xlabel("examples of the client")
+            axis.set_ylabel(label)
+        axis.legend(frameon=False, fontsize=8)
+        return picture(figure, path.with_suffix(".png"))
