@@ -17,11 +17,10 @@ import optax
 from matplotlib.figure import Figure
 
 import evenhand as eh
-from evenhand.report import statistics
 from evenhand.studies import Family, Outcome
 from experiments.delta_fl.data import HeldOut, NDArray, held_out, network
 from experiments.delta_fl.settings import PERSONAL, Newcomers
-from experiments.evidence import Contrast, Finding, Kind, Rival, claims, contrast
+from experiments.evidence import Contrast, Finding, Rival, claims, contrast
 from experiments.fairness import Measures, collect, picture
 
 __all__ = ["Runs", "draw", "serve_newcomers"]
@@ -30,6 +29,8 @@ Served: TypeAlias = dict[tuple[str, float], dict[int, Measures]]
 """Method and learning rate -> seed -> what its run came to."""
 
 _AVERAGE = "FedAvg"
+_CHOOSES = "p90 valid"
+"""The measure that chooses learning rates: section 7.2 has the 90th percentile of validation errors, too."""
 _COLORS = ("#0072B2", "#999999", "#009E73", "#D55E00")
 """Told apart by the colour-blind, too."""
 
@@ -66,9 +67,9 @@ def serve_newcomers(runs: Runs, out: Path, config: Mapping[str, Any]) -> Path:
     first, further = range(runs.seeds), range(tuning.stop, tuning.stop + setting.more_seeds)
     every = dict.fromkeys(methods, setting.rates)
     tried = _trained(runs, every, tuning)
-    rates = {name: _tuned(tried, name) for name in ("error_p90", "mean")}
+    rates = {key: _tuned(tried, key) for key in (_CHOOSES, "mean valid", "p90 valid, finetuned")}
     pair = (_AVERAGE, runs.ours)
-    chosen = {method: [rate] for method, rate in rates["error_p90"].items()}
+    chosen = {method: [rate] for method, rate in rates[_CHOOSES].items()}
     served = _served(_trained(runs, chosen | dict.fromkeys(pair, setting.rates), first))
     more = _served(_trained(runs, {method: chosen[method] for method in pair}, further))
     found = {method: list(served[method, rate].values()) for method, (rate,) in chosen.items()}
@@ -173,6 +174,8 @@ def measure(runs: Runs, run: eh.Run) -> Measures:
     sizes = [unseen.train.sizes, unseen.test.sizes]
     errors, rows = np.average(halves, axis=0, weights=sizes), np.sum(sizes, axis=0)
     losses = eh.evaluation.evaluate(model, params, trained.train)["loss"]
+    values |= _spread("valid", _errors(eh.evaluation.evaluate(model, params, trained.valid)))
+    values |= _spread("valid, finetuned", _errors(run.client_metrics("valid")))
     values |= _by_size(errors, rows, setting.few)
     values |= {"train loss": float(np.mean(losses)), "train loss std": float(np.std(losses))}
     values |= {f"error of {k}": float(error) for k, error in enumerate(errors)}
@@ -232,18 +235,13 @@ def _clients(seeds: Sequence[Measures]) -> dict[str, list[list[float]]]:
 # --- which learning rates -----------------------------------------------------------------------------------------
 
 
-def _tuned(outcomes: Sequence[Outcome], statistic: str) -> dict[str, float]:
-    """Each method's learning rate with the best validation statistic of the training clients, over tuning seeds."""
+def _tuned(outcomes: Sequence[Outcome], key: str) -> dict[str, float]:
+    """Each method's learning rate with the lowest measure on the tuning seeds; one that diverges is not chosen."""
     scores: dict[str, dict[float, list[float]]] = {}
     for outcome in outcomes:
-        assert outcome.view is not None
-        value = statistics(outcome.view, "valid", "accuracy")[statistic]
-        error = value if statistic.startswith("error") else -value
+        score = float(outcome.measures[key][-1]) if outcome.status == "done" else math.inf
         by_rate = scores.setdefault(outcome.setting.method, {})
-        # A run that diverged is never chosen.
-        by_rate.setdefault(outcome.setting.numbers["rate"], []).append(
-            float(error) if outcome.status == "done" else math.inf
-        )
+        by_rate.setdefault(outcome.setting.numbers["rate"], []).append(score)
     return {
         method: min(by_rate, key=lambda rate: float(np.mean(by_rate[rate])))
         for method, by_rate in scores.items()
@@ -272,15 +270,18 @@ class _Claim(NamedTuple):
       key: the measure that is compared.
       minus: another measure that is taken off it.
       others: measures of other finetuning steps that tuning may choose.
-      selection: another idea of what was selected, the run that tests it, and its measure and ``minus``; None: that
-        of the learning rates.
+      selection: what else may explain the finding by what was selected, and the run that tests it.
+      chooses: the measure that chooses the learning rates of that run.
+      instead: ``key`` and ``minus`` of that run; None: those above.
     """
 
     sentence: str
     key: str
     minus: str | None = None
     others: tuple[str, ...] = ()
-    selection: tuple[str, str, str, str | None] | None = None
+    selection: tuple[str, str] = ("", "")
+    chooses: str = _CHOOSES
+    instead: tuple[str, str | None] | None = None
 
 
 def _claims(runs: Runs) -> dict[str, _Claim]:
@@ -288,39 +289,43 @@ def _claims(runs: Runs) -> dict[str, _Claim]:
     few = f"fewer than {runs.setting.few} examples"
     unseen = f"On unseen clients of {where},"
     against = f"of Delta-FL (theta = {runs.setting.theta:g}) differs from that of FedAvg by {{}}."
-    quarters = "the size that divides clients was chosen", "the smallest quarter of the clients"
+    chooses = "the 90th percentile chose the learning rates"
+    divides = "the size that divides the clients was chosen"
     return {
-        "before": _Claim(f"{unseen} the 90th percentile of errors before finetuning {against}", "p90 before"),
+        "before": _Claim(
+            f"{unseen} the 90th percentile of errors before finetuning {against}",
+            "p90 before",
+            selection=(chooses, "learning rates chosen by the mean of validation errors"),
+            chooses="mean valid",
+        ),
         "after": _Claim(
             f"{unseen} the 90th percentile of errors after {runs.setting.epochs} epochs of finetuning {against}",
             "p90 after",
             others=tuple(f"p90 after, step {rate:g}" for rate in runs.setting.finetune_rates),
+            selection=(
+                "learning rates were chosen before finetuning",
+                "learning rates chosen by validation errors after finetuning",
+            ),
+            chooses="p90 valid, finetuned",
         ),
         "few": _Claim(
             f"{unseen} the mean error of those with {few}, less that of the others, {against}",
             "mean few",
             minus="mean many",
-            selection=(quarters[0], f"{quarters[1]} against the largest", "mean fewest", "mean most"),
+            selection=(divides, "the smallest quarter of the clients against the largest"),
+            instead=("mean fewest", "mean most"),
         ),
         "spread": _Claim(
             f"{unseen} the standard deviation of errors among those with {few} {against}",
             "std few",
-            selection=(*quarters, "std fewest", None),
+            selection=(divides, "the smallest quarter of the clients"),
+            instead=("std fewest", None),
         ),
     }
 
 
-_RIVALS: Mapping[Kind, tuple[str, str]] = {
-    "tuning": (
-        "the steps suit one method better",
-        "each method at the steps that are best on these very clients",
-    ),
-    "seeds": ("the five seeds are special", "five further seeds, with the same learning rates"),
-    "selection": (
-        "the 90th percentile chose the learning rates",
-        "learning rates chosen by the mean validation accuracy",
-    ),
-}
+_TUNING = "steps suit one method better", "each method at the steps that are best on these very clients"
+_SEEDS = "the five seeds are special", "five further seeds, with the same learning rates"
 
 
 def findings(
@@ -330,25 +335,26 @@ def findings(
 
     Args:
       runs: what was run.
-      rates: statistic -> the learning rates that it chooses.
+      rates: measure -> the learning rates that it chooses.
       served: the runs of the seeds that are reported, of FedAvg and Delta-FL with all learning rates.
-      more: further seeds, with the learning rates that the 90th percentile chooses.
+      more: further seeds, with the learning rates of the comparison.
     """
-    pair, chosen = (runs.ours, _AVERAGE), rates["error_p90"]
     saved = {}
     for name, claim in _claims(runs).items():
-        main = [_values(served[method, chosen[method]], claim.key, claim.minus) for method in pair]
-        tuned = [_hindsight(served, method, claim) for method in pair]
-        further = [_values(more[method, chosen[method]], claim.key, claim.minus) for method in pair]
-        idea, run = _RIVALS["selection"]
-        other = [_values(served[method, rates["mean"][method]], claim.key, claim.minus) for method in pair]
-        if claim.selection is not None:
-            idea, run, key, minus = claim.selection
-            other = [_values(served[method, chosen[method]], key, minus) for method in pair]
+        key, minus = claim.key, claim.minus
+        main, further, other, tuned = [], [], [], []
+        for method in (runs.ours, _AVERAGE):
+            rate = rates[_CHOOSES][method]
+            main.append(_values(served[method, rate], key, minus))
+            further.append(_values(more[method, rate], key, minus))
+            other.append(
+                _values(served[method, rates[claim.chooses][method]], *(claim.instead or (key, minus)))
+            )
+            tuned.append(_hindsight(served, method, claim))
         rivals = [
-            Rival("tuning", *_RIVALS["tuning"], _difference(tuned)),
-            Rival("seeds", *_RIVALS["seeds"], _difference(further)),
-            Rival("selection", idea, run, _difference(other)),
+            Rival("tuning", *_TUNING, _difference(tuned)),
+            Rival("seeds", *_SEEDS, _difference(further)),
+            Rival("selection", *claim.selection, _difference(other)),
         ]
         saved[name] = claims(Finding(claim.sentence, _difference(main)), rivals)
     return saved
