@@ -225,14 +225,28 @@ def _chosen(
         for solver in SOLVERS:
             at_zero = inherited and solver in _INHERITED
             q, name = (0.0, "valid at 0") if at_zero else (_power(place, setting), "valid")
-            scores: dict[float, list[float]] = {}
-            for outcome in outcomes:
-                if outcome.setting.method == solver and outcome.setting.numbers["q"] == q:
-                    course = outcome.measures[name]
-                    score = float(np.mean(np.log(course)) if early else np.mean(course[-_LAST:]))
-                    scores.setdefault(outcome.setting.numbers["step"], []).append(score)
-            steps[place][solver] = min(scores, key=lambda step: _finite(float(np.mean(scores[step]))))
+            steps[place][solver] = best_step(outcomes, solver, q, name, early=early)
     return steps
+
+
+def best_step(outcomes: Sequence[Outcome], solver: Solver, q: float, name: str, *, early: bool) -> float:
+    """The step of a solver with the lowest objective; one that diverges is never chosen.
+
+    Args:
+      outcomes: runs of all steps.
+      solver: whose step.
+      q: of its runs.
+      name: of the objective among their measures.
+      early: by the mean logarithm over all evaluations; else by the mean of the last ones.
+    """
+    scores: dict[float, list[float]] = {}
+    for outcome in outcomes:
+        numbers = outcome.setting.numbers
+        if outcome.setting.method == solver and numbers["q"] == q:
+            course = outcome.measures[name]
+            score = float(np.mean(np.log(course)) if early else np.mean(course[-_LAST:]))
+            scores.setdefault(numbers["step"], []).append(score)
+    return min(scores, key=lambda step: _finite(float(np.mean(scores[step]))))
 
 
 def rounds_to_meet(courses: Mapping[Solver, Course], every: int) -> dict[Solver, int]:
@@ -271,9 +285,7 @@ def _summary(courses: Mapping[Solver, list[Course]], setting: Setting) -> dict[s
     }
 
 
-def _by_seed(
-    courses: Mapping[Solver, list[Course]],
-) -> list[dict[Solver, Course]]:
+def _by_seed(courses: Mapping[Solver, list[Course]]) -> list[dict[Solver, Course]]:
     """The courses of all solvers, seed by seed."""
     return [dict(zip(courses, each, strict=True)) for each in zip(*courses.values(), strict=True)]
 

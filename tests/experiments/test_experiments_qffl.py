@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import evenhand as eh
+from evenhand.studies import Outcome, Setting
+from experiments.evidence import outcome, section
+from experiments.qffl import speed
+
 FOLDER = Path(__file__).parents[2] / "experiments" / "qffl"
 
 
@@ -161,3 +166,86 @@ def test_saved_heterogeneity_says_where_q_helps() -> None:
     # The page says that these claims do not hold; if one comes true, the page must say so.
     assert variance["(2, 2)", 50, 1].mean() > variance["(2, 2)", 50, 0].mean()
     assert variance["(2, 2)", 100, 0].mean() < variance["(1, 1)", 100, 0].mean()
+
+
+# --- figures 4.4 and 4.10 -----------------------------------------------------------------------------------------
+
+
+def test_the_speed_of_the_solvers_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # With sigma 0 all clients have as many rows, so that all seeds share their compiled programs.
+    shape = ["--clients", "4", "--cohort", "2", "--seeds", "2", "--size-sigma", "0", "--batch-size", "40"]
+    few = ["--speed.rounds", "6", "--speed.eval-every", "1", "--speed.steps", "0.01", "0.1"]
+    places = ["--speed.places", "(1, 1)", "--speed.more-seeds", "2", "--out", str(tmp_path)]
+    _run(monkeypatch, "--claims", "speed", *shape, *few, *places)
+
+    content = json.loads((tmp_path / "speed.json").read_text())
+    assert list(content["findings"]) == ["synthetic", "fixed step"]
+    assert list(content["steps"]) == ["main", "tuning", "selection"]
+    for solvers in content["places"].values():
+        assert list(solvers) == list(speed.SOLVERS)
+        starts = {each["course"][0] for each in solvers.values()}
+        assert len(starts) == 1 and all(each["course"][-1] < each["course"][0] for each in solvers.values())
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_objective_is_that_of_q_ffl_over_rows() -> None:
+    data = eh.data.synthetic(clients=3, seed=0, max_size=60, valid_fraction=0.2)
+    work = eh.local.sgd(eh.models.softmax_regression(features=60, classes=10), 0.1, steps=1)
+    run = eh.simulate(eh.algorithms.fedavg(work), data, rounds=1)
+    values = speed.objectives(1.0, run)
+    for name, split, q in (("train", "train", 1), ("valid", "valid", 1), ("valid at 0", "valid", 0)):
+        losses, rows = run.client_metrics(split)["loss"], getattr(data, split).sizes
+        expected = sum(
+            n / rows.sum() * loss ** (q + 1) / (q + 1) for n, loss in zip(rows, losses, strict=True)
+        )
+        assert values[name] == pytest.approx(expected)
+
+
+def test_solvers_are_compared_where_the_slower_one_ends() -> None:
+    fast = np.array([8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    slow = np.array([8.0, 7.0, 6.0, 5.0, 4.0, 4.0, 4.0, 4.0])
+    diverged = np.array([8.0, np.nan, np.inf, *[np.nan] * 5])
+    # The last five evaluations of the slow one are 4.2 on average.
+    assert speed.rounds_to_meet({"q-FedAvg": fast, "q-FedSGD": slow}, 10) == {"q-FedAvg": 10, "q-FedSGD": 40}
+    assert speed.rounds_to_meet({"q-FedAvg": fast, "FedSGD": diverged}, 10) == {"q-FedAvg": 30, "FedSGD": 70}
+
+
+@pytest.mark.parametrize(("early", "best"), [(False, 0.1), (True, 1.0)])
+def test_a_step_is_chosen_by_the_end_or_by_the_whole_course(early: bool, best: float) -> None:
+    def tried(step: float, course: list[float], q: float = 1.0) -> Outcome:
+        return Outcome(
+            Setting("FedSGD", {"q": q, "step": step}), 5, "done", "", None, {"valid": np.array(course)}
+        )
+
+    slow, fast, diverged = [9.0] * 20 + [0.5] * 5, [9.0] + [1.0] * 24, [9.0] + [np.nan] * 24
+    outcomes = [tried(0.1, slow), tried(1.0, fast), tried(10.0, diverged), tried(3.0, [0.1] * 25, q=0.0)]
+    assert speed.best_step(outcomes, "FedSGD", 1.0, "valid", early=early) == best
+
+
+def test_heterogeneity_is_how_much_further_local_updates_fall_behind() -> None:
+    def reach(rounds: int) -> np.ndarray:
+        """A course that is at its end after so many rounds."""
+        return np.where(np.arange(30) < rounds, 9.0, 1.0)
+
+    def courses(iid: tuple[int, int], unlike: tuple[int, int]) -> Any:
+        places = {"IID": iid, "(1, 1)": unlike}
+        return {
+            place: {
+                "q-FedAvg": [reach(ours), reach(ours + 1)],
+                "q-FedSGD": [reach(theirs), reach(theirs)],
+                "FedSGD": [reach(theirs), reach(theirs)],
+            }
+            for place, (ours, theirs) in places.items()
+        }
+
+    behind = {"main": courses((2, 5), (12, 4)), "tuning": courses((5, 2), (2, 2))}
+    behind |= {"seeds": behind["main"], "selection": courses((2, 2), (2, 2))}
+    setting = speed.Setting(eval_every=10, places=("IID", "(1, 1)"))
+    claim = speed.findings(behind, setting)["heterogeneity"]
+    # 12 - 4 evaluations on unlike clients, 2 - 5 on IID ones, ten rounds each.
+    assert claim["finding"]["contrast"]["seeds"] == [110, 110]
+    assert [rival["contrast"]["mean"] for rival in claim["rivals"]] == [-30, 110, 0]
+
+
+def _speed() -> dict[str, Any]:
+    return json.loads((FOLDER / "results" / "speed.json").read_text())
