@@ -76,9 +76,7 @@ class Config(Experiment):
 
 def budget(config: Config, epsilon: float) -> Budget:
     """The least noise that stays within a budget over all rounds."""
-    noise = eh.privacy.noise_for(
-        epsilon=epsilon, rate=config.rate, steps=config.rounds, delta=config.delta
-    )
+    noise = eh.privacy.noise_for(epsilon=epsilon, rate=config.rate, steps=config.rounds, delta=config.delta)
     return Budget(config.rate, noise)
 
 

@@ -19,7 +19,10 @@ Condition: TypeAlias = Literal["plain", "attack", "privacy", "all"]
 """Nothing but unlike clients; malicious ones; privacy for clients; malicious clients under privacy."""
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
 
-_CLIPS = (0.1, 0.3, 1.0)
+_LENGTHS = (0.1, 0.3, 1.0)
+"""Of updates under attack, where a robust rule needs a bound."""
+_CLIPS = (0.1, 0.3)
+"""Of updates under privacy."""
 _LAMS = (0.1, 1.0)
 _EPOCHS = 20
 """Of finetuning."""
@@ -79,7 +82,7 @@ def methods(condition: Condition, model: eh.Model, budget: Budget) -> dict[str, 
         **{name: alone(form) for name, form in forms.items()},
         "finetune(fedavg)": tuned(forms["fedavg"]),
         "finetune(delta_fl)": tuned(forms["delta_fl"]),
-        **{f"ditto({name})": ditto(forms[name]) for name in ("fedavg", "delta_fl", "term") if name in forms},
+        **{f"ditto({name})": ditto(forms[name]) for name in ("fedavg", "delta_fl", "term")},
     }
 
 
@@ -106,14 +109,12 @@ def _robust() -> dict[str, _Form]:
             rule = aggregators.clip(n["clip"], then=aggregators.risk_weighted(risk))
             return algorithms.fedavg(work, aggregator=rule)
 
-        return _Form(make, {"clip": _CLIPS})
+        return _Form(make, {"clip": _LENGTHS})
 
     return {
         "fedavg": _Form(lambda work, n: algorithms.fedavg(work, aggregator=median), {}),
         "fedprox": _Form(lambda work, n: algorithms.fedprox(work, mu=_MU, aggregator=median), {}),
-        "fedadam": _Form(
-            lambda work, n: algorithms.fedavg(work, aggregator=median, server_opt=_adam()), {}
-        ),
+        "fedadam": _Form(lambda work, n: algorithms.fedavg(work, aggregator=median, server_opt=_adam()), {}),
         "delta_fl": weighted(risks.superquantile(_THETA)),
         "term": weighted(risks.tilted(_T)),
     }
@@ -134,9 +135,7 @@ def _private(budget: Budget) -> dict[str, _Form]:
         return privacy.dp_fedavg(work, clip=n["clip"], noise_multiplier=noise, rate=rate)
 
     def fedadam(work: eh.local.Work, n: Numbers) -> eh.Algorithm:
-        return privacy.dp_fedadam(
-            work, clip=n["clip"], noise_multiplier=noise, rate=rate, server_lr=0.03
-        )
+        return privacy.dp_fedadam(work, clip=n["clip"], noise_multiplier=noise, rate=rate, server_lr=0.03)
 
     def delta_fl(work: eh.local.Work, n: Numbers) -> eh.Algorithm:
         return privacy.dp_delta_fl(
@@ -148,5 +147,15 @@ def _private(budget: Budget) -> dict[str, _Form]:
             rate=rate,
         )
 
-    makes = {"fedavg": fedavg, "fedprox": fedprox, "fedadam": fedadam, "delta_fl": delta_fl}
+    def term(work: eh.local.Work, n: Numbers) -> eh.Algorithm:
+        return privacy.dp_term(
+            work,
+            t=_T,
+            largest_loss=_LARGEST_LOSS,
+            clip=n["clip"],
+            noise_multiplier=noise,
+            rate=rate,
+        )
+
+    makes = {"fedavg": fedavg, "fedprox": fedprox, "fedadam": fedadam, "delta_fl": delta_fl, "term": term}
     return {name: _Form(make, {"clip": _CLIPS}) for name, make in makes.items()}
