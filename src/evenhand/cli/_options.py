@@ -381,6 +381,8 @@ class TrainingOptions(SharedOptions):
     """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
     keep: str = "last"
     """which evaluated round the folder describes: last, or best:SPLIT:STATISTIC, such as best:valid:worst10"""
+    diagnostics: bool = False
+    """measure at the end how unlike the clients' gradients are (B), and how exact one round of their work is (gamma)"""
     keep_personal: bool = False
     """keep the personal models also with --checkpoint off or --keep best:..., or if they take more than 4 GB"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None

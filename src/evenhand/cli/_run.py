@@ -332,6 +332,8 @@ def record(
     if last is None:
         remark("Stopped before the first evaluation, so nothing was written.")
         return 130
+    if place.config["options"].get("diagnostics") and not interrupted:
+        last = last.diagnosed()
     results = partial(write_results, run=last, unseen=unseen, personal=keeps and not last.kept.is_gone)
     if rule is not None and best is not None:
         results = partial(copied, best=best, rule=rule, run=last)

@@ -100,6 +100,7 @@ def body(
         settings,
         _worst_clients(subject),
         tables.class_table(subject.runs),
+        _diagnostics(subject),
         _communication(subject),
         _time(subject),
         _settings(subject),
@@ -277,6 +278,36 @@ def _time(subject: Comparison) -> str:
     head = ["Run", "", *activities, "total", "rounds / s", "examples / s", "padded"]
     caption = "Seconds per activity; rounds and examples per second of training; share of padding in the executed steps"
     return section("Where the time went", Table(head, rows).html(caption), f'<ul class="legend">{key}</ul>')
+
+
+def _diagnostics(subject: Comparison) -> str:
+    """How unlike the clients' gradients are, and how exactly they work, where runs have measured it."""
+    measured = [
+        (name, run.info["diagnostics"]) for name, run in subject.named_runs if run.info.get("diagnostics")
+    ]
+    if not measured:
+        return ""
+    rows: list[Row] = []
+    for name, numbers in measured:
+        shown = (
+            number(numbers["dissimilarity"], 4),
+            number(numbers["gradient_variance"], 3),
+            number(numbers["global_gradient_norm"], 3),
+            f"{numbers['clients']:,}",
+            "–" if "inexactness" not in numbers else number(numbers["inexactness"], 3),
+            "–" if "inexactness" not in numbers else f"{100 * numbers['no_progress']:.0f} %",
+            "–" if "inexactness" not in numbers else f"{numbers['worked']:,}",
+        )
+        rows.append([name, *map(Value, shown)])
+    head = [
+        *("Run", "dissimilarity B", "gradient variance", "norm of the global gradient", "clients"),
+        *("mean inexactness γ", "no progress (γ ≥ 1)", "clients"),
+    ]
+    caption = (
+        "Measured at the final global model on the training examples of honest clients: B is 1 where all gradients "
+        "are equal; γ is the gradient of a client's loss after one more round of its work over that before it"
+    )
+    return section("How unlike the clients are", Table(head, rows).html(caption))
 
 
 def _communication(subject: Comparison) -> str:

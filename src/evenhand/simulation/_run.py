@@ -22,7 +22,7 @@ from evenhand.evaluation import Baseline, ClassMetrics, Finding, Metric, Prepare
 from evenhand.evaluation.metrics import BACKDOOR, SPLITS
 from evenhand.privacy import Account, account
 from evenhand.report import RunView, write_report
-from evenhand.rounds import RoundState, roots
+from evenhand.rounds import RoundState, roots, work_key
 from evenhand.simulation._evaluation import Adapting, Evaluation, fitting, has_own, honest_among, tiles
 from evenhand.simulation._job import Execution, Job, Untrained, check_model
 from evenhand.simulation.results import Facts, Results
@@ -30,7 +30,7 @@ from evenhand.simulation.saving import save
 from evenhand.simulation.setup import set_up
 from evenhand.simulation.store import Kept, NDArray, stored
 from evenhand.streams import keys_of
-from evenhand.types import Algorithm, Params, PyTree, Trigger
+from evenhand.types import Algorithm, Array, ClientData, Key, Params, PyTree, Trigger
 
 
 @dataclass(frozen=True, repr=False)
@@ -439,6 +439,54 @@ class Run(Results):
         findings = (*filter(None, own), *more)
         return view._replace(unseen=self.serve(unseen).view(title), findings=findings)
 
+    def diagnosed(self, clients: int = 50) -> Run:
+        r"""The same run, whose report and summary say how unlike its clients are, and how exactly they work.
+
+        Measured at the global model, over honest clients: the dissimilarity :math:`B` and the variance of their
+        gradients (:func:`evenhand.evaluation.dissimilarity`), and the inexactness :math:`\gamma_k` of the work of one
+        more round (:func:`evenhand.evaluation.inexactness`, of the client's own loss).  In ``info["diagnostics"]``.
+
+        Args:
+          clients: how many of them work once more, drawn by the run's seed; all where there are fewer.
+
+        Edge cases: where clients send something else than how the parameters changed, as SCAFFOLD's do, and where the
+        examples of all are pooled, there is no inexactness.
+
+        Example:
+          >>> import evenhand as eh
+          >>> data = eh.data.load("digits", clients=10)
+          >>> work = eh.local.sgd(eh.models.softmax_regression(64, classes=10), 0.1, epochs=1, batch_size=10)
+          >>> run = eh.simulate(eh.algorithms.fedavg(work), data, rounds=2).diagnosed()
+          >>> run.info["diagnostics"]["dissimilarity"] > 1
+          True
+        """
+        check_process()
+        # Where all clients are malicious, the numbers are about them, as everywhere.
+        positions = np.flatnonzero(~self.malicious if not self.malicious.all() else self.malicious)
+        honest = self.data.select(self.data.client_ids[k] for k in positions)
+        rows = evaluation.prepare(honest.train)
+        unlike = evaluation.dissimilarity(self.algorithm.model, self.params, rows)
+        numbers = {
+            "dissimilarity": unlike.B,
+            "gradient_variance": unlike.gradient_variance,
+            "global_gradient_norm": unlike.global_gradient_norm,
+            "clients": int(np.sum(honest.train.sizes > 0)),
+        }
+        present = np.flatnonzero(honest.train.sizes > 0)
+        chosen = np.sort(np.random.default_rng(self.seed).permutation(present)[:clients])
+        if self.algorithm.pooled is None and (ends := _worked(self, rows, chosen, positions)) is not None:
+            start = self.algorithm.global_params(self.kept.server)
+            gammas = [
+                evaluation.inexactness(self.algorithm.model, start, end, rows, int(k))
+                for k, end in zip(chosen, ends, strict=True)
+            ]
+            numbers |= {
+                "inexactness": float(np.mean(gammas)),
+                "no_progress": float(np.mean(np.array(gammas) >= 1.0)),
+                "worked": len(gammas),
+            }
+        return replace(self, info={**self.info, "diagnostics": numbers})
+
     @property
     def backdoor(self) -> dict[str, Any] | None:
         """How often evaluated honest clients' examples of other classes get the attacker's label with the trigger.
@@ -521,6 +569,40 @@ def split_sizes(data: FederatedDataset) -> dict[str, NDArray]:
 
 
 # --- clients that took no part in the training ------------------------------------------------------------------------
+
+
+def _worked(run: Run, rows: Prepared, clients: NDArray, positions: NDArray) -> list[Params] | None:
+    """The parameters of some clients after the work of one more round; None where they send something else.
+
+    ``rows`` are those of the clients at these ``positions`` of the run.
+    """
+    algorithm, capacity = run.algorithm, int(rows.sizes.max())
+    phase, round = algorithm.phases[-1], run.info["rounds"]
+    root = roots(algorithm, keys_of(run.seed))
+
+    @jax.jit
+    def end(x: Array, y: Array, start: Array, size: Array, k: Array, key: Key) -> PyTree:
+        data = ClientData(
+            x=x,
+            y=y,
+            start=start,
+            size=size,
+            progress=jnp.float32(1.0),
+            capacity=capacity,
+            round=jnp.int32(round),
+        )
+        message = phase.broadcast(run.kept.server, k)
+        delta, _ = phase.work(message, algorithm.init_client(run.params), data, key)
+        params = algorithm.received(message)
+        return tree.add(params, delta) if tree.form(delta) == tree.form(params) else ()
+
+    x, y = jnp.asarray(rows.x), jnp.asarray(rows.y)
+    starts, sizes = (jnp.asarray(part, jnp.int32) for part in (rows.offsets[:-1], rows.sizes))
+    ends: list[Params] = []
+    for k in clients:
+        own = jnp.int32(positions[k])
+        ends.append(end(x, y, starts[k], sizes[k], own, work_key(root, round, 0, own)))
+    return ends if jax.tree.leaves(ends) else None
 
 
 def serve_newcomers(job: Job, server: PyTree, form: Form) -> dict[str, Any]:
