@@ -122,7 +122,8 @@ def _checked(then: Aggregator) -> Sum:
     if then.weigh is not None:
         raise EvenhandError(
             "secure(then=): this aggregator weighs clients by what they report to the server in the clear, such as "
-            "their loss, which a secure sum should hide: give mean() or geometric_median()."
+            "their loss, which a secure sum should hide: give mean() or geometric_median(), or take "
+            "eh.privacy.secure_delta_fl, which finds the quantile of the losses in secret."
         )
     if then.compression is not None:
         raise EvenhandError(

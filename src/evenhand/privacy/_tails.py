@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import optax
 
 from evenhand import local, tree
-from evenhand.algorithms.averaging import Message, ServerState
+from evenhand.algorithms.averaging import Message, ServerState, global_params
 from evenhand.algorithms.delta_fl_levels import check_levels, delta_fl_levels
 from evenhand.errors import EvenhandError
 from evenhand.privacy._quantile import Histogram
 from evenhand.text import of_model
 from evenhand.types import (
+    Algorithm,
     Array,
     ClientData,
     Effort,
@@ -26,6 +27,7 @@ from evenhand.types import (
     Phase,
     PyTree,
     Report,
+    Sampling,
     Sum,
 )
 
@@ -69,10 +71,6 @@ class Levels(NamedTuple):
             return [metric]
         return [of_model(metric, f"theta={fraction:g}") for fraction in self.theta]
 
-    def model(self, work: local.Work) -> Model:
-        """The model of all levels, which has the form of that of :func:`evenhand.algorithms.delta_fl_levels`."""
-        return delta_fl_levels(work, theta=self.theta).model if self.several else work.model
-
     def effort(self, effort: Callable[[ClientData], Effort]) -> Callable[[ClientData], Effort]:
         """The effort of the same work for each level."""
         return local.in_turn(*(effort for _ in self.theta)) if self.several else effort
@@ -91,6 +89,34 @@ def levels_of(caller: str, theta: float | tuple[float, ...]) -> Levels:
     if not 0.0 < theta <= 1.0:
         raise EvenhandError(f"{caller}(theta={theta}): give a fraction above 0 and at most 1.")
     return Levels((float(theta),), several=False)
+
+
+def method_of(
+    levels: Levels,
+    work: local.Work,
+    *,
+    server_opt: optax.GradientTransformation,
+    phases: tuple[Phase, ...],
+    sampling: Sampling,
+) -> Algorithm:
+    """A method of these exchanges; with several levels, it serves clients as ``delta_fl_levels`` does."""
+    method = Algorithm(
+        model=work.model,
+        init=lambda params, clients: levels.server_init(server_opt, params),
+        phases=phases,
+        global_params=global_params,
+        sampling=sampling,
+    )
+    if not levels.several:
+        return method
+    return delta_fl_levels(work, theta=levels.theta)._replace(
+        init=method.init,
+        phases=phases,
+        global_params=global_params,
+        sampling=sampling,
+        init_client=method.init_client,
+        received=method.received,
+    )
 
 
 def broadcast(state: ServerState, client: Array) -> Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 
 from evenhand import local, tree
-from evenhand.algorithms.averaging import Message, ServerState, global_params
+from evenhand.algorithms.averaging import Message, ServerState
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.privacy._discrete_gaussian import discrete_mean
 from evenhand.privacy._quantile import Histogram, histogram, histogram_for, quantile_sum
@@ -16,6 +16,7 @@ from evenhand.privacy._tails import (
     counts,
     learnt_in_tails,
     levels_of,
+    method_of,
     report,
 )
 from evenhand.privacy.client_level import private
@@ -131,23 +132,20 @@ def dp_delta_fl(
         )
         sampling = fixed(rate)
 
-    def init(params: Params, clients: int) -> ServerState:
-        if not at_server and sampling.slots is not None:
-            check_room("dp_delta_fl", counting, sampling.slots(clients))
-        return levels.server_init(server_opt, params)
-
-    method = Algorithm(
-        model=levels.model(work),
-        init=init,
-        phases=(
-            counts(work, levels, counting, quantile._replace(release=release)),
-            _trains(work, levels, counting, server_opt, mean),
-        ),
-        global_params=global_params,
-        sampling=sampling,
+    exchanges = (
+        counts(work, levels, counting, quantile._replace(release=release)),
+        _trains(work, levels, counting, server_opt, mean),
     )
+    method = method_of(levels, work, server_opt=server_opt, phases=exchanges, sampling=sampling)
+    begin, cohort = method.init, sampling.slots
+
+    def init(params: Params, clients: int) -> ServerState:
+        if not at_server and cohort is not None:
+            check_room("dp_delta_fl", counting, cohort(clients))
+        return begin(params, clients)
+
     name = f"dp_delta_fl(theta={levels.shown}, noise_multiplier={noise_multiplier:g})"
-    return private(method)._replace(name=name)
+    return private(method._replace(init=init))._replace(name=name)
 
 
 def _checked(fewest: int | None) -> int:

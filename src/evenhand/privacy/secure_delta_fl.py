@@ -9,7 +9,7 @@ import optax
 
 from evenhand import tree
 from evenhand.aggregators import secure
-from evenhand.algorithms.averaging import Message, ServerState, global_params, server_step
+from evenhand.algorithms.averaging import Message, ServerState, server_step
 from evenhand.errors import expect
 from evenhand.local import Work, check_work
 from evenhand.privacy._quantile import Histogram, histogram, quantile_sum
@@ -20,6 +20,7 @@ from evenhand.privacy._tails import (
     counts,
     learnt_in_tails,
     levels_of,
+    method_of,
     report,
 )
 from evenhand.sampling import uniform
@@ -129,18 +130,10 @@ def secure_delta_fl(
     tails = secure(_sums(), bits=bits, largest=largest, cohort=cohort, integers_only=integers_only)
     training = _trains(work, levels, counting, server_opt, sampling, tails)
     quantiles = quantile_sum(counting, theta=levels.given, integers_only=integers_only)
-    return Algorithm(
-        model=levels.model(work),
-        init=lambda params, clients: levels.server_init(server_opt, params),
-        # A quantile that everybody is above needs no exchange.
-        phases=(training,)
-        if min(levels.theta) == 1.0
-        else (counts(work, levels, counting, quantiles), training),
-        global_params=global_params,
-        sampling=sampling,
-        partial_work=keep_partial,
-        name=f"secure_delta_fl(theta={levels.shown})",
-    )
+    # A quantile that everybody is above needs no exchange.
+    first = () if min(levels.theta) == 1.0 else (counts(work, levels, counting, quantiles),)
+    method = method_of(levels, work, server_opt=server_opt, phases=(*first, training), sampling=sampling)
+    return method._replace(partial_work=keep_partial, name=f"secure_delta_fl(theta={levels.shown})")
 
 
 def _sums() -> Sum:
