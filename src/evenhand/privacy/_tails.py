@@ -35,7 +35,7 @@ MOST_NOISE = 10
 """Standard deviations that no draw of a discrete Gaussian reaches."""
 
 
-class Levels(NamedTuple):
+class Tails(NamedTuple):
     """The tail fractions, each with a model; parameters, quantiles and server states are tuples, or those of one.
 
     Attributes:
@@ -82,17 +82,17 @@ class Levels(NamedTuple):
         return ServerState(params, optimiser, edges)
 
 
-def levels_of(caller: str, theta: float | tuple[float, ...]) -> Levels:
+def levels_of(caller: str, theta: float | tuple[float, ...]) -> Tails:
     """The levels of one fraction, or of a tuple of them."""
     if isinstance(theta, tuple):
-        return Levels(check_levels(caller, theta), several=True)
+        return Tails(check_levels(caller, theta), several=True)
     if not 0.0 < theta <= 1.0:
         raise EvenhandError(f"{caller}(theta={theta}): give a fraction above 0 and at most 1.")
-    return Levels((float(theta),), several=False)
+    return Tails((float(theta),), several=False)
 
 
 def method_of(
-    levels: Levels,
+    levels: Tails,
     work: local.Work,
     *,
     server_opt: optax.GradientTransformation,
@@ -129,7 +129,7 @@ def report(message: Message, state: PyTree, data: ClientData) -> Report:
     return Report(jnp.float32(1.0), jnp.float32(jnp.nan))
 
 
-def counts(work: local.Work, levels: Levels, counting: Histogram, aggregator: Sum) -> Phase:
+def counts(work: local.Work, levels: Tails, counting: Histogram, aggregator: Sum) -> Phase:
     """The first exchange: the quantiles of the clients' losses."""
 
     def loss(message: Message, state: PyTree, data: ClientData, key: Key) -> tuple[Array, PyTree]:
@@ -150,16 +150,14 @@ def counts(work: local.Work, levels: Levels, counting: Histogram, aggregator: Su
     )
 
 
-def counted_loss(
-    model: Model, levels: Levels, counting: Histogram, params: Params, data: ClientData
-) -> Array:
+def counted_loss(model: Model, levels: Tails, counting: Histogram, params: Params, data: ClientData) -> Array:
     r""":math:`\ell_k`, the mean of a client's losses under the models of all levels, clipped."""
     losses = [local.full_loss(model, own, data) for own in levels.split(params)]
     return counting.clip(reduce(jnp.add, losses) * (1 / len(losses)) if levels.several else losses[0])
 
 
 def learnt_in_tails(
-    work: local.Work, levels: Levels, counting: Histogram, message: Message, data: ClientData, key: Key
+    work: local.Work, levels: Tails, counting: Histogram, message: Message, data: ClientData, key: Key
 ) -> list[tuple[Array, PyTree]]:
     """For each level, whether a client is in its tail, and what local work changes in its model, or else zeros."""
     loss = counted_loss(work.model, levels, counting, message.params, data)

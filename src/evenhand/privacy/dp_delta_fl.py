@@ -10,7 +10,7 @@ from evenhand.errors import EvenhandError, whole_number
 from evenhand.privacy._discrete_gaussian import discrete_mean
 from evenhand.privacy._quantile import Histogram, histogram, histogram_for, quantile_sum
 from evenhand.privacy._tails import (
-    Levels,
+    Tails,
     broadcast,
     check_room,
     counts,
@@ -169,7 +169,7 @@ def _distributed(fewest: int, noise_multiplier: float, bins: int, largest_loss: 
 
 
 def _trains(
-    work: local.Work, levels: Levels, counting: Histogram, server_opt: optax.GradientTransformation, mean: Sum
+    work: local.Work, levels: Tails, counting: Histogram, server_opt: optax.GradientTransformation, mean: Sum
 ) -> Phase:
     """The second exchange: those whose loss is at least the quantile send what they have learnt, the others zeros."""
 

@@ -14,7 +14,7 @@ from evenhand.errors import expect
 from evenhand.local import Work, check_work
 from evenhand.privacy._quantile import Histogram, histogram, quantile_sum
 from evenhand.privacy._tails import (
-    Levels,
+    Tails,
     broadcast,
     check_room,
     counts,
@@ -147,7 +147,7 @@ def _sums() -> Sum:
 
 def _trains(
     work: Work,
-    levels: Levels,
+    levels: Tails,
     counting: Histogram,
     server_opt: optax.GradientTransformation,
     sampling: Sampling,
