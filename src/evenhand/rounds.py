@@ -47,6 +47,7 @@ from evenhand.types import (
 )
 
 __all__ = [
+    "PerExample",
     "RoundState",
     "Step",
     "Wire",
@@ -64,6 +65,7 @@ __all__ = [
     "lift_key",
     "lifted",
     "malicious_clients",
+    "newcomer",
     "own_rows",
     "phase_stream",
     "poisoned",
@@ -270,11 +272,35 @@ def wires(
 
     # Made outside, as a client keeps it from round to round: what begins in it does not restart.
     client_state = (
-        jax.eval_shape(lambda params: algorithm.newcomer(params, capacity), params)
+        jax.eval_shape(lambda params: newcomer(algorithm, params, capacity), params)
         if algorithm.pooled is None
         else jax.eval_shape(algorithm.pooled, params, *rows)
     )
     return tuple(map(wire_of, algorithm.phases))
+
+
+class PerExample(NamedTuple):
+    """An :attr:`evenhand.types.Algorithm.init_client` that needs the number of examples that a client can have.
+
+    Attributes:
+      init: ``(params, examples) -> client_state``, given the largest number of training examples of any client.
+    """
+
+    init: Callable[[Params, int], PyTree]
+
+    def __call__(self, params: Params) -> PyTree:
+        """Refuses to be called by a method around this one, which does not know that number."""
+        raise EvenhandError(
+            "This method keeps something for each training example of a client, and so cannot be inside another one "
+            "that keeps states of its own at the clients: run it by itself."
+        )
+
+
+def newcomer(algorithm: Algorithm, params: Params, examples: int) -> PyTree:
+    """The state of a client never seen before, where no client has more training examples."""
+    if isinstance(algorithm.init_client, PerExample):
+        return algorithm.init_client.init(params, examples)
+    return algorithm.init_client(params)
 
 
 def begin(
@@ -288,7 +314,7 @@ def begin(
         phase.aggregator.init(tree.zeros(wire.delta), clients)
         for phase, wire in zip(algorithm.phases, wires, strict=True)
     )
-    mine = algorithm.init_client(params) if capacity is None else algorithm.newcomer(params, capacity)
+    mine = algorithm.init_client(params) if capacity is None else newcomer(algorithm, params, capacity)
     return RoundState(algorithm.init(params, clients), aggregators, mine)
 
 

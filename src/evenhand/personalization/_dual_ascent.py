@@ -1,4 +1,7 @@
-"""Dual coordinate ascent of :func:`evenhand.personalization.mocha`, and the relations of the clients."""
+"""Dual coordinate ascent of MOCHA for all clients at once, the relations of the clients, and what its rounds need.
+
+The solver uses the first part, the method the relations, the linear form of a model and the sum by client.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ import numpy.typing as npt
 from jax import lax
 
 from evenhand import tree
+from evenhand.errors import EvenhandError
 from evenhand.rounds import accepts_delta
-from evenhand.types import Array, Key
+from evenhand.types import Array, Cohort, Key, Model, Params, PyTree, Report, Sum, Summation
 
 NDArray = npt.NDArray[Any]
 
@@ -133,3 +137,111 @@ def _objectives(rows: PaddedRows, now: Ascent, relations: Array, lam: Array) -> 
     losses = jnp.sum(jnp.sum(hinge, axis=1) / rows.sizes)
     gains = jnp.sum(jnp.sum(now.alphas * rows.y, axis=1) / rows.sizes)
     return jnp.stack([losses + penalty, gains - dual_penalty])
+
+
+# --- linear models, by their weights ------------------------------------------------------------------------------
+
+
+class Linear(NamedTuple):
+    """A linear model.
+
+    Attributes:
+      shape: of its weights, those of the intercept in the last row, ``(d, classes)``; one class: two with one score.
+      params: ``weights -> parameters`` of the model.
+      features: ``x -> (d,)`` of an example ``(1, ...)``, such that scores are ``features @ weights``.
+      signs: ``y -> (classes,)``, 1 for the class of the example and -1 for all others.
+    """
+
+    shape: tuple[int, int]
+    params: Callable[[Array], Params]
+    features: Callable[[Array], Array]
+    signs: Callable[[Array], Array]
+
+
+def linear_form(model: Model) -> Linear:
+    """The model as a linear one, whatever its parameters are called and whatever it does to the features first."""
+    leaves, structure = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
+    matrices = [i for i, leaf in enumerate(leaves) if leaf.ndim == 2]
+    vectors = [i for i, leaf in enumerate(leaves) if leaf.ndim == 1]
+    if len(matrices) != 1 or len(matrices) + len(vectors) != len(leaves) or len(vectors) > 1:
+        raise _not_linear(model)
+    place, (rows, classes) = matrices[0], leaves[matrices[0]].shape
+    if any(leaves[i].shape != (classes,) for i in vectors):
+        raise _not_linear(model)
+
+    def params(weights: Array) -> Params:
+        parts = {place: weights[:rows], **dict.fromkeys(vectors, weights[-1])}
+        return jax.tree.unflatten(structure, [parts[i] for i in range(len(leaves))])
+
+    def scores(weights: Array, x: Array) -> Array:
+        # The scores are all of the outputs, or come first, as in a margin with its penalty.
+        return jax.tree.leaves(model.apply(params(weights), x))[0].reshape(-1)
+
+    shape = (rows + len(vectors), classes)
+
+    def features(x: Array) -> Array:
+        # The score of the first class is linear in the weights of that class.
+        return jax.grad(lambda weights: scores(weights, x)[0])(jnp.zeros(shape, jnp.float32))[:, 0]
+
+    def signs(y: Array) -> Array:
+        if not jnp.issubdtype(y.dtype, jnp.integer) or y.ndim != 1:
+            raise EvenhandError("mocha() is for classes: give one class number per example as its label.")
+        right = y > 0 if classes == 1 else y == jnp.arange(classes, dtype=y.dtype)
+        return jnp.where(right, 1.0, -1.0)
+
+    _check_linear(model, shape, rows, scores, features)
+    return Linear(shape, params, features, signs)
+
+
+def _check_linear(
+    model: Model,
+    shape: tuple[int, int],
+    rows: int,
+    scores: Callable[[Array, Array], Array],
+    features: Callable[[Array], Array],
+) -> None:
+    """Checks at one example and one choice of weights that the scores are what the features give."""
+    x = jnp.asarray(np.cos(np.arange(rows))[None], jnp.float32)
+    weights = jnp.asarray(np.sin(np.arange(np.prod(shape))).reshape(shape), jnp.float32)
+    try:
+        gap = float(jnp.max(jnp.abs(scores(weights, x) - features(x) @ weights)))
+    except (TypeError, ValueError):  # EvenhandError is a ValueError
+        raise _not_linear(model) from None
+    if not gap < 1e-3:
+        raise _not_linear(model)
+
+
+def _not_linear(model: Model) -> EvenhandError:
+    name = f" {model.name}" if model.name else ""
+    return EvenhandError(
+        f"mocha() trains linear models, and the model{name} is none: give --model softmax or svm (Python: "
+        "eh.models.softmax_regression or eh.models.svm)."
+    )
+
+
+# --- what the server adds up -------------------------------------------------------------------------------------
+
+
+def by_client() -> Sum:
+    """The uploads in the places of their clients, ``(N, ...)``, and zeros where none came."""
+
+    def weigh(reports: Report, cohort: Cohort, places: Array) -> tuple[Array, Array]:
+        slots = jnp.arange(cohort.ids.shape[0], dtype=jnp.int32)
+        # Ids of empty slots are arbitrary: they go to a place past the last, which is dropped.
+        ids = jnp.where(cohort.present, cohort.ids, places.shape[0])
+        return reports.weight, jnp.full_like(places, -1).at[ids].set(slots, mode="drop")
+
+    def add(lifted: PyTree, present: Array, key: Key) -> PyTree:
+        return tree.among(present, lifted)
+
+    def lower(total: Array, places: Array, key: Key) -> tuple[Array, Array]:
+        taken = total[jnp.maximum(places, 0)]
+        return tree.among(places >= 0, taken), places
+
+    return Sum(
+        init=lambda like, clients: jnp.full(clients, -1, jnp.int32),
+        lift=lambda upload, public, key: upload.delta,
+        lower=lower,
+        weigh=weigh,
+        summation=Summation(bits=32, add=add),
+    )

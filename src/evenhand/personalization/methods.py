@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.models import Margin
-from evenhand.personalization._dual_ascent import related
+from evenhand.personalization._dual_ascent import Linear, by_client, linear_form, related
+from evenhand.rounds import PerExample
 from evenhand.sampling import uniform
 from evenhand.types import (
     Algorithm,
     Array,
     ClientData,
-    Cohort,
     Effort,
     Info,
     Key,
     Model,
     Params,
-    PerExample,
     Phase,
-    PyTree,
     Report,
     Sampling,
-    Sum,
-    Summation,
 )
 
 __all__ = ["mocha"]
@@ -49,7 +43,7 @@ class _Server(NamedTuple):
 class _Message(NamedTuple):
     """A client's position and model, its :math:`\\Sigma_{kk}`, and :math:`\\rho`."""
 
-    index: Array
+    position: Array
     weights: Array
     own: Array
     rho: Array
@@ -59,7 +53,7 @@ class _Client(NamedTuple):
     """A client's dual variables ``(examples, classes)``, and its position, -1 until it has trained."""
 
     alphas: Array
-    index: Array
+    position: Array
 
 
 def mocha(
@@ -114,22 +108,76 @@ def mocha(
     whole_number("inner", inner, 1)
     if not 0.0 < lam < float("inf") or not 0.0 < share < float("inf"):
         raise EvenhandError(f"mocha(lam={lam}, share={share}): give two finite numbers above 0.")
-    linear = _linear(model)
+    linear, count = linear_form(model), _steps(share)
 
     def init(params: Params, clients: int) -> _Server:
         sums = jnp.zeros((clients, *linear.shape), jnp.float32)
         return _Server(sums, jnp.eye(clients, dtype=jnp.float32) / clients, jnp.int32(0), sums)
 
-    def broadcast(state: _Server, client: Array) -> _Message:
-        own = jnp.diagonal(state.relations)
-        rho = jnp.max(jnp.sum(jnp.abs(state.relations), axis=1) / own)
-        return _Message(client, state.weights[client], own[client], rho)
+    def server(state: _Server, direction: Array, reported: Array, key: Key) -> tuple[_Server, Info]:
+        sums, number = state.sums + direction, state.number + 1
+
+        def weights(relations: Array) -> Array:
+            return jnp.tensordot(relations, sums, axes=1) * (1.0 / lam)
+
+        def learnt(relations: Array) -> Array:
+            return related(weights(relations).reshape(sums.shape[0], -1))
+
+        relations = lax.cond(number % inner == 0, learnt, lambda same: same, state.relations)
+        return _Server(sums, relations, number, weights(relations)), {"update_norm": tree.norm(direction)}
+
+    def personal(state: _Server, client: _Client) -> Params:
+        own = state.weights[jnp.maximum(client.position, 0)]
+        return linear.params(jnp.where(client.position < 0, jnp.mean(state.weights, axis=0), own))
+
+    def newcomer(params: Params, examples: int) -> _Client:
+        return _Client(jnp.zeros((examples, linear.shape[1]), jnp.float32), jnp.int32(-1))
+
+    phase = Phase(
+        broadcast=_broadcast,
+        report=lambda message, state, data: Report(sampling.weight(data.size), jnp.float32(jnp.nan)),
+        work=_ascent(linear, lam, count),
+        aggregator=by_client(),
+        server=server,
+        effort=lambda data: Effort(count(data), count(data)),
+    )
+    return Algorithm(
+        model=model,
+        init=init,
+        phases=(phase,),
+        global_params=lambda state: linear.params(jnp.mean(state.weights, axis=0)),
+        sampling=sampling,
+        init_client=PerExample(newcomer),
+        personal_params=personal,
+        partial_work=keep_partial,
+        received=lambda message: linear.params(message.weights),
+        name=f"mocha(lam={lam:g})",
+    )
+
+
+def _broadcast(state: _Server, client: Array) -> _Message:
+    own = jnp.diagonal(state.relations)
+    rho = jnp.max(jnp.sum(jnp.abs(state.relations), axis=1) / own)
+    return _Message(client, state.weights[client], own[client], rho)
+
+
+def _steps(share: float) -> Callable[[ClientData], Array]:
+    """How many steps a client takes in a round, or a straggler of them; none in an empty slot."""
 
     def count(data: ClientData) -> Array:
         whole = jnp.maximum(1, (share * data.size.astype(jnp.float32)).astype(jnp.int32))
         done = 1 + jnp.floor(data.progress * whole.astype(jnp.float32)).astype(jnp.int32)
         steps = jnp.where(data.progress < 1, jnp.minimum(done, whole), whole)
         return jnp.where(data.size > 0, steps, 0)
+
+    return count
+
+
+_Work: TypeAlias = Callable[[_Message, _Client, ClientData, Key], tuple[Array, _Client]]
+
+
+def _ascent(linear: Linear, lam: float, count: Callable[[ClientData], Array]) -> _Work:
+    """The local work: steps on the dual variables of examples that are drawn with replacement."""
 
     def work(message: _Message, state: _Client, data: ClientData, key: Key) -> tuple[Array, _Client]:
         scale = lam * data.size.astype(jnp.float32) / message.own
@@ -147,151 +195,7 @@ def mocha(
 
         begin = (state.alphas, jnp.zeros_like(message.weights))
         alphas, change = lax.fori_loop(0, count(data), step, begin)
-        return change * (lam / message.own), _Client(alphas, message.index)
+        # b_k, of which Sigma and lambda make the weights
+        return change * (lam / message.own), _Client(alphas, message.position)
 
-    def server(state: _Server, direction: Array, reported: Array, key: Key) -> tuple[_Server, Info]:
-        sums, number = state.sums + direction, state.number + 1
-
-        def weights(relations: Array) -> Array:
-            return jnp.tensordot(relations, sums, axes=1) * (1.0 / lam)
-
-        def learnt(relations: Array) -> Array:
-            return related(weights(relations).reshape(sums.shape[0], -1))
-
-        relations = lax.cond(number % inner == 0, learnt, lambda same: same, state.relations)
-        return _Server(sums, relations, number, weights(relations)), {"update_norm": tree.norm(direction)}
-
-    def personal(state: _Server, client: _Client) -> Params:
-        own = state.weights[jnp.maximum(client.index, 0)]
-        return linear.params(jnp.where(client.index < 0, jnp.mean(state.weights, axis=0), own))
-
-    phase = Phase(
-        broadcast=broadcast,
-        report=lambda message, state, data: Report(sampling.weight(data.size), jnp.float32(jnp.nan)),
-        work=work,
-        aggregator=_by_client(),
-        server=server,
-        effort=lambda data: Effort(count(data), count(data)),
-    )
-    return Algorithm(
-        model=model,
-        init=init,
-        phases=(phase,),
-        global_params=lambda state: linear.params(jnp.mean(state.weights, axis=0)),
-        sampling=sampling,
-        init_client=PerExample(
-            lambda params, examples: _Client(jnp.zeros((examples, linear.shape[1])), jnp.int32(-1))
-        ),
-        personal_params=personal,
-        partial_work=keep_partial,
-        received=lambda message: linear.params(message.weights),
-        name=f"mocha(lam={lam:g})",
-    )
-
-
-# --- the models that it trains -----------------------------------------------------------------------------------
-
-
-class _Linear(NamedTuple):
-    """A linear model.
-
-    Attributes:
-      shape: of its weights, those of the intercept in the last row, ``(d, classes)``; one class: two with one score.
-      params: ``weights -> parameters`` of the model.
-      features: ``x -> (d,)`` of an example ``(1, ...)``, such that scores are ``features @ weights``.
-      signs: ``y -> (classes,)``, 1 for the class of the example and -1 for all others.
-    """
-
-    shape: tuple[int, int]
-    params: Callable[[Array], Params]
-    features: Callable[[Array], Array]
-    signs: Callable[[Array], Array]
-
-
-def _linear(model: Model) -> _Linear:
-    """The model as a linear one, whatever its parameters are called and whatever it does to the features first."""
-    leaves, structure = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
-    matrices = [i for i, leaf in enumerate(leaves) if leaf.ndim == 2]
-    vectors = [i for i, leaf in enumerate(leaves) if leaf.ndim == 1]
-    if len(matrices) != 1 or len(matrices) + len(vectors) != len(leaves) or len(vectors) > 1:
-        raise _not_linear(model)
-    place, (rows, classes) = matrices[0], leaves[matrices[0]].shape
-    if any(leaves[i].shape != (classes,) for i in vectors):
-        raise _not_linear(model)
-
-    def params(weights: Array) -> Params:
-        parts = {place: weights[:rows], **dict.fromkeys(vectors, weights[-1])}
-        return jax.tree.unflatten(structure, [parts[i] for i in range(len(leaves))])
-
-    def scores(weights: Array, x: Array) -> Array:
-        outputs = model.apply(params(weights), x)
-        return (outputs.score if isinstance(outputs, Margin) else outputs).reshape(-1)
-
-    shape = (rows + len(vectors), classes)
-
-    def features(x: Array) -> Array:
-        # The score of the first class is linear in the weights of that class.
-        return jax.grad(lambda weights: scores(weights, x)[0])(jnp.zeros(shape, jnp.float32))[:, 0]
-
-    def signs(y: Array) -> Array:
-        if not jnp.issubdtype(y.dtype, jnp.integer) or y.ndim != 1:
-            raise EvenhandError("mocha() is for classes: give one class number per example as its label.")
-        right = y > 0 if classes == 1 else y == jnp.arange(classes, dtype=y.dtype)
-        return jnp.where(right, 1.0, -1.0)
-
-    _check_linear(model, shape, rows, scores, features)
-    return _Linear(shape, params, features, signs)
-
-
-def _check_linear(
-    model: Model,
-    shape: tuple[int, int],
-    rows: int,
-    scores: Callable[[Array, Array], Array],
-    features: Callable[[Array], Array],
-) -> None:
-    """Checks at one example and one choice of weights that the scores are what the features give."""
-    x = jnp.asarray(np.cos(np.arange(rows))[None], jnp.float32)
-    weights = jnp.asarray(np.sin(np.arange(np.prod(shape))).reshape(shape), jnp.float32)
-    try:
-        gap = float(jnp.max(jnp.abs(scores(weights, x) - features(x) @ weights)))
-    except (TypeError, ValueError):  # EvenhandError is a ValueError
-        raise _not_linear(model) from None
-    if not gap < 1e-3:
-        raise _not_linear(model)
-
-
-def _not_linear(model: Model) -> EvenhandError:
-    name = f" {model.name}" if model.name else ""
-    return EvenhandError(
-        f"mocha() trains linear models, and the model{name} is none: give --model softmax or svm (Python: "
-        "eh.models.softmax_regression or eh.models.svm)."
-    )
-
-
-# --- what the server adds up -------------------------------------------------------------------------------------
-
-
-def _by_client() -> Sum:
-    """The uploads in the places of their clients, ``(N, ...)``, and zeros where none came."""
-
-    def weigh(reports: Report, cohort: Cohort, places: Array) -> tuple[Array, Array]:
-        slots = jnp.arange(cohort.ids.shape[0], dtype=jnp.int32)
-        # Ids of empty slots are arbitrary: they go to a place past the last, which is dropped.
-        ids = jnp.where(cohort.present, cohort.ids, places.shape[0])
-        return reports.weight, jnp.full_like(places, -1).at[ids].set(slots, mode="drop")
-
-    def add(lifted: PyTree, present: Array, key: Key) -> PyTree:
-        return tree.among(present, lifted)
-
-    def lower(total: Array, places: Array, key: Key) -> tuple[Array, Array]:
-        taken = total[jnp.maximum(places, 0)]
-        return tree.among(places >= 0, taken), places
-
-    return Sum(
-        init=lambda like, clients: jnp.full(clients, -1, jnp.int32),
-        lift=lambda upload, public, key: upload.delta,
-        lower=lower,
-        weigh=weigh,
-        summation=Summation(bits=32, add=add),
-    )
+    return work

@@ -17,6 +17,7 @@ from evenhand.data import FederatedDataset
 from evenhand.errors import Argument, EvenhandError, expect, whole_number
 from evenhand.evaluation import Metric, Metrics
 from evenhand.evaluation.metrics import BACKDOOR, backdoor_success, resolved
+from evenhand.rounds import newcomer
 from evenhand.streams import MAX_ROUNDS
 from evenhand.systems import Systems, bound
 from evenhand.types import Algorithm, Array, Attack, Model, Params
@@ -166,7 +167,7 @@ def check_job(job: Job) -> None:
             whole_number(name, values[name], 1)
     # Shapes only: a model that is too large for the machine gets a sentence of its own from check_model.
     params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
-    stateful = bool(jax.tree.leaves(jax.eval_shape(lambda params: algorithm.newcomer(params, 1), params)))
+    stateful = bool(jax.tree.leaves(jax.eval_shape(lambda params: newcomer(algorithm, params, 1), params)))
     if algorithm.sampling.repeats and stateful:
         raise EvenhandError(
             "This method keeps a state at each client, and its sampling can draw a client twice in one round: "

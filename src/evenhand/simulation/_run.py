@@ -22,7 +22,7 @@ from evenhand.evaluation import Baseline, ClassMetrics, Finding, Metric, Prepare
 from evenhand.evaluation.metrics import BACKDOOR, SPLITS
 from evenhand.privacy import Account, account
 from evenhand.report import RunView, write_report
-from evenhand.rounds import RoundState, roots, work_key
+from evenhand.rounds import RoundState, newcomer, roots, work_key
 from evenhand.simulation._evaluation import Adapting, Evaluation, fitting, has_own, honest_among, tiles
 from evenhand.simulation._job import Execution, Job, Untrained, check_model
 from evenhand.simulation.results import Facts, Results
@@ -628,11 +628,11 @@ def serve_newcomers(job: Job, server: PyTree, form: Form) -> dict[str, Any]:
     job = job._replace(execution=Execution(lanes=1, devices=1, offload=False))
     setup = set_up(job)
     examples = int(data.train.sizes.max())
-    newcomer = algorithm.newcomer(algorithm.global_params(server), examples)
+    fresh = newcomer(algorithm, algorithm.global_params(server), examples)
     # No last round, so that ``untrained`` decides what a newcomer is served.
     never = jnp.zeros(data.num_clients, jnp.int32)
     # An evaluation reads no aggregator: those of round 0 only complete the structure.
-    state = RoundState(server, setup.state.aggregators, stored(newcomer, data.num_clients), never)
+    state = RoundState(server, setup.state.aggregators, stored(fresh, data.num_clients), never)
     measuring = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
     measuring.chosen_on = ("valid", "train")  # no model has seen their training examples
     served = measuring.served(state)

@@ -159,8 +159,7 @@ def study(
     job = partial(Job, rounds=rounds, cohort=cohort, eval_every=eval_every, eval_clients=eval_clients)
     job = partial(job, metrics=metrics, untrained=untrained, start=start)
     sources = _Sources(by.split == "valid" and chooses)
-    by_run = frozenset(name for name, method in methods.items() if _COHORT not in _arguments(name, method))
-    planner = _Planner(algorithms, sources, job, by_run)
+    planner = _Planner(algorithms, sources, job, _by_run(methods))
     cases = _cases(data, attack, systems)
     first = [run for case in cases for run in planner.runs(wanted, case, apart or seeds)]
     sources.warn()
@@ -235,6 +234,11 @@ def settings(methods: Methods, grid: Grid | None) -> list[Setting]:
 def _with_cohort(arguments: dict[str, bool]) -> dict[str, bool]:
     """The arguments of a factory, with the cohort of its runs, which need not be given."""
     return {**arguments, _COHORT: arguments.get(_COHORT, True)}
+
+
+def _by_run(methods: Methods) -> Collection[str]:
+    """The methods that have no argument called cohort of their own."""
+    return frozenset(name for name, method in methods.items() if _COHORT not in _arguments(name, method))
 
 
 def _slip(words: str) -> EvenhandError:

@@ -28,7 +28,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from evenhand.errors import EvenhandError
 from evenhand.text import short
 
 __all__ = [
@@ -47,7 +46,6 @@ __all__ = [
     "Need",
     "OfLosses",
     "Params",
-    "PerExample",
     "Phase",
     "Privacy",
     "PyTree",
@@ -441,24 +439,6 @@ class Privacy(NamedTuple):
     __repr__ = short
 
 
-class PerExample(NamedTuple):
-    """An :attr:`Algorithm.init_client` that needs to know how many training examples a client can have.
-
-    Attributes:
-      init: ``(params, examples) -> client_state``, given the largest number of training examples of any client.
-    """
-
-    init: Callable[[Params, int], State]
-    __repr__ = short
-
-    def __call__(self, params: Params) -> State:
-        """Refuses to be called by a method around this one, which does not know that number."""
-        raise EvenhandError(
-            "This method keeps something for each training example of a client, and so cannot be inside another one "
-            "that keeps states of its own at the clients: run it by itself."
-        )
-
-
 class Level(NamedTuple):
     """One of several models that a method trains and from which each client is served one.
 
@@ -482,7 +462,7 @@ class Algorithm(NamedTuple):
       global_params: ``server_state -> params``.
       sampling: how cohorts are drawn.
       init_client: ``params -> client_state`` of a client never seen before; ``()`` for stateless methods; a
-        :class:`PerExample` where that depends on the number of its training examples.
+        :class:`evenhand.rounds.PerExample` where that depends on the number of its training examples.
       personal_params: ``(server_state, client_state) -> params`` that a client is served once it has trained; until
         then it is served the global ones.  None: all clients are.
       partial_work: whether a straggler's partial work is aggregated (FedProx) or dropped (FedAvg).
@@ -515,12 +495,6 @@ class Algorithm(NamedTuple):
     levels: tuple[Level, ...] = ()
     name: str = ""
     __repr__ = short
-
-    def newcomer(self, params: Params, examples: int) -> State:
-        """The state of a client never seen before, where no client has more training examples."""
-        if isinstance(self.init_client, PerExample):
-            return self.init_client.init(params, examples)
-        return self.init_client(params)
 
     @property
     def client_model(self) -> Model:
