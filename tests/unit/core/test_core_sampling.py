@@ -337,8 +337,10 @@ def test_few_present_of_many_clients_are_found_without_end() -> None:
     among = sampling.among
     assert among is not None
     present = jnp.stack([jnp.arange(5000) % 2000 == 7, jnp.arange(5000) % 2 == 0])
-    few, many = jax.jit(jax.vmap(lambda there: among(jax.random.key(0), sizes, there, 20).present))(present)
-    assert (few.sum(), many.sum()) == (3, 20)
+    draw = jax.jit(jax.vmap(lambda there: among(jax.random.key(0), sizes, there, 20)))
+    cohort = draw(present)
+    assert cohort.present.sum(axis=1).tolist() == [3, 20]
+    assert np.take_along_axis(np.asarray(present), np.asarray(cohort.ids), axis=1)[cohort.present].all()
 
 
 def test_each_client_that_is_present_has_its_chance_under_poisson() -> None:
