@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.errors import EvenhandError
@@ -131,12 +130,10 @@ def compressed(
     parts = [phase.aggregator.compression for phase in algorithm.phases]
     if algorithm.pooled is not None or all(part is None or part.shorten is None for part in parts):
         return algorithm
-    like = [tree.form(wire.delta) for wire in wires(algorithm, params, rows, capacity, clients)]
+    like = [wire.delta for wire in wires(algorithm, params, rows, capacity, clients)]
 
     def begin() -> tuple[PyTree, ...]:
-        zeros = [
-            jax.tree.unflatten(structure, [jnp.zeros(*leaf) for leaf in leaves]) for structure, leaves in like
-        ]
+        zeros = [tree.zeros(delta) for delta in like]
         return tuple(() if part is None else part.begin(x) for part, x in zip(parts, zeros, strict=True))
 
     if algorithm.sampling.repeats and jax.tree.leaves(jax.eval_shape(begin)):

@@ -99,8 +99,8 @@ class Meter:
             rows, keys = given if self._setup.program.mesh is None else here(given)
             count, first = _counter(_Draws(self._setup.program)), jnp.int32(len(self._cohorts) * _BLOCK)
             self._cohorts.append(np.asarray(count(rows, keys, first)))
-        every = np.concatenate([*self._cohorts, np.zeros((0, 2, len(self._loads)), np.int32)])[:done]
-        part, drawn = np.sum(every, axis=0, dtype=np.int64)
+        counts: NDArray = np.concatenate([*self._cohorts, np.zeros((0, 2, len(self._loads)), np.int32)])
+        part, drawn = (counts[:done, row].sum(axis=0, dtype=np.int64) for row in (0, 1))
         return Taken(part, int(drawn[-1] - part[-1]))
 
     def _covers(self, taken: Taken) -> str:

@@ -592,7 +592,7 @@ def _worked(run: Run, rows: Prepared, clients: NDArray, positions: NDArray) -> l
             round=jnp.int32(round),
         )
         message = phase.broadcast(run.kept.server, k)
-        delta, _ = phase.work(message, algorithm.init_client(run.params), data, key)
+        delta, _ = phase.work(message, newcomer(algorithm, run.params, capacity), data, key)
         params = algorithm.received(message)
         return tree.add(params, delta) if tree.form(delta) == tree.form(params) else ()
 

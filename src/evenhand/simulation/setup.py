@@ -202,7 +202,8 @@ def _compressed(
 ) -> Algorithm:
     """:func:`evenhand.communication.compressed`, the same object for the same method and shapes."""
     like = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form]
-    return communication.compressed(method.algorithm, *jax.tree.unflatten(structure, like), capacity, clients)
+    params, rows = jax.tree.unflatten(structure, like)
+    return communication.compressed(method.algorithm, params, rows, capacity, clients)
 
 
 @lru_cache(maxsize=16)
