@@ -20,7 +20,7 @@ _MOST_BITS = 16
 
 
 def quantized(bits: int = 8, *, then: Aggregator = mean()) -> Aggregator:
-    r"""Uploads of few bits per number, rounded at random so that they are right on average.
+    r"""Quantizes uploads to few bits per number, rounding at random so that they are right on average (QSGD).
 
     .. math::
         Q(\Delta)_i = \frac{M}{s} \operatorname{sgn}(\Delta_i)
@@ -90,7 +90,7 @@ def _rounded(leaf: Array, levels: int, key: Key) -> Array:
 
 
 def top_k(fraction: float, *, then: Aggregator = mean()) -> Aggregator:
-    r"""Uploads of their largest numbers alone; what a client has not sent is added to its next upload.
+    r"""Sends the largest numbers of uploads alone, with error feedback: the rest is added to the client's next upload.
 
     .. math::
         c_k = e_k + \Delta_k, \qquad \hat\Delta_k = \operatorname{top}_K(c_k), \qquad

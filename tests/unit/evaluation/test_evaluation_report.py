@@ -17,7 +17,7 @@ from reported import view
 
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import summarize
-from evenhand.report import RunView, read_clients_csv, write_clients_csv, write_report
+from evenhand.report import RunView, compare, read_clients_csv, tables, write_clients_csv, write_report
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = "<script>alert('x')</script> & \"$5$ _α 数"
@@ -270,3 +270,51 @@ def test_several_seeds_are_one_method(tmp_path: Path) -> None:
 def test_training_does_not_load_matplotlib() -> None:
     code = "import sys, evenhand; evenhand.report.figures.series; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- communication ----------------------------------------------------------------------------------------------------
+
+
+def sending(title: str, up: int, *, seed: int = 0, secure_sums: int = 0) -> RunView:
+    """A run of 50 rounds that counts bytes."""
+    loads = {"down": {"numbers": 650, "bytes": 2600}, "up": {"numbers": up // 4, "bytes": up}}
+    total = {way: {name: 500 * count for name, count in load.items()} for way, load in loads.items()}
+    counts = {
+        "rounds": 50,
+        "secure_sums": secure_sums,
+        "took_part": 500,
+        "left_out": 0,
+        "covers": f"All, {up}.",
+    }
+    run = view(title)
+    counts |= {"per_client_and_round": loads, "total": total}
+    return run._replace(info={**run.info, "seed": seed, "communication": counts})
+
+
+def test_what_was_sent_is_a_table_and_a_sentence() -> None:
+    runs = [sending("a", 2604), sending("b", 660, secure_sums=50)]
+    table = tables.communication(compare(runs))
+    assert table is not None
+    assert [value.text for value in table.rows[1][1:]] == [
+        *("650", "165", "2.60 kB", "660 bytes", "1.30 MB", "330 kB", "50", "500", "50")
+    ]
+    brief = tables.communication(compare(runs), brief=True)
+    assert brief is not None and [value.text for value in brief.rows[0][1:]] == [
+        *("2.60 kB", "2.60 kB", "1.30 MB", "1.30 MB", "0")
+    ]
+    assert tables.communication_line(runs[1]) == (
+        "Communication: a client received 2.60 kB and sent 660 bytes in a round; all clients together received 1.30 MB "
+        "and sent 330 kB, in 50 secure sums."
+    )
+    assert tables.communication(compare(view())) is None and tables.communication_line(view()) == ""
+    # A run of an earlier version has no row; seeds are averaged.
+    both = tables.communication(compare({"a": [sending("a", 100), sending("a", 300, seed=1)], "old": view()}))
+    assert both is not None and len(both.rows) == 1 and both.rows[0][4].text == "200 bytes"
+
+
+def test_the_page_says_whom_the_counts_cover(tmp_path: Path) -> None:
+    alone = write_report(tmp_path / "a.html", [sending("a", 2604)]).read_text()
+    assert "<h2>Communication</h2>" in alone and "All, 2604." in alone
+    several = write_report(tmp_path / "b.html", [sending("a", 2604), sending("b", 660)]).read_text()
+    assert "All, 2604." not in several and "keys and shares" in several
+    assert "<h2>Communication</h2>" not in write_report(tmp_path / "c.html", [view()]).read_text()

@@ -180,6 +180,9 @@ def test_the_frame_has_a_row_per_run(small: Study) -> None:
     assert view is not None
     assert columns["test_mean"][0] == pytest.approx(np.mean(view.clients["test"]["accuracy"]))
     assert {"valid_worst10", "train_variance"} <= set(frame)
+    sent = [outcome.view.info["communication"]["total"]["up"]["bytes"] for outcome in small.outcomes]
+    np.testing.assert_array_equal(frame["bytes_up"], sent)
+    assert min(sent) > 0 and set(frame["secure_sums"]) == {0}
 
 
 def test_data_of_each_seed_and_conditions_by_name() -> None:
