@@ -62,9 +62,9 @@ def fedprox_measured(
     Edge cases: :math:`\mu` is at most one over the step size: above, local steps overshoot what they are drawn to.
     That is also the :math:`\mu` of a round for which the theorem promises nothing: ``per_round["decrease"]``, which is
     :math:`\rho` at the :math:`\mu` taken, is then at most 0.  With small batches or small cohorts all rounds may be
-    like that, and training is then far slower than FedAvg's.  The rehearsal costs the local work once
-    more, two passes over the examples, and an upload of the model's size; it is always averaged, whatever the
-    ``aggregator`` is.  To pay only once, run a few rounds and give ``fedprox`` the :math:`\mu` found.
+    like that, and training is then far slower than FedAvg's.  The rehearsal costs the local work once more, two passes
+    over the examples, and an upload of the model's size; it is always averaged, whatever the ``aggregator`` is.  To pay
+    only once, run a few rounds and give ``fedprox`` the :math:`\mu` found.
 
     Differs from the paper, which suggests to tune :math:`\mu` by its theory and gives no method.  The theorem calls for
     the largest :math:`L` and :math:`\gamma` of any client; averages are what a sum can find.  :math:`B`, from a cohort,
