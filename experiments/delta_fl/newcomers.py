@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
@@ -70,15 +70,15 @@ def serve_newcomers(runs: Runs, out: Path, config: Mapping[str, Any]) -> Path:
     rates = {key: _tuned(tried, key) for key in (_CHOOSES, "mean valid", "p90 valid, finetuned")}
     pair = (_AVERAGE, runs.ours)
     chosen = {method: [rate] for method, rate in rates[_CHOOSES].items()}
-    served = _served(_trained(runs, chosen | dict.fromkeys(pair, setting.rates), first))
-    more = _served(_trained(runs, {method: chosen[method] for method in pair}, further))
+    served = _served(runs, _trained(runs, chosen | dict.fromkeys(pair, setting.rates), first))
+    more = _served(runs, _trained(runs, {method: chosen[method] for method in pair}, further))
     found = {method: list(served[method, rate].values()) for method, (rate,) in chosen.items()}
     shown = (_AVERAGE, f"Tilted-ERM, t={runs.tilt:g}", f"q-FFL, q={setting.q:g}", runs.ours)
     path = out / f"newcomers_{runs.place}.json"
     extra = {
         "rates": rates,
         "sizes": dict(zip(("loss", "error"), _sizes(runs), strict=True)),
-        "clients": {method: _clients(found[method]) for method in shown},
+        "clients": {method: _clients(found[method], setting.data["clients"]) for method in shown},
         "findings": findings(runs, rates, served, more),
     }
     kept = {method: [_without_clients(seed) for seed in seeds] for method, seeds in found.items()}
@@ -171,12 +171,10 @@ def measure(runs: Runs, run: eh.Run) -> Measures:
         other = eh.personalization.finetune(eh.algorithms.fedavg(work), work)
         served = eh.simulate(other, unseen, rounds=0, start=params, seed=run.seed)
         values |= _spread(f"after, step {rate:g}", _errors(served.client_metrics("test")))
-    sizes = [unseen.train.sizes, unseen.test.sizes]
-    errors, rows = np.average(halves, axis=0, weights=sizes), np.sum(sizes, axis=0)
+    errors = np.average(halves, axis=0, weights=[unseen.train.sizes, unseen.test.sizes])
     losses = eh.evaluation.evaluate(model, params, trained.train)["loss"]
     values |= _spread("valid", _errors(eh.evaluation.evaluate(model, params, trained.valid)))
     values |= _spread("valid, finetuned", _errors(run.client_metrics("valid")))
-    values |= _by_size(errors, rows, setting.few)
     values |= {"train loss": float(np.mean(losses)), "train loss std": float(np.std(losses))}
     values |= {f"error of {k}": float(error) for k, error in enumerate(errors)}
     return values | {f"loss of {k}": float(loss) for k, loss in enumerate(losses)}
@@ -192,23 +190,36 @@ def _spread(name: str, errors: NDArray) -> Measures:
     return {f"mean {name}": float(np.mean(errors)), f"p90 {name}": float(np.quantile(errors, 0.9))}
 
 
-def _by_size(errors: NDArray, rows: NDArray, few: int) -> Measures:
+def _by_size(seed: Measures, rows: NDArray, few: int) -> Measures:
     """Mean, 90th percentile and standard deviation of the errors of clients with few rows, and with many.
 
-    Those of the smallest and of the largest quarter of the clients, too.
+    Those of the smallest and of the largest fifth of the clients, too.
     """
-    quarters = np.quantile(rows, [0.25, 0.75])
-    groups = {
-        "few": rows < few,
-        "many": rows >= few,
-        "fewest": rows <= quarters[0],
-        "most": rows >= quarters[1],
-    }
+    errors, ends = np.array([seed[f"error of {k}"] for k in range(len(rows))]), np.quantile(rows, [0.2, 0.8])
+    groups = {"few": rows < few, "many": rows >= few, "fewest": rows <= ends[0], "most": rows >= ends[1]}
     values = {}
     for name, chosen in groups.items():
         among = errors[chosen]
         values |= _spread(name, among) | {f"std {name}": float(np.std(among))}
     return values
+
+
+def _sizes(runs: Runs) -> tuple[list[int], list[int]]:
+    """Examples that training clients learn from, and all examples of unseen clients; every seed has the same."""
+    trained, unseen = held_out(runs.place, runs.data_dir, 0, **runs.setting.data)
+    return trained.train.sizes.tolist(), (unseen.train.sizes + unseen.test.sizes).tolist()
+
+
+def _without_clients(values: Measures) -> Measures:
+    return {name: value for name, value in values.items() if " of " not in name}
+
+
+def _clients(seeds: Sequence[Measures], clients: int) -> dict[str, list[list[float]]]:
+    """The error of each unseen client and the loss of each training client, seed by seed."""
+    return {
+        name: [[round(seed[f"{name} of {k}"], 3) for k in range(clients)] for seed in seeds]
+        for name in ("error", "loss")
+    }
 
 
 def _sizes(runs: Runs) -> tuple[list[int], list[int]]:
@@ -248,14 +259,14 @@ def _tuned(outcomes: Sequence[Outcome], key: str) -> dict[str, float]:
     }
 
 
-def _served(outcomes: Iterable[Outcome]) -> Served:
+def _served(runs: Runs, outcomes: Sequence[Outcome]) -> Served:
     """What each run came to at its end."""
+    rows = np.array(_sizes(runs)[1])
     served: Served = {}
     for outcome in outcomes:
         values = {name: float(course[-1]) for name, course in outcome.measures.items()}
-        served.setdefault((outcome.setting.method, outcome.setting.numbers["rate"]), {})[outcome.seed] = (
-            values
-        )
+        by_seed = served.setdefault((outcome.setting.method, outcome.setting.numbers["rate"]), {})
+        by_seed[outcome.seed] = values | _by_size(values, rows, runs.setting.few)
     return served
 
 
@@ -312,13 +323,13 @@ def _claims(runs: Runs) -> dict[str, _Claim]:
             f"{unseen} the mean error of those with {few}, less that of the others, {against}",
             "mean few",
             minus="mean many",
-            selection=(divides, "the smallest quarter of the clients against the largest"),
+            selection=(divides, "the smallest fifth of the clients against the largest"),
             instead=("mean fewest", "mean most"),
         ),
         "spread": _Claim(
             f"{unseen} the standard deviation of errors among those with {few} {against}",
             "std few",
-            selection=(divides, "the smallest quarter of the clients"),
+            selection=(divides, "the smallest fifth of the clients"),
             instead=("std fewest", None),
         ),
     }
@@ -385,7 +396,7 @@ def _difference(both: Sequence[Sequence[float]]) -> Contrast:
 def draw(path: Path) -> Path:
     """Errors of unseen clients, and losses of training clients, over their sizes; the PNG lies beside the JSON file.
 
-    Each mark is a client of one seed; the line is the mean of ten groups of clients by size.
+    Each mark is a client of one seed; a line joins the means of groups of clients of about the same size.
     """
     content = json.loads(path.read_text())
     methods, sizes = content["clients"], content["sizes"]
@@ -394,7 +405,9 @@ def draw(path: Path) -> Path:
         figure = Figure(figsize=(8.2, 3.0), layout="constrained")
         for axis, (name, label) in zip(figure.subplots(1, 2), labels.items(), strict=True):
             rows = np.array(sizes[name])
-            groups = np.array_split(np.argsort(rows, kind="stable"), 10)
+            groups = [np.flatnonzero(rows == size) for size in np.unique(rows)]
+            if len(groups) > 10:
+                groups = np.array_split(np.argsort(rows, kind="stable"), 10)
             for (method, saved), color in zip(methods.items(), _COLORS, strict=True):
                 values = np.array(saved[name])
                 marked = method in (_AVERAGE, list(methods)[-1])
@@ -404,6 +417,9 @@ def draw(path: Path) -> Path:
                 middle = [rows[group].mean() for group in groups]
                 axis.plot(middle, means, "-" if marked else "--", color=color, lw=1.3, label=method)
             axis.set_xscale("log")
+            axis.set_xticks([50, 100, 200, 400], ["50", "100", "200", "400"])
+            axis.minorticks_off()
+            axis.set_xlim(0.9 * rows.min(), 1.1 * rows.max())
             axis.set_xlabel("examples of the client")
             axis.set_ylabel(label)
         axis.legend(frameon=False, fontsize=8)

@@ -157,6 +157,7 @@ FEMNIST = Newcomers(
     },
     cohort=15,
     few=50,
+    rates=(0.1, 0.3, 1.0, 3.0),
 )
 """FEMNIST's digits: clients differ by their writers alone, and test clients have other writers."""
 

@@ -47,7 +47,7 @@ class Setting:
     """Ours: the figures have no numbers on their axes in our source."""
     eval_every: int = 10
     """Ours."""
-    steps: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    steps: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
     """Ours: each solver is tuned over all of them."""
     q: float = 1.0
     """Table 4.1, synthetic data."""

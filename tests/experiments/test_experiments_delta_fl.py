@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import evenhand as eh
-from experiments.delta_fl import data
+from experiments.delta_fl import data, newcomers
+from experiments.delta_fl.settings import FEMNIST, NEWCOMERS
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "delta_fl"
 SYNTHETIC = {"clients": 60, "strangers": 20, "rows": 30, "alpha": 0.5, "stranger_alpha": 0.01}
@@ -153,3 +156,147 @@ def test_where_clients_errors_hardly_differ_only_the_training_losses_draw_togeth
 def test_shares_are_the_mixture_of_digits_of_each_client() -> None:
     split = eh.data.Split(np.zeros((5, 1)), np.array([0, 0, 2, 1, 1]), np.array([0, 3, 5]))
     np.testing.assert_allclose(data.shares(split, 3), [[2 / 3, 0, 1 / 3], [0, 1, 0]])
+
+
+# --- clients that were never seen in training ---------------------------------------------------------------------
+
+
+def _images(folder: Path) -> None:
+    """Digits in which one pixel is dark, of twelve groups of writers who write on paper of different shades."""
+    random = np.random.default_rng(0)
+    writer = np.repeat(np.arange(12), 60).astype(np.int32)
+    y = random.integers(10, size=len(writer), dtype=np.uint8)
+    x = np.full((len(writer), 28, 28), 255, np.uint8) - (3 * writer[:, None, None]).astype(np.uint8)
+    # Somebody else's handwriting: one in three draws a digit as the next one.
+    x[np.arange(len(writer)), (y + (random.random(len(y)) < 0.3)) % 10] = 60
+    np.savez(folder / "femnist_digits.npz", x=x, y=y, writer=writer)
+    np.savez(folder / "mnist.npz", x_train=255 - x, y_train=y, x_test=x[:0], y_test=y[:0])
+
+
+SHAPE = {
+    "clients": 12,
+    "alpha": 1.0,
+    "smallest": 12,
+    "largest": 40,
+    "exponent": 1.0,
+    "valid_fraction": 0.25,
+}
+
+
+@pytest.mark.parametrize("place", get_args(data.HeldOut))
+def test_unseen_clients_share_no_row_with_those_that_train(place: data.HeldOut, tmp_path: Path) -> None:
+    _images(tmp_path)
+    random = np.random.default_rng(1)
+    with np.load(tmp_path / "femnist_digits.npz") as file:
+        marked = file["x"].copy()
+        # Each image gets a mark of its own, by which it is found again.
+        marked[:, 20:] = random.integers(256, size=marked[:, 20:].shape)
+        content = {"x": marked, "y": file["y"], "writer": file["writer"]}
+    np.savez(tmp_path / "femnist_digits.npz", **content)
+    np.savez(tmp_path / "mnist.npz", x_train=marked, y_train=content["y"])
+    both = [data.held_out(place, tmp_path, seed, **SHAPE) for seed in (7, 8)]
+    for train, unseen in both:
+        splits = [train.train, train.valid, unseen.train, unseen.test]
+        rows = np.concatenate([split.x for split in splits])
+        assert len(np.unique(rows, axis=0)) == len(rows)
+        assert train.test.rows == unseen.valid.rows == 0
+        total = train.train.sizes + train.valid.sizes
+        assert total.tolist() == (unseen.train.sizes + unseen.test.sizes).tolist()
+        assert (train.valid.sizes > 0).all() and (train.train.sizes >= 2 * train.valid.sizes).all()
+        assert (abs(unseen.train.sizes - unseen.test.sizes) <= 1).all()
+    # All seeds run in one compiled program, on other rows.
+    assert both[0][0].train.sizes.tolist() == both[1][0].train.sizes.tolist()
+    assert not np.array_equal(both[0][0].train.x, both[1][0].train.x)
+
+
+def test_unseen_clients_of_femnist_have_other_writers(tmp_path: Path) -> None:
+    _images(tmp_path)
+    train, unseen = data.held_out("femnist", tmp_path, 3, **SHAPE)
+    # The shade of the paper names the group; it is turned round, so that ink is bright.
+    groups = [
+        {round(float(np.median(row)) * 255) for split in splits for row in split.x}
+        for splits in ((train.train, train.valid), (unseen.train, unseen.test))
+    ]
+    assert [len(group) for group in groups] == [6, 6]
+    assert not groups[0] & groups[1]
+    assert max(groups[0] | groups[1]) <= 33
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The experiment on a few images, with two seeds."""
+    folder = tmp_path_factory.mktemp("newcomers")
+    _images(folder)
+    setting = replace(
+        FEMNIST,
+        data=SHAPE,
+        cohort=4,
+        few=20,
+        rounds=2,
+        rates=(0.03,),
+        thetas=(0.5,),
+        epochs=1,
+        finetune_rates=(0.01,),
+        tuning=1,
+        more_seeds=2,
+    )
+    runs = newcomers.Runs(
+        place="femnist", setting=setting, data_dir=folder, seeds=2, tilt=1.0, folder=folder / "runs"
+    )
+    path = newcomers.serve_newcomers(runs, folder, {"seeds": 2})
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    return json.loads(path.read_text())
+
+
+def test_unseen_clients_at_a_tiny_size(served: dict[str, Any]) -> None:
+    assert list(served["methods"]) == ["FedAvg", "Tilted-ERM, t=1", "q-FFL, q=0.1", "Delta-FL, theta=0.5"]
+    assert list(served["findings"]) == ["before", "after", "few", "spread"]
+    assert served["rates"]["p90 valid"] == dict.fromkeys(served["methods"], 0.03)
+    for method in served["methods"].values():
+        assert len(method["seeds"]) == 2
+        # Finetuning teaches a client its own digits.
+        assert method["mean"]["mean after"] < method["mean"]["mean before"]
+
+
+def test_the_findings_follow_from_the_saved_seeds(served: dict[str, Any]) -> None:
+    ours, theirs = (served["methods"][name]["seeds"] for name in ("Delta-FL, theta=0.5", "FedAvg"))
+    for name, key, minus in (
+        ("before", "p90 before", None),
+        ("after", "p90 after", None),
+        ("few", "mean few", "mean many"),
+        ("spread", "std few", None),
+    ):
+        expected = [
+            a[key] - b[key] - (a[minus] - b[minus] if minus else 0.0)
+            for a, b in zip(ours, theirs, strict=True)
+        ]
+        assert served["findings"][name]["finding"]["contrast"]["seeds"] == pytest.approx(expected, abs=1e-3)
+
+
+def test_errors_by_size_are_those_of_the_saved_clients(served: dict[str, Any]) -> None:
+    sizes = np.array(served["sizes"]["error"])
+    for method, clients in served["clients"].items():
+        for errors, losses, seed in zip(
+            clients["error"], clients["loss"], served["methods"][method]["seeds"], strict=True
+        ):
+            few, many = np.array(errors)[sizes < 20], np.array(errors)[sizes >= 20]
+            assert len(few) and len(many)
+            assert [seed["mean few"], seed["mean many"]] == pytest.approx([few.mean(), many.mean()], abs=1e-2)
+            assert seed["std few"] == pytest.approx(few.std(), abs=1e-2)
+            assert seed["train loss"] == pytest.approx(np.mean(losses), abs=1e-2)
+
+
+def test_finetuning_starts_from_the_last_step_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[float, int | None]] = []
+    plain = eh.local.sgd
+
+    def noted(model: eh.Model, step: float, *, epochs: int, batch_size: int) -> eh.local.Work:
+        steps.append((step, epochs))
+        return plain(model, step, epochs=epochs, batch_size=batch_size)
+
+    monkeypatch.setattr(eh.local, "sgd", noted)
+    runs = newcomers.Runs(place="mnist", setting=NEWCOMERS, data_dir=Path(), seeds=1, tilt=1.0, folder=None)
+    method = newcomers._finetuned(runs, "Delta-FL, theta=0.5", 0.4)
+    # Steps are halved twice in a run.
+    assert steps == [(0.4, 1), (0.1, 10)]
+    assert method.adapt is not None
