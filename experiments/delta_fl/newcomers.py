@@ -222,27 +222,6 @@ def _clients(seeds: Sequence[Measures], clients: int) -> dict[str, list[list[flo
     }
 
 
-def _sizes(runs: Runs) -> tuple[list[int], list[int]]:
-    """Examples that training clients learn from, and all examples of unseen clients; every seed has the same."""
-    trained, unseen = held_out(runs.place, runs.data_dir, 0, **runs.setting.data)
-    return trained.train.sizes.tolist(), (unseen.train.sizes + unseen.test.sizes).tolist()
-
-
-def _without_clients(values: Measures) -> Measures:
-    return {name: value for name, value in values.items() if " of " not in name}
-
-
-def _clients(seeds: Sequence[Measures]) -> dict[str, list[list[float]]]:
-    """The error of each unseen client and the loss of each training client, seed by seed."""
-    return {
-        name: [
-            [round(value, 3) for key, value in seed.items() if key.startswith(f"{name} of ")]
-            for seed in seeds
-        ]
-        for name in ("error", "loss")
-    }
-
-
 # --- which learning rates -----------------------------------------------------------------------------------------
 
 
