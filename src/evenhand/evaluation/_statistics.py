@@ -283,7 +283,8 @@ def rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     if pairs.shape[1] < 2 or (pairs == pairs[:, :1]).all(axis=1).any():
         return math.nan
     ranks = [_ranks(values) for values in pairs]
-    return float(np.clip(np.corrcoef(ranks)[0, 1], -1.0, 1.0))
+    correlations = np.asarray(np.corrcoef(ranks), np.float64)
+    return float(np.clip(correlations[0, 1], -1.0, 1.0))
 
 
 def _ranks(values: Vector) -> Vector:

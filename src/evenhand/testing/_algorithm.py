@@ -125,7 +125,7 @@ def algorithm_checks(
     data = data if algorithm.pooled is None else data.pooled
     capacity = int(data.train.sizes.max())
     params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
-    rows = (data.train.x, data.train.y)
+    rows = (jnp.asarray(data.train.x), jnp.asarray(data.train.y))
     program = Program(
         algorithm=compressed(algorithm, params, rows, capacity, data.num_clients),
         cohort=cohort,
