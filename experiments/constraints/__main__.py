@@ -130,7 +130,8 @@ def main(config: Config) -> None:
             shown(f"epsilon {epsilon:g}", budgets[f"{epsilon:g}"])
             write(config.out / "budgets.json", {"percent": budgets}, asdict(config), digits=4)
     if "rivals" in config.parts:
-        for name, condition in (("table", "all"), ("budgets", "privacy")):
+        parts: dict[str, Condition] = {"table": "all", "budgets": "privacy"}
+        for name, condition in parts.items():
             saved = json.loads((config.out / f"{name}.json").read_text())
             part = saved["percent"][condition if name == "table" else f"{config.epsilon:g}"]
             content = {**saved, "claims": _claims(config, condition, part)}
@@ -139,7 +140,7 @@ def main(config: Config) -> None:
             write(config.out / f"{name}.json", content, asdict(config), digits=4)
 
 
-# --- the finding of each part, and other explanations of it -------------------------------------------------------------
+# --- the finding of each part, and other explanations of it ----------------------------------------------
 
 
 def _gain(percent: Mapping[str, Any]) -> Contrast:
@@ -151,8 +152,8 @@ def _gain(percent: Mapping[str, Any]) -> Contrast:
 def _claims(config: Config, condition: Condition, percent: Mapping[str, Any]) -> dict[str, Any]:
     where = "With malicious clients and privacy" if condition == "all" else "With privacy"
     sentence = (
-        f"{where} at epsilon {config.epsilon:g}, Ditto around DP-FedAvg changes the accuracy of the worst-served tenth of "
-        "the honest clients by {} against DP-FedAvg alone, at the same promise for the global model."
+        f"{where} at epsilon {config.epsilon:g}, Ditto around DP-FedAvg changes the accuracy of the worst-served tenth "
+        "of the honest clients by {} against DP-FedAvg alone, at the same promise for the global model."
     )
     runs = runs_of(config, condition, condition, "rivals")
     others = {
