@@ -491,3 +491,14 @@ def test_another_schedule_of_a_kind_compiles_nothing():
     before = engine._compiled.cache_info().misses
     keys(eh.local.steps(0.7, every=3))
     assert engine._compiled.cache_info().misses == before
+
+
+def test_kept_optimisers_may_stay_on_the_host():
+    method = eh.algorithms.fedavg(momentum(schedule=HALVED))
+    on_host, on_device = (final(method, cohort=3, offload=offload) for offload in (True, False))
+    assert distance(on_host.params, on_device.params) < 1e-6
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+        on_host.state.clients,
+        on_device.state.clients,
+    )
