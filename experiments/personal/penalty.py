@@ -100,8 +100,8 @@ def claims(trials: int) -> dict[str, Any]:
         ),
     ]
     sentence = (
-        "At the penalty of theory, the mean squared error of Ditto's models differs from that of the better of the local "
-        "and the global model by {}, over ten parts of the trials."
+        "At the penalty of theory, the mean squared error of Ditto's models differs from that of the better of the "
+        "local and the global model by {}, over ten parts of the trials."
     )
     return evidence.claims(Finding(sentence, finding, "% of that error"), rivals)
 
@@ -120,7 +120,7 @@ def _squares(case: Case, trials: int, seed: int, lams: Sequence[float]) -> NDArr
 
 
 def _gain(case: Case, trials: int, seed: int, lam: float) -> Contrast:
-    """By how many percent the error at a penalty exceeds that of the better of both extremes, in tenths of the trials."""
+    """By how many percent the error at a penalty exceeds that of the better extreme, in tenths of the trials."""
     squares = _squares(case, trials, seed, (0.0, _GLOBAL, lam))
     tenths = np.array([part.mean(axis=(0, 1)) for part in np.array_split(squares, 10)])
     extreme = int(np.argmin(tenths.mean(axis=0)[:2]))
