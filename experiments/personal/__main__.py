@@ -236,7 +236,9 @@ def _vehicle(config: Config) -> None:
         "selection": ("the mean chose the settings", "settings chosen by the worst tenth"),
     }
     rivals = [Rival(kind, *text[kind], _contrast(other, *pair)) for kind, other in others.items()]
-    sentence = "Without attack, the mean accuracy over devices with MOCHA differs from that with Ditto at lambda = 1 by {}."
+    sentence = (
+        "Without attack, the mean accuracy over devices with MOCHA differs from that with Ditto at lambda = 1 by {}."
+    )
     claims = evidence.claims(Finding(sentence, _contrast(found["clean"], *pair)), rivals)
     content = {"percent": found, "paper": vehicle.PAPER, "claims": claims}
     write(config.out / "vehicle.json", content, asdict(config), digits=4)
