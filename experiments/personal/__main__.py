@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import tyro
 
 import evenhand as eh
@@ -237,11 +238,27 @@ def _vehicle(config: Config) -> None:
     }
     rivals = [Rival(kind, *text[kind], _contrast(other, *pair)) for kind, other in others.items()]
     sentence = (
-        "Without attack, the mean accuracy over devices with MOCHA differs from that with Ditto at lambda = 1 by {}."
+        "Without attack, the mean accuracy over devices with MOCHA differs from that with Ditto at lambda = 1 "
+        "by {}."
     )
     claims = evidence.claims(Finding(sentence, _contrast(found["clean"], *pair)), rivals)
     content = {"percent": found, "paper": vehicle.PAPER, "claims": claims}
     write(config.out / "vehicle.json", content, asdict(config), digits=4)
+
+
+def markdown(percent: Mapping[str, Found], paper: Mapping[str, Mapping[str, float]]) -> str:
+    """The mean over benign clients under each attack, ± over seeds, in Markdown; the paper's in square brackets."""
+    lines = [f"| method | {' | '.join(percent)} |", f"|---|{'---:|' * len(percent)}"]
+    for name in next(iter(percent.values())):
+        cells: list[str] = []
+        for column, found in percent.items():
+            means = [seed["mean"] for seed in found[name]["seeds"]]
+            theirs = paper.get(name, {}).get(column)
+            cells.append(
+                f"{np.mean(means):.1f} ± {np.std(means):.1f}" + ("" if theirs is None else f" [{theirs:g}]")
+            )
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _contrast(found: Found, method: str, baseline: str) -> evidence.Contrast:

@@ -15,9 +15,11 @@ import pytest
 import tyro
 from PIL import Image
 
+import evenhand as eh
 from evenhand.studies import Outcome, Setting
+from experiments import evidence
 from experiments.personal import __main__ as command
-from experiments.personal import comparison, joint, partly
+from experiments.personal import comparison, joint, partly, penalty, vehicle
 from experiments.personal.methods import PERSONAL, ROBUST, candidates
 from experiments.personal.places import PLACES, Place, clients_of, model_of
 
@@ -254,3 +256,45 @@ def test_negative_images_hurt_hardly_but_for_those_who_learn_from_them() -> None
         assert 0 < (clean(name) - attacked(name)).mean() < 1.5
     everybody = partial(saved, "partial", "negative 25", what="everybody")
     assert everybody("FedAvg, mean").mean() > 91 and everybody("FedAlt, mean").mean() < 75
+
+
+# --- Ditto's penalty against theory, TERM's tilts, and support vector machines ---------------------------------
+
+
+def test_errors_at_each_penalty_are_those_of_theory() -> None:
+    """Of 20,000 trials, up to their own error; a penalty half as large has another error."""
+    case = penalty.CASES["adversarial"]
+    figure = penalty.figure_1(case, 20_000, 0, (0.0, 0.5, 1.2, 5.0))
+    np.testing.assert_allclose(figure["errors"], figure["theory"], rtol=0.02)
+    assert abs(figure["errors"][1] / figure["theory"][2] - 1) > 0.05
+    # The same models as those of Ditto on the examples themselves.
+    random = np.random.default_rng(0)
+    ys = [random.normal(size=3) for _ in range(4)]
+    _, models = eh.theory.ridge([np.ones((3, 1))] * 4, ys, 0.7)
+    means = np.array([y.mean() for y in ys])
+    np.testing.assert_allclose(models[:, 0], (means + 0.7 * means.mean()) / 1.7)
+
+
+def test_the_new_parts_run_at_a_tiny_size(folder: Path, tmp_path: Path) -> None:
+    command.main(
+        tyro.cli(command.Config, args=["--parts", "penalty", "--trials", "40", "--out", str(tmp_path)])
+    )
+    content = json.loads((tmp_path / "penalty.json").read_text())
+    assert set(content["figure 1"]) == {"clean", "adversarial"} and len(content["claims"]["rivals"]) == 3
+    made = vehicle.methods()
+    data = vehicle.devices_of(folder, 0, 40.0)
+    assert data.num_clients == 23 and {0, 1} == set(np.unique(data.train.y).tolist())
+    for name in ("MOCHA", "Ditto, 1"):
+        run = eh.simulate(made[name].make({"rate": 0.1, "lam": 0.01}), data, rounds=2, cohort=10)
+        assert 0 < run.summary()["mean"] <= 1
+    tilted = vehicle.tilted(model_of("two classes"))
+    assert tilted["TERM, 5"].make({"rate": 0.1}).name == "term(t=5)"
+
+
+@pytest.mark.parametrize("name", ["penalty", "tilted", "vehicle"])
+def test_the_page_has_the_findings_of_the_new_parts(name: str) -> None:
+    content = json.loads((FOLDER / "results" / f"{name}.json").read_text())
+    text = (FOLDER / "README.md").read_text()
+    assert evidence.section(content["claims"]) in text
+    if name != "penalty":
+        assert command.markdown(content["percent"], content.get("paper", {})) in text

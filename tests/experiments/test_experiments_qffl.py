@@ -13,7 +13,6 @@ import pytest
 
 import evenhand as eh
 from evenhand.studies import Outcome, Setting
-from experiments.evidence import outcome, section
 from experiments.qffl import speed
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "qffl"
