@@ -79,7 +79,7 @@ def method_of(text):
 def counted(text, progress=1.0):
     """``(counted, computed)`` examples of one client with five of them, in one round."""
     method, data = method_of(text), client_data(5, progress)
-    params = MODEL.init(jax.random.key(0))
+    params = method.model.init(jax.random.key(0))
     state, client = method.init(params, 1 if method.name == "alone" else 4), method.init_client(params)
     if method.pooled is not None:
         client = method.pooled(params, data.x, data.y)
