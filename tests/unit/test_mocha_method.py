@@ -50,15 +50,15 @@ def run_of(sizes: tuple[int, ...], rounds: int = 6, **options: Any) -> eh.Run:
 @pytest.mark.parametrize("inner", [2, 3])
 def test_rounds_are_those_of_the_solver(inner: int) -> None:
     """Each client has one example, so that there is no choice to draw; Sigma is learnt after the last round, too."""
-    run = run_of(ONE_EACH, inner=inner, share=1.0)
+    run = run_of(ONE_EACH, inner=inner, share=3.0)
     solved = eh.personalization.mocha(
-        with_ones(federation(ONE_EACH)), lam=LAM, outer=6 // inner - 1, inner=inner, share=1.0
+        with_ones(federation(ONE_EACH)), lam=LAM, outer=6 // inner - 1, inner=inner, share=3.0
     )
     sums = np.asarray(run.kept.server.sums)[..., 0]
     before = np.asarray(solved.relations)
     np.testing.assert_allclose(before @ sums / LAM, solved.weights, atol=2e-5)
     assert not np.allclose(weights_of(run)[..., 0], solved.weights, atol=1e-3)
-    other = run_of(ONE_EACH, inner=5 - inner, share=1.0)
+    other = run_of(ONE_EACH, inner=5 - inner, share=3.0)
     assert np.abs(weights_of(run) - weights_of(other)).max() > 1e-3
 
 

@@ -94,6 +94,8 @@ def test_the_same_method_at_two_cohorts_keeps_two_results(tmp_path: Path) -> Non
     more = study({"f": FEDAVG}, DATA, grid={"cohort": [2, 4]}, **how)
     assert [outcome.view.info["cohort"] for outcome in more.outcomes if outcome.view] == [2, 4]
     assert "cohort" not in more.about
+    alone = study({"f": FEDAVG}, DATA, grid={"cohort": [4]}, **how)
+    assert alone.outcomes[0].view is not None and alone.outcomes[0].view.info["cohort"] == 4
 
 
 def test_an_argument_of_that_name_is_the_method_s_own() -> None:
