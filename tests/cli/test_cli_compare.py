@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import re
 import shutil
 import sys
 from contextlib import suppress
@@ -16,6 +17,7 @@ import pytest
 import evenhand as eh
 from evenhand.cli import main
 from evenhand.cli._show import TOPICS
+from evenhand.report.formatting import size
 from evenhand.simulation import load_run
 
 pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
@@ -45,9 +47,13 @@ def test_compare_shows_both_and_marks_the_better(runs: Path, capsys: pytest.Capt
     shown = capsys.readouterr().out
     means = [summary(runs / name)["test"]["accuracy"]["mean"] for name in ("a", "b")]
     assert means[0] != means[1]
-    lines = [line for line in shown.splitlines() if line.startswith((" fedavg ", " fedprox(mu=2) "))]
+    served, sent = shown.split("what a client receives (down) and sends (up)")
+    lines = [line for line in served.splitlines() if line.startswith((" fedavg ", " fedprox(mu=2) "))]
     for line, mean in zip(lines, means, strict=True):
         assert f" {100 * mean:.1f}" + ("*" if mean == max(means) else " ") in line
+    for name, method in (("a", "fedavg"), ("b", "fedprox(mu=2)")):
+        up = summary(runs / name)["communication"]["total"]["up"]["bytes"]
+        assert re.search(rf"^ {re.escape(method)} .* {re.escape(size(up))} +0 $", sent, re.MULTILINE)
     assert "clients better than fedavg" in shown
     assert max(map(len, shown.splitlines())) <= 80 or str(runs) in shown
     assert "<!doctype html>" in (runs / "page.html").read_text()

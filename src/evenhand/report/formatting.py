@@ -38,6 +38,7 @@ __all__ = [
     "number",
     "over_seeds",
     "section",
+    "size",
     "svg",
     "unit",
     "value",

@@ -438,8 +438,9 @@ def communication(subject: Comparison, *, brief: bool = False) -> Table | None:
 
 
 def communication_line(run: RunView) -> str:
-    """The same of one run in a sentence; empty where it was not counted."""
-    if (count := run.info.get("communication")) is None:
+    """The same of one run in a sentence; empty where it was not counted, or nothing was sent."""
+    count = run.info.get("communication")
+    if not count or not count["took_part"]:
         return ""
     once, total = (
         [formatting.size(count[part][way]["bytes"]) for way in ("down", "up")]
