@@ -628,7 +628,8 @@ def serve_newcomers(job: Job, server: PyTree, form: Form) -> dict[str, Any]:
     job = job._replace(execution=Execution(lanes=1, devices=1, offload=False))
     setup = set_up(job)
     examples = int(data.train.sizes.max())
-    fresh = newcomer(algorithm, algorithm.global_params(server), examples)
+    # Of the program: its clients also keep what a compression has them keep.
+    fresh = newcomer(setup.program.algorithm, algorithm.global_params(server), examples)
     # No last round, so that ``untrained`` decides what a newcomer is served.
     never = jnp.zeros(data.num_clients, jnp.int32)
     # An evaluation reads no aggregator: those of round 0 only complete the structure.

@@ -412,7 +412,7 @@ def test_the_memory_is_in_checkpoints_and_may_be_kept_on_the_host(tmp_path: Any)
         np.testing.assert_array_equal(numbers_by_client(run), numbers_by_client(whole))
 
 
-def test_personal_models_and_newcomers_are_served_as_without() -> None:
+def test_personal_models_and_newcomers_are_served_as_without(tmp_path: Any) -> None:
     method = eh.personalization.ditto(eh.algorithms.fedavg(WORK, aggregator=agg.top_k(1.0)), WORK, lam=1.0)
     plain = eh.personalization.ditto(eh.algorithms.fedavg(WORK), WORK, lam=1.0)
     run, other = (eh.simulate(m, DATA, rounds=2) for m in (method, plain))
@@ -420,6 +420,8 @@ def test_personal_models_and_newcomers_are_served_as_without() -> None:
     new = eh.testing.toy_data(seed=1)
     served, expected = (r.serve(new).clients["test"]["loss"] for r in (run, other))
     np.testing.assert_allclose(served, expected, atol=1e-6)
+    saved = eh.load_run(run.save(tmp_path / "a"), algorithm=method)
+    np.testing.assert_allclose(saved.serve(new).clients["test"]["loss"], expected, atol=1e-6)
 
 
 def test_a_method_is_shortened_once() -> None:
