@@ -58,7 +58,7 @@ def quantized(bits: int = 8, *, then: Aggregator = mean()) -> Aggregator:
       >>> import evenhand as eh, jax.numpy as jnp
       >>> uploads = jnp.array([[1.0, -0.3, 0.0], [1.0, 0.4, 0.2]])
       >>> eh.aggregators.aggregate(quantized(2), uploads).tolist()
-      [1.0, 0.5, 0.0]
+      [1.0, 0.0, 0.0]
       >>> [round(x, 3) for x in eh.aggregators.aggregate(quantized(16), uploads).tolist()]
       [1.0, 0.05, 0.1]
 

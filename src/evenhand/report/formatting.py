@@ -77,8 +77,10 @@ def size(count: float) -> str:
       >>> size(2600), size(64)
       ('2.60 kB', '64 bytes')
     """
-    power = 0 if count < 1000 else min(int(math.log10(count) // 3), len(_BYTES) - 1)
-    return f"{number(count / 1000**power, 3 if power else 4).removesuffix('.0')} {_BYTES[power]}"
+    if count < 1000:
+        return f"{count:,.0f} bytes"
+    power = min(int(math.log10(count) // 3), len(_BYTES) - 1)
+    return f"{number(count / 1000**power, 3)} {_BYTES[power]}"
 
 
 def value(x: float, metric: str) -> str:
