@@ -344,6 +344,12 @@ def test_sensors_standardise_their_own_features(tmp_path: Path) -> None:
     assert (raw.train.x[:, 3] == 5).all() and raw.train.x.std() > 1.1
 
 
+def test_vehicle_has_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EvenhandError, match=r"get vehicle\.mat from the page of q-FFL's authors"):
+        load("vehicle")
+
+
 def test_what_no_reader_knows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (tmp_path / "made/readme.txt").write_text("nothing")

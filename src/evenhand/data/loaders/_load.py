@@ -180,6 +180,11 @@ def _from(source: str | Path, options: Options) -> FederatedDataset:
         return load_published(name, options)
     path = Path(source)
     kind = kind_of(path)
+    if not kind and name == "vehicle":
+        raise EvenhandError(
+            "vehicle: there is no address to download it from: get vehicle.mat from the page of q-FFL's authors, and "
+            "name that file."
+        )
     if not kind:
         raise EvenhandError(
             f"{path}: no such file or folder{_perhaps(path)}, nor one of the built-in names {', '.join(NAMES)}: check "
