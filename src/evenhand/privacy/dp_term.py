@@ -43,7 +43,7 @@ def dp_term(
     clip: float,
     noise_multiplier: float,
     rate: float = 0.1,
-    share: float = 0.01,
+    share: float = 0.05,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
 ) -> Algorithm:
     r"""TERM over clients with client-level privacy: a noisy sum of tilted updates over a noisy sum of tilts.
@@ -62,7 +62,7 @@ def dp_term(
         z_w = z \sqrt{1 + r}, \quad z_a = z \sqrt{1 + 1 / r}
 
     A client moves that sum by at most :math:`h`, so both together are one Gaussian mechanism with multiplier :math:`z`.
-    The normaliser costs a factor :math:`\sqrt{1 + r}` in the noise of the update: 0.5 % at the default.  Clients
+    The normaliser costs a factor :math:`\sqrt{1 + r}` in the noise of the update: 2.5 % at the default.  Clients
     compute :math:`a_k` themselves, from :math:`t`, :math:`B` and their own loss; under a secure sum the server
     sees nothing but the two noisy sums.
 
