@@ -76,7 +76,7 @@ def outcome(finding: Contrast, rival: Contrast) -> str:
     """What a run that tests a rival explanation makes of the finding, by the sides of 0 on which the intervals lie."""
     before, after = _side(finding), _side(rival)
     if before == after:
-        return "the finding stands"
+        return "the finding stands" if before else "no clear difference there, either"
     if not after:
         return "the difference is no longer clear"
     return "the difference is reversed" if before else "a difference appears"

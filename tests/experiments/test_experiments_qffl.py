@@ -179,7 +179,7 @@ def test_the_speed_of_the_solvers_at_a_tiny_size(tmp_path: Path, monkeypatch: py
 
     content = json.loads((tmp_path / "speed.json").read_text())
     assert list(content["findings"]) == ["synthetic", "fixed step"]
-    assert list(content["steps"]) == ["main", "tuning", "selection"]
+    assert list(content["steps"]) == ["main", "tuning", "selection", "given"]
     for solvers in content["places"].values():
         assert list(solvers) == list(speed.SOLVERS)
         starts = {each["course"][0] for each in solvers.values()}
@@ -238,12 +238,16 @@ def test_heterogeneity_is_how_much_further_local_updates_fall_behind() -> None:
         }
 
     behind = {"main": courses((2, 5), (12, 4)), "tuning": courses((5, 2), (2, 2))}
-    behind |= {"seeds": behind["main"], "selection": courses((2, 2), (2, 2))}
+    behind |= {
+        "given": courses((9, 9), (8, 9)),
+        "seeds": behind["main"],
+        "selection": courses((2, 2), (2, 2)),
+    }
     setting = speed.Setting(eval_every=10, places=("IID", "(1, 1)"))
     claim = speed.findings(behind, setting)["heterogeneity"]
     # 12 - 4 evaluations on unlike clients, 2 - 5 on IID ones, ten rounds each.
     assert claim["finding"]["contrast"]["seeds"] == [110, 110]
-    assert [rival["contrast"]["mean"] for rival in claim["rivals"]] == [-30, 110, 0]
+    assert [rival["contrast"]["mean"] for rival in claim["rivals"]] == [-30, 0, 110, 0]
 
 
 def _speed() -> dict[str, Any]:
