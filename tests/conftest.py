@@ -137,7 +137,7 @@ def shared_programs() -> Iterator[None]:
             works[options, id(model)] = model, work_of(options, model)
         return works[options, id(model)][1]
 
-    def one_value(text: str, kind: type, model: Any, work: Callable[[], Any], beside: Any = {}) -> Any:
+    def one_value(text: str, kind: type, model: Any, work: Callable[[], Any], beside: Any = None) -> Any:
         made: list[Any] = []
         if beside:  # arrays, which are read anew from their files
             return parse(text, kind, model, work, beside)

@@ -90,7 +90,10 @@ def test_bad_options(words: str, sentence: str, tmp_path: Path, capsys: pytest.C
     ("words", "sentence"),
     [
         ("run fedprox --mu -1", "fedprox(mu=-1.0): the proximal weight must be"),
-        ("run fedprox --mu nan", "--mu takes a number or theory, not 'nan': see `evenhand run fedprox --help`."),
+        (
+            "run fedprox --mu nan",
+            "--mu takes a number or theory, not 'nan': see `evenhand run fedprox --help`.",
+        ),
         ("run fedprox --mu=-NaN", "--mu takes a number or theory, not '-NaN'"),
         ("run fedprox-adaptive --mu0 0.25", "multiple of 0.1"),
         ("run fedavg --server-opt fedadam(0.1,b1=1)", "b1"),
