@@ -71,7 +71,8 @@ def delta_fl(
 
     Differs from the paper in that the server sees the cohort's losses, as in the paper's experiments;
     :func:`evenhand.privacy.secure_delta_fl` finds the quantile from a secure sum of histograms instead, and
-    :func:`evenhand.privacy.dp_delta_fl` from a noisy one.  For the averaged iterate of the paper's theorem see :func:`evenhand.algorithms.averaged`.
+    :func:`evenhand.privacy.dp_delta_fl` from a noisy one.  For the averaged iterate of the paper's theorem see
+    :func:`evenhand.algorithms.averaged`.
 
     Example:
       >>> import evenhand as eh
