@@ -290,7 +290,7 @@ def rank_correlation(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
 def _ranks(values: Vector) -> Vector:
     """The rank of each value, from 0; equal values share their mean rank."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    means = np.cumsum(counts) - np.asarray(counts + 1) / 2
+    means: Vector = np.asarray(np.cumsum(counts) - (counts + 1) / 2, np.float64)
     return means[place]
 
 
