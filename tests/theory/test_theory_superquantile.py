@@ -210,6 +210,7 @@ def test_the_step_of_a_sublinear_rate() -> None:
     assert found == pytest.approx(0.00632456, abs=1e-8)
     for gap, lipschitz, slope, rounds in (
         (1, 1, 1, 1000),
+        (1, 1, 1, 50),
         (0.3, 2, 5, 10**6),
         (9, 0.1, 0.2, 50),
         (1, 3, 0.01, 9),
