@@ -15,6 +15,7 @@ import pytest
 import evenhand as eh
 from experiments.delta_fl import data, newcomers
 from experiments.delta_fl.settings import FEMNIST, NEWCOMERS
+from experiments.evidence import contrast, section
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "delta_fl"
 SYNTHETIC = {"clients": 60, "strangers": 20, "rows": 30, "alpha": 0.5, "stranger_alpha": 0.01}
@@ -300,3 +301,67 @@ def test_finetuning_starts_from_the_last_step_of_the_training(monkeypatch: pytes
     # Steps are halved twice in a run.
     assert steps == [(0.4, 1), (0.1, 10)]
     assert method.adapt is not None
+
+
+PLACES = get_args(data.HeldOut)
+
+
+def _newcomers(place: str) -> dict[str, Any]:
+    return json.loads((FOLDER / "results" / f"newcomers_{place}.json").read_text())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_page_has_the_saved_numbers_of_unseen_clients(place: str) -> None:
+    content, page = _newcomers(place), (FOLDER / "README.md").read_text()
+    for method, saved in content["methods"].items():
+        assert len(saved["seeds"]) == 5
+        cells = []
+        for name in ("mean before", "mean after", "p90 before", "p90 after"):
+            paper = content["paper"].get(method, {})
+            cells.append(f"{saved['mean'][name]:.1f} ± {saved['std'][name]:.1f}")
+            cells[-1] += f" [{paper[name]:.1f}]" if paper else ""
+        assert f"| {method} | {' | '.join(cells)} | {content['rates']['p90 valid'][method]:g} |" in page
+        sizes = [
+            f"{saved['mean'][name]:.1f} ± {saved['std'][name]:.1f}"
+            for name in ("mean few", "mean many", "std few", "std many")
+        ]
+        assert f"| {method} | {' | '.join(sizes)} |" in page
+    assert all(section(claim) in page for claim in content["findings"].values())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_saved_findings_on_unseen_clients_follow_from_their_seeds(place: str) -> None:
+    content = _newcomers(place)
+    ours, theirs = (content["methods"][name]["seeds"] for name in ("Delta-FL, theta=0.5", "FedAvg"))
+    for name, key in (("before", "p90 before"), ("after", "p90 after"), ("spread", "std few")):
+        saved = content["findings"][name]["finding"]["contrast"]
+        again = contrast(ours, theirs, key)
+        assert [saved[end] for end in ("mean", "low", "high")] == pytest.approx(
+            [again[end] for end in ("mean", "low", "high")], abs=2e-3
+        )
+
+
+def test_verdicts_on_unseen_clients_follow_from_the_saved_intervals() -> None:
+    def interval(place: str, name: str) -> tuple[float, float]:
+        saved = _newcomers(place)["findings"][name]["finding"]["contrast"]
+        return saved["low"], saved["high"]
+
+    def mean(place: str, method: str, name: str) -> float:
+        return _newcomers(place)["methods"][method]["mean"][name]
+
+    for place in PLACES:
+        # No clear difference before or after finetuning, nor between clients with little data and the others.
+        assert all(low <= 0 <= high for low, high in (interval(place, name) for name in ("before", "few")))
+        assert interval(place, "after")[0] < 0 < interval(place, "after")[1] + 0.05
+        spreads = [
+            [seed["train loss std"] for seed in _newcomers(place)["methods"][name]["seeds"]]
+            for name in ("Delta-FL, theta=0.5", "FedAvg")
+        ]
+        assert _lower(*spreads) == 5
+    assert interval("mnist", "spread")[1] < 0 < interval("femnist", "spread")[1]
+    assert mean("mnist", "FedAvg", "mean after") < 0.55 * mean("mnist", "FedAvg", "mean before")
+    assert mean("femnist", "FedAvg", "mean after") > mean("femnist", "FedAvg", "mean before")
+    # At the steps that are best for each, the difference after finetuning is gone.
+    tuned = _newcomers("mnist")["findings"]["after"]["rivals"][0]
+    assert tuned["kind"] == "tuning" and abs(tuned["contrast"]["mean"]) < 0.05
+    assert mean("mnist", "Delta-FL, theta=0.1", "mean after") > mean("mnist", "FedAvg", "mean after")
