@@ -93,7 +93,7 @@ class Runs(NamedTuple):
 
 def study_speed(setting: Setting, runs: Runs, out: Path, config: Mapping[str, Any]) -> Path:
     """Tunes the solvers, runs them, and saves courses, findings and rival explanations; returns the JSON file."""
-    tuned = {place: _tuning(place, setting, runs) for place in setting.places}
+    tuned: dict[Place, Sequence[Outcome]] = {place: _tuning(place, setting, runs) for place in setting.places}
     steps = {
         "main": _chosen(tuned, setting, inherited=True, early=False),
         "tuning": _chosen(tuned, setting, inherited=False, early=False),
