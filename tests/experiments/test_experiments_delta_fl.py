@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import runpy
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,7 +13,7 @@ import pytest
 
 import evenhand as eh
 from experiments.delta_fl import data, newcomers
-from experiments.delta_fl.settings import FEMNIST, NEWCOMERS
+from experiments.delta_fl.settings import NEWCOMERS
 from experiments.evidence import contrast, section
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "delta_fl"
@@ -228,25 +227,22 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The experiment on a few images, with two seeds."""
     folder = tmp_path_factory.mktemp("newcomers")
     _images(folder)
-    setting = replace(
-        FEMNIST,
-        data=SHAPE,
-        cohort=4,
-        few=20,
-        rounds=2,
-        rates=(0.03,),
-        thetas=(0.5,),
-        epochs=1,
-        finetune_rates=(0.01,),
-        tuning=1,
-        more_seeds=2,
-    )
-    runs = newcomers.Runs(
-        place="femnist", setting=setting, data_dir=folder, seeds=2, tilt=1.0, folder=folder / "runs"
-    )
-    path = newcomers.serve_newcomers(runs, folder, {"seeds": 2})
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    return json.loads(path.read_text())
+    few = {
+        "cohort": 4,
+        "few": 20,
+        "rounds": 2,
+        "rates": 0.03,
+        "thetas": 0.5,
+        "epochs": 1,
+        "finetune-rates": 0.01,
+    }
+    few |= {"tuning": 1, "more-seeds": 2} | {f"data.{name.replace('_', '-')}": SHAPE[name] for name in SHAPE}
+    options = [part for name, value in few.items() for part in (f"--unseen-femnist.{name}", str(value))]
+    where = ["--data-dir", str(folder), "--out", str(folder), "--folder", str(folder / "runs")]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _run(monkeypatch, "--parts", "newcomers", "--places", "femnist", "--seeds", "2", *where, *options)
+    assert (folder / "newcomers_femnist.png").read_bytes().startswith(b"\x89PNG")
+    return json.loads((folder / "newcomers_femnist.json").read_text())
 
 
 def test_unseen_clients_at_a_tiny_size(served: dict[str, Any]) -> None:
