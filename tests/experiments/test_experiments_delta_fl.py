@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +14,7 @@ import pytest
 
 import evenhand as eh
 from experiments.delta_fl import data, newcomers
-from experiments.delta_fl.settings import NEWCOMERS
+from experiments.delta_fl.settings import FEMNIST, NEWCOMERS
 from experiments.evidence import contrast, section
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "delta_fl"
@@ -297,6 +298,36 @@ def test_finetuning_starts_from_the_last_step_of_the_training(monkeypatch: pytes
     # Steps are halved twice in a run.
     assert steps == [(0.4, 1), (0.1, 10)]
     assert method.adapt is not None
+
+
+def test_errors_before_finetuning_are_on_the_half_that_does_not_finetune(tmp_path: Path) -> None:
+    _images(tmp_path)
+    shape = {**SHAPE, "smallest": 10}
+    setting = replace(FEMNIST, data=shape, rounds=2, epochs=3, finetune_rates=())
+    runs = newcomers.Runs("femnist", setting, tmp_path, seeds=1, tilt=1.0, folder=None)
+    train, unseen = data.held_out("femnist", tmp_path, 0, **shape)
+    method = newcomers._finetuned(runs, "FedAvg", 0.05)
+    run = eh.simulate(method, train, rounds=2, eval_every=2)
+
+    kernel, bias = np.asarray(run.params["kernel"]), np.asarray(run.params["bias"])
+
+    def errors(part: eh.data.Split) -> np.ndarray:
+        wrong = np.argmax(part.x @ kernel + bias, axis=1) != part.y
+        return 100 * np.array([np.mean(each) for each in np.split(wrong, part.offsets[1:-1])])
+
+    found = newcomers.measure(runs, run)
+    halves = [errors(part) for part in (unseen.train, unseen.test)]
+    assert halves[0].mean() != halves[1].mean()
+    before = [found["mean before"], found["p90 before"]]
+    assert before == pytest.approx([halves[1].mean(), np.quantile(halves[1], 0.9)])
+    after = 100 * (1 - run.serve(unseen).client_metrics("test")["accuracy"])
+    assert found["mean after"] == pytest.approx(after.mean()) and after.mean() != halves[1].mean()
+    # The error of a client over all of its examples: a half has one more at an odd number.
+    sizes = unseen.train.sizes, unseen.test.sizes
+    every = (halves[0] * sizes[0] + halves[1] * sizes[1]) / (sizes[0] + sizes[1])
+    assert [found[f"error of {k}"] for k in range(12)] == pytest.approx(every)
+    # Nothing is measured before the last round.
+    assert newcomers.measure(runs, eh.simulate(method, train, rounds=0)) == {}
 
 
 PLACES = get_args(data.HeldOut)
