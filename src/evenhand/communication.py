@@ -74,7 +74,8 @@ def _exchanged(aggregator: Aggregator, wire: Wire) -> Exchanged:
     published, lifted = added(*[_load(wire.published)] * passes), _load(wire.lifted)
     if summation is not None:
         bits = passes * lifted.numbers * summation.bits
-        lifted, sums = Load(bits // 32, bits), 0 if aggregator.streams else passes
+        lifted = Load(bits // 32, bits)
+        sums = passes if summation.is_secure and not aggregator.streams else 0
     else:
         lifted = added(*[lifted] * passes)
     if aggregator.weigh is None:

@@ -125,6 +125,15 @@ def test_traffic_is_a_model_each_way() -> None:
     assert floats["down"] == 4 + 3 + 1
 
 
+def test_its_sums_are_not_secure_and_the_solver_names_the_method() -> None:
+    """The server sees each client's change."""
+    assert run_of(SEVERAL, rounds=2).info["communication"]["secure_sums"] == 0
+    with pytest.raises(
+        eh.EvenhandError, match=r"give it their examples, .* eh.personalization.methods.mocha"
+    ):
+        eh.personalization.mocha(SVM, lam=LAM)  # type: ignore[arg-type]
+
+
 def test_an_attack_changes_what_a_client_sends_and_nothing_else_of_the_sums() -> None:
     how: dict[str, Any] = {"rounds": 1}
     data, method = federation(SEVERAL), mocha(SVM, lam=LAM)

@@ -115,9 +115,11 @@ def check_method(factory: str, method: Algorithm, work: Work, *, keeps: bool = F
     check_work(work, keeps=keeps)
     several = any(metric != measured(metric) for metric in method.model.metrics)  # side by side
     if several and work.model != method.model:
+        cure = f"put {factory}() around one with a single model, such as delta_fl(theta=0.5)"
+        if not method.levels:
+            cure = f"put {factory}() around each of its methods instead"
         raise EvenhandError(
-            f"{factory}() takes a method with one model, and side_by_side() trains several: put {factory}() around "
-            "each of its methods instead."
+            f"{factory}() takes a method with one model, and {method.name:.80} trains several: {cure}."
         )
     check_same(f"{factory}() got a method and work", method.model, work.model)
 

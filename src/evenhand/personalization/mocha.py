@@ -16,7 +16,7 @@ from evenhand.errors import EvenhandError, EvenhandWarning, expect, whole_number
 from evenhand.personalization._dual_ascent import Ascent, Send, ascent, padded, related, weights_of
 from evenhand.rounds import accepts_delta, colluding, false_delta, malicious_clients, poisoned
 from evenhand.streams import keys_of
-from evenhand.types import Array, Attack, Cohort, Key, Upload
+from evenhand.types import Array, Attack, Cohort, Key, Model, Upload
 
 __all__ = ["Mocha", "mocha"]
 
@@ -132,6 +132,11 @@ def mocha(
     Source: Smith et al., *Federated Multi-Task Learning*, NeurIPS 2017; as in Li et al., *Ditto*, ICML 2021, table 7.
     """
     check_process()
+    if isinstance(train, Model):
+        raise EvenhandError(
+            "eh.personalization.mocha() solves the problem for all clients at once: give it their examples, such as "
+            "data.train. The method of runs is eh.personalization.methods.mocha(model)."
+        )
     for name, value, least in (("outer", outer, 0), ("inner", inner, 1), ("seed", seed, 0)):
         whole_number(name, value, least)
     if not 0.0 < lam < float("inf") or not 0.0 < share < float("inf"):

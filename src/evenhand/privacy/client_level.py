@@ -92,7 +92,11 @@ def private(method: Algorithm) -> Algorithm:
         raise EvenhandError(f"private({method.name}): {objection}.")
     in_a_round = _round_releases(method)
     sums = [phase.aggregator for phase in method.phases if isinstance(phase.aggregator, Sum)]
-    server = _SEEN if any(total.summation is None for total in sums) else _KNOWN_IF_SUMMED
+    server = (
+        _SEEN
+        if any(total.summation is None or not total.summation.is_secure for total in sums)
+        else _KNOWN_IF_SUMMED
+    )
 
     def releases(rounds: int) -> tuple[Release, ...]:
         return tuple(release._replace(times=rounds) for release in in_a_round)

@@ -447,6 +447,8 @@ def communication_line(run: RunView) -> str:
         for part in ("per_client_and_round", "total")
     )
     sums = f", in {counted(count['secure_sums'], 'secure sum')}" if count["secure_sums"] else ""
+    if left_out := count["left_out"]:
+        sums += f"; {left_out:,} times a client was drawn and sent nothing, which is not counted"
     return (
         f"Communication: a client received {once[0]} and sent {once[1]} in a round; all clients together received "
         f"{total[0]} and sent {total[1]}{sums}."

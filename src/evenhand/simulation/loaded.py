@@ -460,6 +460,7 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "seed": config["options"]["seed"],
         "fingerprint": config["data"]["fingerprint"],
         "levels": files.dict_in(summary, "info").get("levels"),
+        "diagnostics": files.dict_in(summary, "info").get("diagnostics"),
         "metrics": {name: str(reason) for name, reason in files.dict_in(summary, "metrics").items()},
         "kept": files.dict_in(summary, "kept").get("words"),
         "command": None if SAVED_BY in config else command,

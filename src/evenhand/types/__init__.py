@@ -260,12 +260,14 @@ class Summation(NamedTuple):
         empty slots hold does not matter; None: they are added as they arrive.
       numbers: as :attr:`Sum.lift`, but the real numbers before they become whole; None: it has none.
       anything: ``(numbers, key) -> lifted``, how a client that obeys no bound but the modulus would send such numbers.
+      is_secure: whether the server learns the total alone; False: it sees what each client sends.
     """
 
     bits: int
     add: Callable[[PyTree, Array, Key], PyTree] | None = None
     numbers: Callable[[Upload, PyTree, Key], PyTree] | None = None
     anything: Callable[[PyTree, Key], PyTree] | None = None
+    is_secure: bool = True
     __repr__ = short
 
 

@@ -309,3 +309,14 @@ def test_what_is_no_text_is_refused(x: Any, y: Any) -> None:
     assert rows is not None
     with pytest.raises(EvenhandError, match="reversed_text"):
         rows(x, y, None)
+
+
+def test_a_label_that_the_data_do_not_have_is_refused():
+    method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1))
+    with pytest.raises(eh.EvenhandError, match=r"trigger\(label=3\): .* has the classes 0 to 2"):
+        eh.simulate(
+            method,
+            eh.testing.toy_data(),
+            rounds=1,
+            attack=attacks.trigger(0.2, label=3, features=(1,), value=1.0),
+        )
