@@ -92,11 +92,8 @@ def private(method: Algorithm) -> Algorithm:
         raise EvenhandError(f"private({method.name}): {objection}.")
     in_a_round = _round_releases(method)
     sums = [phase.aggregator for phase in method.phases if isinstance(phase.aggregator, Sum)]
-    server = (
-        _SEEN
-        if any(total.summation is None or not total.summation.is_secure for total in sums)
-        else _KNOWN_IF_SUMMED
-    )
+    is_secure = all(total.summation is not None and total.summation.is_secure for total in sums)
+    server = _KNOWN_IF_SUMMED if is_secure else _SEEN
 
     def releases(rounds: int) -> tuple[Release, ...]:
         return tuple(release._replace(times=rounds) for release in in_a_round)

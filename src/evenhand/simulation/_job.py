@@ -176,8 +176,8 @@ def check_job(job: Job) -> None:
     trigger, classes = None if job.attack is None else job.attack.trigger, job.data.num_classes
     if trigger is not None and classes is not None and trigger.label >= classes:
         raise EvenhandError(
-            f"attacks.trigger(label={trigger.label}): {job.data.name!r} has the classes 0 to {classes - 1}: give one of "
-            "them."
+            f"attacks.trigger(label={trigger.label}): {job.data.name!r} has the classes 0 to {classes - 1}: give one "
+            "of them."
         )
     if algorithm.pooled is not None and (job.attack is not None or job.systems is not None):
         part = "attack" if job.attack is not None else "systems"
