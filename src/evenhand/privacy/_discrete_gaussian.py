@@ -292,8 +292,9 @@ def discrete_mean(
     Robustness: malicious clients of share :math:`\delta` move the mean as they please: nobody sees that they did not
     clip.
 
-    Edge cases: reported weights have no effect.  An upload that is not finite counts as zero; where a simulation has
-    rejected it before, its client counts as one that does not answer.
+    Edge cases: reported weights have no effect.  An upload that is not finite counts as zero, under noise; under
+    :func:`evenhand.privacy.private` clients send zeros in its place.  A simulation of a method without that rejects it
+    before, and its client counts as one that does not answer.
 
     Differs from the paper: rounding is bounded for the worst case, not again and again until it is shorter; there is no
     rotation, as 32 bits are enough for numbers as they are.

@@ -8,13 +8,27 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
+from evenhand import tree
 from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError, expect
 from evenhand.local import Work
 from evenhand.privacy._renyi import joint
 from evenhand.privacy.gaussian import AdaptiveClip, noisy_mean
 from evenhand.sampling import poisson
-from evenhand.types import Algorithm, Array, Info, Key, Params, Phase, Privacy, PyTree, Release, Stack, Sum
+from evenhand.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    Info,
+    Key,
+    Params,
+    Phase,
+    Privacy,
+    PyTree,
+    Release,
+    Stack,
+    Sum,
+)
 
 __all__ = ["dp_fedadam", "dp_fedavg", "private", "promise"]
 
@@ -64,9 +78,10 @@ def private(method: Algorithm) -> Algorithm:
         aggregator that sees single uploads, or weighs clients by what they report; a fixed cohort under noise for
         another sampling; a training loss that it observes; personal models; local work that promises something else.
 
-    Edge cases: rounds without clients still step, with noise alone.  The server's step gets the expected number of
-    uploads in place of the true one, which is private.  Put :func:`evenhand.personalization.ditto` and
-    :func:`~evenhand.personalization.finetune` around it, not inside.
+    Edge cases: rounds without clients still step, with noise alone.  Where clients add the noise, one whose update is
+    not finite sends zeros under its noise and keeps its state: who answers does not depend on its examples.  The
+    server's step gets the expected number of uploads in place of the true one, which is private.  Put
+    :func:`evenhand.personalization.ditto` and :func:`~evenhand.personalization.finetune` around it, not inside.
 
     Example:
       >>> import evenhand as eh
@@ -193,16 +208,28 @@ def _phase_objections(phase: Phase, rate: float, independent: bool) -> Iterator[
 
 
 def _blind(phase: Phase) -> Phase:
-    """The phase on the state with the expected number of uploads, which its server gets in place of the true one."""
+    """The phase on the state with the expected number of uploads, which its server gets in place of the true one.
+
+    Where clients add the noise, all that take part add it, whatever they have learnt.
+    """
 
     def broadcast(state: _State, client: Array) -> PyTree:
         return phase.broadcast(state.inner, client)
+
+    def work(message: PyTree, state: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
+        delta, after = phase.work(message, state, data, key)
+        # Else it is rejected, and missing in the count of answers, as is the noise that its client adds.
+        sent = jnp.isfinite(tree.norm(delta))
+        return tree.select(sent, delta, tree.zeros_like(delta)), tree.select(sent, after, state)
 
     def server(state: _State, direction: PyTree, reported: Array, key: Key) -> tuple[_State, Info]:
         inner, info = phase.server(state.inner, direction, state.expected, key)
         return state._replace(inner=inner), info
 
-    return phase._replace(broadcast=broadcast, server=server, steps_if_empty=True)
+    blind = phase._replace(broadcast=broadcast, server=server, steps_if_empty=True)
+    # A server that adds the noise itself adds all of it, whoever answers.
+    adds_noise = isinstance(phase.aggregator, Sum) and phase.aggregator.summation is not None
+    return blind._replace(work=work) if adds_noise else blind
 
 
 # --- DP-FedAvg -------------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ def dp_delta_fl(
 
     Edge cases: ``theta=1`` is DP-FedAvg with more noise than it needs, as the histogram takes its share for nothing.
     Losses are those of all of a client's examples at :math:`w^t`, before it trains.  A cohort that is counted to have
-    nobody takes no quantile: all clients count.
+    nobody takes no quantile: all clients count.  A loss that is not a number counts as :math:`B`, and an update
+    that is not finite as zeros; a client that adds noise adds it in either case.
 
     Differs from the paper: the denominator is the number of clients *expected* above the quantile; the paper divides by
     their true number, which it takes to be public though nothing protects it.  With ``at_server=True`` cohorts are

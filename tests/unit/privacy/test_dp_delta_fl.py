@@ -14,6 +14,8 @@ from evenhand.aggregators import reduce_uploads
 from evenhand.privacy import dp_delta_fl, dp_fedavg, spent
 from evenhand.types import Release
 
+pytestmark = pytest.mark.filterwarnings("ignore:No client has validation examples to choose a level on")
+
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1)
 N = DATA.num_clients
@@ -87,6 +89,38 @@ def test_with_noise_at_the_clients_it_is_the_same_step():
     np.testing.assert_allclose(flat(after.params) - flat(before.params), expected, atol=2e-5)
     everybody = factors @ steps / N
     assert np.abs(expected - everybody).max() > 1e-3
+
+
+def broken_at(k):
+    """Work after which the parameters of one client are not finite; all sizes differ."""
+
+    def solve(params, data, key, correction):
+        after, drawn = WORK.solve(params, data, key, correction)
+        broken = data.size == DATA.train.sizes[k]
+        return jax.tree.map(lambda leaf: jnp.where(broken, jnp.nan, leaf), after), drawn
+
+    assert len(set(DATA.train.sizes.tolist())) == N
+    return WORK._replace(solve=solve)
+
+
+@pytest.mark.parametrize("theta", [1.0, (1.0, 0.5)], ids=["one level", "several"])
+def test_a_client_that_diverges_answers_with_zeros_and_its_noise(theta):
+    """As many answer as with clean data, so that the sums are not given up, and all of the noise is there."""
+    clip, given = 0.05, ARGUMENTS | AT_CLIENTS
+    for noise in (1e-4, 1.0):
+        method = dp_delta_fl(broken_at(2), theta=theta, **given | {"clip": clip, "noise_multiplier": noise})
+        found = run(method, 1)
+        assert (found.per_round["rejected"].tolist(), found.per_round["reported"].tolist()) == ([0], [N])
+        moved = flat(found.params[0] if isinstance(theta, tuple) else found.params)
+        moved = moved - flat(MODEL.init(eh.streams.stream(jax.random.key(0), eh.streams.Purpose.INIT)))
+        if not isinstance(theta, tuple) and noise < 1.0:
+            steps = local_steps()
+            factors = np.minimum(1.0, clip / np.linalg.norm(steps, axis=1))
+            others = np.arange(N) != 2
+            np.testing.assert_allclose(moved, (others * factors) @ steps / N, atol=2e-5)
+        # Of z_w C / N in each number, for z_w = z sqrt(1 + r).
+        deviation = noise * 1.5**0.5 * clip / N
+        assert noise < 1.0 or 0.5 < np.linalg.norm(moved) / (deviation * moved.size**0.5) < 2.0
 
 
 def test_several_levels_are_clipped_together_and_spend_what_one_does():

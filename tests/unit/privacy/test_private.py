@@ -56,6 +56,32 @@ def test_a_small_clip_shortens_the_step():
     assert np.linalg.norm(near) <= 1e-3 * (1 + 1e-5) < np.linalg.norm(far)
 
 
+def test_a_client_whose_update_is_not_finite_sends_zeros_and_keeps_its_state():
+    """Left out, it would be missing in the number of those that answer, and so would the noise that it adds."""
+
+    def solve(params, data, key, correction):
+        after, drawn = WORK.solve(params, data, key, correction)
+        return jax.tree.map(lambda leaf: jnp.where(data.size == 17, jnp.inf, leaf), after), drawn
+
+    broken, total = WORK._replace(solve=solve), eh.sampling.fixed(1.0)
+    assert DATA.train.sizes.tolist().count(17) == 1
+    noisy = eh.privacy.discrete_mean(0.5, noise_multiplier=0.5, rate=1.0, fewest=6, integers_only=True)
+    found = run(private(eh.algorithms.fedavg(broken, aggregator=noisy, sampling=total)), rounds=2)
+    assert (found.per_round["rejected"].tolist(), found.per_round["reported"].tolist()) == ([0, 0], [6, 6])
+    assert found.per_round["update_norm"].min() > 0.01
+
+    method = private(eh.algorithms.scaffold(broken, aggregator=noisy, sampling=total))
+    params, rows = MODEL.init(jax.random.key(0)), DATA.train
+    state, phase = method.init_client(params), method.phases[0]
+    message = phase.broadcast(method.init(params, 6), jnp.int32(0))
+    for k, size in enumerate(rows.sizes.tolist()):
+        window = map(jnp.asarray, (rows.x, rows.y, rows.offsets[k], size, 1.0))
+        data = eh.types.ClientData(*window, capacity=17, round=jnp.int32(0))
+        delta, after = phase.work(message, state, data, jax.random.key(0))
+        assert np.isfinite(flat(delta)).all() and np.isfinite(flat(after)).all()
+        assert flat(delta).any() == flat(after).any() == (size != 17)
+
+
 def test_a_round_without_clients_steps_along_noise_alone():
     rare = run(dp_fedavg(WORK, clip=1e-6, noise_multiplier=1.0, rate=1e-6), rounds=2)
     assert rare.per_round["reported"].tolist() == [0.0, 0.0]
