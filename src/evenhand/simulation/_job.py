@@ -190,6 +190,8 @@ def check_job(job: Job) -> None:
     slots = job.slots
     for need in (need for phase in algorithm.phases for need in phase.aggregator.needs):
         if not need.works(slots):
+            if need.refusal is not None:
+                raise EvenhandError(need.refusal(slots))
             raise EvenhandError(
                 f"{need.name} needs {need.least(slots)} uploads, the cohort has {slots}: as many malicious clients as "
                 "it is to expect would leave no honest upload. Draw a larger cohort, or let it expect fewer of them."

@@ -207,18 +207,20 @@ class Risk(NamedTuple):
 
 
 class Need(NamedTuple):
-    """How many uploads a robust aggregator needs; ``m`` counts those that are accepted in a round.
+    """How many uploads an aggregator needs; ``m`` counts those that are accepted in a round.
 
     Attributes:
       name: the aggregator with the number that it is built for, such as ``"krum(5)"``.
-      holds: ``m -> bool``, whether its guarantee holds with so many.
+      holds: ``m -> bool``, whether its guarantee against malicious clients holds with so many.
       works: ``m -> bool``, whether anything is left of so many once those that it distrusts are gone; it does not hold
-        where this is False.
+        where this is False.  A run whose cohorts have a size with which it does not work is refused.
+      refusal: ``m -> sentence`` of that refusal; None: it is that of a robust aggregator with too few uploads.
     """
 
     name: str
     holds: Callable[[int], bool]
     works: Callable[[int], bool]
+    refusal: Callable[[int], str] | None = None
     __repr__ = short
 
     @staticmethod

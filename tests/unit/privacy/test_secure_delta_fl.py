@@ -1,6 +1,7 @@
 """Delta-FL by secure sums: a round is the paper's in NumPy, and the server gets no client's loss and no update."""
 
 from functools import cache
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand import local, rounds
+from evenhand import local, rounds, tree
 from evenhand.aggregators import reduce_uploads
 from evenhand.privacy import dp_delta_fl, histogram, secure_delta_fl
 from evenhand.secure import _fixed_point
@@ -19,12 +20,14 @@ from evenhand.simulation.setup import set_up
 from evenhand.streams import Purpose, stream
 from evenhand.types import Upload
 
+pytestmark = pytest.mark.filterwarnings("ignore:No client has validation examples to choose a level on")
+
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 RATE, LARGEST = 0.5, 4.0
 WORK = eh.local.sgd(MODEL, RATE, epochs=1)
 SIZES = np.asarray(DATA.train.sizes)
 N = DATA.num_clients
-EQUAL = eh.sampling.uniform(weighted=False)
+BY_SIZE = eh.sampling.uniform()
 
 
 def method(theta: Any = 0.5, bins: int = 4096, integers_only: bool = True, **how: Any) -> Any:
@@ -74,7 +77,9 @@ def local_step(params: np.ndarray, k: int) -> Local:
 
 
 def edge_of(losses: np.ndarray, theta: float, bins: int) -> float:
-    """Algorithm 2 without noise: the first edge below which the count is nearest to the target."""
+    """Algorithm 2 without noise: the first edge below which the count is nearest to the target; 0 for everybody."""
+    if theta == 1.0:
+        return 0.0
     edges = np.linspace(0.0, LARGEST, bins + 1)[1:]
     clipped = np.clip(losses, 0.0, LARGEST)
     below = np.array([(clipped < edge).sum() for edge in edges])
@@ -101,19 +106,20 @@ def rounds_of(
 
 
 @cache
-def alone(theta: Any, bins: int, sampling: Any = eh.sampling.uniform()) -> eh.Run:
-    return run(method(theta, bins, sampling=sampling), 3)
+def alone(theta: Any, bins: int, **how: Any) -> eh.Run:
+    return run(method(theta, bins, **how), 3)
 
 
 @pytest.mark.parametrize(
     ("theta", "bins", "sampling"),
-    [(0.5, 4096, EQUAL), ((1 / 3,), 4096, None), (0.5, 8, None)],
+    [(0.5, 4096, None), ((1 / 3,), 4096, BY_SIZE), (0.5, 8, BY_SIZE)],
     ids=["equal weights", "a tuple of one", "coarse bins"],
 )
 def test_rounds_are_those_of_algorithm_1(theta, bins, sampling):
-    weights, one = (SIZES, theta) if sampling is None else (np.ones(N), theta)
-    given = () if sampling is None else (sampling,)
-    found, fractions = alone(theta, bins, *given), one if isinstance(one, tuple) else (one,)
+    """By default all clients count equally, as in the paper."""
+    weights = np.ones(N) if sampling is None else SIZES
+    found = alone(theta, bins, **({} if sampling is None else {"sampling": sampling}))
+    fractions = theta if isinstance(theta, tuple) else (theta,)
     (expected,), edges = rounds_of(fractions, 3, bins, weights)
     np.testing.assert_allclose(flat(found.params), expected, atol=5e-6)
     name = f"quantile (theta={fractions[0]:g})" if isinstance(theta, tuple) else "quantile"
@@ -124,8 +130,9 @@ def test_rounds_are_those_of_algorithm_1(theta, bins, sampling):
 
 def test_with_fine_bins_it_is_the_filter_that_shows_its_losses():
     """The quantile is at most a bin above the last loss that is left out, and half of the clients count."""
-    found = alone(0.5, 4096, EQUAL)
-    filtered = run(eh.algorithms.delta_fl(WORK, theta=0.5, filtered=True, sampling=EQUAL), 3)
+    found = alone(0.5, 4096)
+    equal = eh.sampling.uniform(weighted=False)
+    filtered = run(eh.algorithms.delta_fl(WORK, theta=0.5, filtered=True, sampling=equal), 3)
     np.testing.assert_allclose(flat(found.params), flat(filtered.params), atol=5e-6)
     assert found.per_round["tail_weight"].tolist() == [3.0] * 3
     losses = np.sort([local_step(START, k).loss for k in range(N)])
@@ -135,7 +142,8 @@ def test_with_fine_bins_it_is_the_filter_that_shows_its_losses():
 
 
 def test_theta_of_one_is_fedavg_in_one_secure_sum():
-    found, plain = run(method(1.0, integers_only=False), 3), run(eh.algorithms.fedavg(WORK), 3)
+    found = run(method(1.0, integers_only=False, sampling=BY_SIZE), 3)
+    plain = run(eh.algorithms.fedavg(WORK), 3)
     np.testing.assert_allclose(flat(found.params), flat(plain.params), atol=5e-6)
     assert np.abs(flat(alone(0.5, 8).params) - flat(plain.params)).max() > 1e-2
     assert (found.info["secure_sums"], alone(0.5, 8).info["secure_sums"]) == (3, 0)
@@ -260,11 +268,11 @@ def test_what_makes_no_sense_is_refused(words, how):
 # --- several levels ----------------------------------------------------------------------------------------------
 
 
-LEVELS = (5 / 6, 0.5, 1 / 6)
+LEVELS = (1.0, 2 / 3, 1 / 3)
 
 
 def test_several_levels_share_the_quantiles_of_their_mean_loss():
-    found = run(method((0.5, 1 / 6, 5 / 6), sampling=EQUAL), 4)
+    found = run(method((2 / 3, 1 / 3, 1.0)), 4)
     expected, edges = rounds_of(LEVELS, 4, 4096, np.ones(N))
     for j, theta in enumerate(LEVELS):
         np.testing.assert_allclose(flat(found.params[j]), expected[j], atol=5e-6)
@@ -306,7 +314,8 @@ class Seen(NamedTuple):
 def seen_in(make: Any, monkeypatch: Any, count: int = 2) -> Seen:
     """Plays a method's rounds by the readable twin; what ``make`` makes of local work must be that method.
 
-    Received are reports; what clients add to sums: as it is where it streams, else masked; totals, and directions.
+    Received are reports; what clients add to sums: as it is where it streams, else masked; totals, and directions; and
+    the differences of the directions of any two levels.
     """
     seen = Seen([], [], [])
 
@@ -347,6 +356,8 @@ def seen_in(make: Any, monkeypatch: Any, count: int = 2) -> Seen:
         def lower(total: Any, state: Any, key: Any) -> Any:
             direction, after = rule.lower(total, state, key)
             received(total, direction, after)
+            if type(direction) is tuple:  # of the levels, whose sums the server can subtract
+                received(*(tree.subtract(one, other) for one, other in combinations(direction, 2)))
             return direction, after
 
         return phase._replace(report=report, aggregator=rule._replace(lift=lift, lower=lower))
@@ -416,7 +427,7 @@ SECRET = {
     "with levels and noise": lambda work: secure_delta_fl(
         # More noise would leave one client in a tail in some round, whose update is then the sum.
         work,
-        theta=(0.8, 0.5),
+        theta=(5 / 6, 0.5),
         largest_loss=LARGEST,
         bins=64,
         sigma=2.0,
@@ -455,9 +466,90 @@ def test_the_search_finds_losses_and_updates_where_the_server_does_see_them(name
     assert found_in(seen_in(OPEN[name], monkeypatch), COUNTING) == (2 * N, N)
 
 
-def test_a_tail_of_one_client_is_no_secret(monkeypatch):
-    """As the docstring says: the sum is then the update of that client, and only losses remain hidden."""
-    seen = seen_in(
-        lambda work: secure_delta_fl(work, theta=1 / 6, largest_loss=LARGEST, bins=64), monkeypatch
+@pytest.mark.parametrize(("theta", "updates"), [(1 / 6, 2), ((4 / 6, 0.5), 2)], ids=["tail", "difference"])
+def test_one_client_in_a_tail_or_between_two_is_no_secret(theta, updates, monkeypatch):
+    """Why such levels are refused: in both rounds the sum of a tail of one client is the update of that client, and in
+    the first one so is the difference of two tails, which is the same update at either level."""
+
+    def unchecked(work: Any) -> Any:
+        algorithm = secure_delta_fl(work, theta=theta, largest_loss=LARGEST, bins=64)
+        counts, training = algorithm.phases
+        bare = training._replace(aggregator=training.aggregator._replace(needs=()))
+        return algorithm._replace(phases=(counts, bare))
+
+    assert found_in(seen_in(unchecked, monkeypatch), COUNTING) == (0, updates)
+
+
+# --- what would show an update, or train nothing, is refused when a run starts ------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "theta", "how"),
+    [
+        ("of a cohort of 6 clients, only one may be in the tail.*at least 7 clients", 0.3, {}),
+        ("only one may be in the tail.*draw at least 3 clients", 0.99, {"cohort": 2}),
+        ("in one tail and not in the next.*at least 12 clients", (4 / 6, 0.5), {}),
+        ("at least 8 clients", (0.5, 0.25), {}),
+        ("at least 9 clients", (0.99, 0.65), {}),
+        ("further apart", (1.0, 0.7), {}),
+    ],
+)
+def test_levels_that_may_leave_one_client_alone_are_refused(words, theta, how):
+    with pytest.raises(eh.EvenhandError, match=words):
+        eh.simulate(method(theta), DATA, rounds=1, **how)
+
+
+@pytest.mark.parametrize(
+    ("theta", "least"),
+    [(1 / 3, 6), (1.0, 2), ((5 / 6, 0.5), 6), ((1.0, 2 / 3, 1 / 3), 6), (0.99, 3), ((0.99, 0.65), 9)],
+)
+def test_levels_with_just_enough_clients_are_not_refused(theta, least):
+    needs = method(theta).phases[-1].aggregator.needs
+    works = [all(need.works(m) for need in needs) for m in (least - 1, least, least + 1)]
+    assert works == [False, True, True]
+
+
+def test_without_ties_and_noise_no_client_is_alone_wherever_levels_are_not_refused():
+    """Losses in bins of their own, with or without one in the first."""
+    counting, rng = histogram(64, largest=64.0, sigma=0.0), np.random.default_rng(0)
+    allowed, refused = list[int](), list[int]()
+    for case in range(300):
+        m = int(rng.integers(2, 16))
+        theta = tuple(
+            sorted(rng.choice(np.arange(1, 40), size=case % 3 + 1, replace=False) / 40, reverse=True)
+        )
+        theta = ((1.0,), (0.99,), (), ())[case % 4] + theta
+        bins = rng.choice(64, size=m, replace=False)
+        bins[0] = 0 if case % 2 and 0 not in bins else bins[0]
+        total = np.concatenate([np.bincount(bins >> level, minlength=64 >> level) for level in range(6)])
+        edges = [float(counting.decode(jnp.asarray(total, jnp.uint32), m, theta=part)) for part in theta]
+        tails = [int((bins + 0.5 >= edge).sum()) for edge in edges]
+        least = min(wider - tail for wider, tail in zip(tails, (*tails[1:], 0), strict=True))
+        if all(need.works(m) for need in method(theta).phases[-1].aggregator.needs):
+            allowed.append(least)
+        else:
+            refused.append(least)
+    assert min(allowed) == 2 and min(refused) < 2
+
+
+def test_a_cohort_with_more_clients_than_its_sums_have_room_for_is_refused():
+    """Its sums would be given up, and nothing would be trained."""
+    with pytest.raises(eh.EvenhandError, match=r"cohorts have 6 clients.*give cohort=6 or more"):
+        run(method(0.5, cohort=4))
+    assert (
+        np.abs(flat(eh.simulate(method(0.5, cohort=4), DATA, rounds=1, cohort=4).params) - START).max() > 1e-3
     )
-    assert found_in(seen, COUNTING) == (0, 2)
+
+
+def test_a_weight_that_would_be_clipped_is_refused():
+    """Weights are in the fixed point of the updates, and the largest of them is that of the largest client."""
+    with pytest.raises(
+        eh.EvenhandError, match=rf"{SIZES.max()} examples has the weight {SIZES.max()}, which"
+    ):
+        run(method(0.5, sampling=BY_SIZE, largest=SIZES.max() - 0.5))
+    with pytest.raises(
+        eh.EvenhandError, match="the weight 1, which would be clipped: give largest=1 or more"
+    ):
+        run(method(0.5, largest=0.5))
+    least = run(method(0.5, sampling=BY_SIZE, largest=float(SIZES.max())))
+    assert np.abs(flat(least.params) - flat(run(method(0.5, sampling=BY_SIZE)).params)).max() < 1e-6
