@@ -184,6 +184,7 @@ def test_a_run_with_noise_at_the_clients_loses_no_more_than_it_says_and_is_caugh
     assert 0.3 * says(sound) < of_opposites(sound) < says(sound) < of_opposites(half)
 
 
+@pytest.mark.filterwarnings("ignore:No client has validation examples to choose a level on")
 def test_several_levels_lose_no_more_than_one():
     """Each canary is in both models, under one clip; were each of them clipped by itself, they would lose more."""
     several = with_noise_at_clients(NOISE, (1.0, 0.5))
