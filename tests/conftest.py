@@ -118,7 +118,8 @@ def shared_programs() -> Iterator[None]:
     What one command traced then serves the next, which takes a third of the time of a command on a small table.
     """
     from evenhand import expressions
-    from evenhand.cli._options import LocalOptions, ModelOptions
+    from evenhand.cli._models import ModelOptions
+    from evenhand.cli._options import LocalOptions
     from evenhand.systems import stragglers
 
     models: dict[Any, Any] = {}
@@ -158,7 +159,7 @@ def shared_programs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelOptions, "build", one_model)
         patch.setattr(LocalOptions, "work", one_work)
-        for module in ("_options", "_run", "_study"):
+        for module in ("_models", "_options", "_run", "_study"):
             patch.setattr(f"evenhand.cli.{module}.parse", one_value)
         patch.setattr("evenhand.cli._run.stragglers", cache(stragglers))
         yield

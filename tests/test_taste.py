@@ -101,6 +101,7 @@ MAY_IMPORT: dict[str, set[str]] = {
             "simulation",
             "studies",
             "testing",
+            "theory",
             "watch",
         ),
         "_version",
@@ -506,7 +507,7 @@ SOURCES = {path: (ROOT / path).read_text("utf-8") for path in FILES}
 
 def test_rooms_have_few_files_and_no_splinters() -> None:
     # 212 with the federated methods; each method of central training that came since is one more.
-    assert len(FILES) <= 240, f"{len(FILES)} files"
+    assert len(FILES) <= 260, f"{len(FILES)} files"
     assert not splinters(SOURCES), "\n".join(splinters(SOURCES))
 
 

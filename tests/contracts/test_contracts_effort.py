@@ -87,7 +87,7 @@ def counted(text, progress=1.0):
     for phase in method.phases:
         SEEN.clear()
         work = jax.jit(lambda message, client, rows, phase=phase: phase.work(message, client, of(*rows), KEY))
-        _, client = work(phase.broadcast(state, jnp.int32(0)), client, data[:-1])
+        _, client = work(phase.broadcast(state, jnp.int32(0)), client, data[:5])
         jax.effects_barrier()
         efforts += int((phase.effort or eh.local.step_per_row)(data).rows)
         computed += sum(SEEN)

@@ -16,7 +16,8 @@ from tyro.conf import Positional, arg
 
 from evenhand.cli._data import DataOptions
 from evenhand.cli._folder import default_folder
-from evenhand.cli._options import ModelOptions, TrainingOptions
+from evenhand.cli._models import ModelOptions
+from evenhand.cli._options import TrainingOptions
 from evenhand.cli._run import RunCommand
 from evenhand.cli._study import seeds_of
 from evenhand.cli._terminal import say, show_comparison

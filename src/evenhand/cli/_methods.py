@@ -23,7 +23,8 @@ from tyro.conf import arg, subcommand
 
 from evenhand.cli._arguments import Options, hyphenated, option
 from evenhand.cli._data import DataOptions
-from evenhand.cli._options import LocalOptions, ModelOptions, TrainingOptions
+from evenhand.cli._models import ModelOptions
+from evenhand.cli._options import LocalOptions, TrainingOptions
 from evenhand.errors import EvenhandError, nearest, perhaps
 from evenhand.expressions import KINDS, canonical, factories, kinds
 from evenhand.expressions.kinds import alternatives, kind_for, parameters

@@ -22,7 +22,8 @@ from evenhand.cli._arguments import changed, flat, typed
 from evenhand.cli._data import DataOptions, idle, remarks, without_effect
 from evenhand.cli._folder import claim, default_folder, free
 from evenhand.cli._keep import BestRound, KeepRule, Results, best_so_far, copied, rule_of, with_best
-from evenhand.cli._options import LocalOptions, ModelOptions, Recipe, TrainingOptions, check_watch, trackers
+from evenhand.cli._models import ModelOptions
+from evenhand.cli._options import LocalOptions, Recipe, TrainingOptions, check_watch, trackers
 from evenhand.cli._terminal import remark, say, show_comparison
 from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError

@@ -22,7 +22,7 @@ from evenhand.centralized import Weighting
 from evenhand.cli._data import SOURCES
 from evenhand.cli._folder import PAGE, load_saved, study_in
 from evenhand.cli._methods import first_line
-from evenhand.cli._options import MODELS
+from evenhand.cli._models import MODELS
 from evenhand.cli._terminal import client_table, new_table, remark, say, show_comparison, tally
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.evaluation.metrics import BUILT_IN

@@ -25,7 +25,8 @@ from evenhand.cli import _options
 from evenhand.cli._arguments import Words, changed, flat, hyphenated, typed
 from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._folder import PAGE, default_folder
-from evenhand.cli._options import GridOptions, ModelOptions, Recipe, SharedOptions
+from evenhand.cli._models import ModelOptions
+from evenhand.cli._options import GridOptions, Recipe, SharedOptions
 from evenhand.cli._terminal import say, show_comparison
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number

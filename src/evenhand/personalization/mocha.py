@@ -132,11 +132,7 @@ def mocha(
     Source: Smith et al., *Federated Multi-Task Learning*, NeurIPS 2017; as in Li et al., *Ditto*, ICML 2021, table 7.
     """
     check_process()
-    if isinstance(train, Model):
-        raise EvenhandError(
-            "eh.personalization.mocha() solves the problem for all clients at once: give it their examples, such as "
-            "data.train. The method of runs is eh.personalization.methods.mocha(model)."
-        )
+    _check_examples(train)
     for name, value, least in (("outer", outer, 0), ("inner", inner, 1), ("seed", seed, 0)):
         whole_number(name, value, least)
     if not 0.0 < lam < float("inf") or not 0.0 < share < float("inf"):
@@ -185,6 +181,15 @@ def mocha(
         malicious=malicious,
         rejected=np.concatenate(rejected),
     )
+
+
+def _check_examples(train: object) -> None:
+    """Names the method of runs to whoever gives the solver a model."""
+    if isinstance(train, Model):
+        raise EvenhandError(
+            "eh.personalization.mocha() solves the problem for all clients at once: give it their examples, such as "
+            "data.train. The method of runs is eh.personalization.methods.mocha(model)."
+        )
 
 
 # --- malicious clients -------------------------------------------------------------------------------------------
