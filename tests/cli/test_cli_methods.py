@@ -330,6 +330,8 @@ TRIED_ELSEWHERE = {
     "alone": "it is for one client: tests/unit/privacy/test_private_work.py",
     "dp-ftrl": "it must be told the number of clients: tests/unit/privacy/test_dp_ftrl.py",
     "private": "it needs a noisy method: tests/cli/test_cli_privacy.py",
+    "dp-fed2": "it takes pairs of numbers: tests/unit/privacy/test_dp_fed2.py, tests/contracts",
+    "fedprox-measured": "its work needs a step size: tests/identities/test_identities_measured_mu.py",
     "adadps-fl": "its scales come from a file: tests/cli/test_cli_beside.py",
     "mocha": "it keeps a number for each example, and needs classes: tests/unit/test_mocha_method.py",
     "delta-fl-levels": "its reports have an entry for each level: tests/identities/test_identities_side_by_side.py",

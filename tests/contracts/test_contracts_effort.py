@@ -39,6 +39,7 @@ WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=2)
 NEEDED = {"method": "fedavg()", "personal": "'b'", "head": "'b'", "cohort": "2", "clients": "4"}
 BY_HAND = {
     "alone": "alone()",
+    "dp_fed2": "dp_fed2(step_sizes=(1.0, 0.1), clips=(0.5, 2.0), noise_multiplier=0.5, delay=2)",
     "fit": "fit(learning_rate=0.1, batch_size=2, steps=3)",
     "private": "private(fedavg(aggregator=noisy_mean(0.5, noise_multiplier=0.5, rate=0.5), sampling=poisson(0.5)))",
 }
