@@ -221,7 +221,7 @@ def _vehicle(config: Config) -> None:
         runs = _runs(config, "two classes", config.cohort, kind, _under(config, "vehicle", name))
         deal = partial(vehicle.devices_of, config.data_dir, rows=config.vehicle_rows)
         every = vehicle.methods()
-        runs = runs._replace(data=deal, rates=config.rates or (0.01, 0.1), **changed)
+        runs = runs._replace(**{"data": deal, "rates": config.rates or (0.01, 0.1), **changed})
         return compared({x: every[x] for x in wanted or every}, runs)
 
     found = {column: compared_at(column, column) for column in _ON_VEHICLE}
