@@ -114,7 +114,7 @@ def test_every_option_says_what_it_takes(
         ("run fedporx --help", "(perhaps you meant fedprox)"),
         (
             "run --rounds 3 fedsomething",
-            "There is no method 'fedsomething' among afl, alone, averaged, delta-fl, fedavg, ",
+            "There is no method 'fedsomething' among afl, alone, averaged, delta-fl, delta-fl-levels, fedavg, ",
         ),
         (
             "run --rond 3 fedavg",
@@ -307,6 +307,6 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         return set(done.stdout.split())
 
     assert {"run", "resume", "compare", "report", "list", "completion"} <= completed("evenhand", "")
-    assert completed("evenhand", "run", "fedp") == {"fedprox", "fedprox-adaptive"}
+    assert completed("evenhand", "run", "fedp") == {"fedprox", "fedprox-adaptive", "fedprox-measured"}
     assert "--mu" in completed("evenhand", "run", "fedprox", "--m")
     assert "--mu" not in completed("evenhand", "run", "fedavg", "--m")

@@ -33,7 +33,7 @@ def risk_weighted(risk: Risk, *, of_slots: bool = False) -> Sum:
       risk: such as ``eh.risks.superquantile(0.5)`` (Delta-FL) or ``eh.risks.tilted(1.0)`` (TERM).
       of_slots: whether an empty slot counts as a client of mean weight :math:`\omega` whose loss is the lowest, so that
         a tail fraction is one of the slots.  Of :math:`m` slots with :math:`c` clients, ``superquantile(theta)`` then
-        is that of the clients at :math:`\min(1, \theta m / c)`: the same number of clients counts, however many are
+        is that of the clients at :math:`\theta m / c`, at most 1: the same number of clients counts, however many are
         there.
 
     Edge cases: a client of weight 0 is left out; without any client the direction is zero.

@@ -47,8 +47,8 @@ def delta_fl(
       strict: with ``filtered``; False: also keep clients whose loss equals the quantile, as printed in the paper; if
         ``theta m`` is a whole number, that is one client more than the objective asks for.
       follow: ``theta`` follows availability, so that the number of clients that count stays the same.  Of :math:`m`
-        slots of which :math:`|S_t|` have reported, the round's tail fraction is :math:`\theta_t = \min(1, \theta m /
-        |S_t|)`: about :math:`\theta m` clients count while so many are there, and all of them otherwise.
+        slots of which :math:`|S_t|` have reported, the round's tail fraction is :math:`\theta m / |S_t|`, and at most
+        1: about :math:`\theta m` clients count while so many are there, and all of them otherwise.
       sampling: as in ``fedavg``; ``uniform(weighted=False)`` weights clients, rather than examples, equally.
       server_opt, keep_partial: as in ``fedavg``.
 

@@ -80,6 +80,7 @@ def fedprox_measured(
 
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, theorem 4 and section 5.3.3.
     """
+    local.check_work(work)
     if (step_size := work.step_size) is None or not step_size > 0.0:
         raise EvenhandError(
             "fedprox_measured(): the largest mu that local steps bear is one over their size, and this work has "
@@ -91,7 +92,7 @@ def fedprox_measured(
         aggregator,
         sampling,
         keep_partial=keep_partial,
-        name="fedprox(mu=theory)",
+        name="fedprox_measured",
         correction=lambda message, data: local.proximal(message.extra, message.params),
         attach=lambda mu: mu,
         extra=lambda params, clients: jnp.float32(0.0),

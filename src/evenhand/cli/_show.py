@@ -267,7 +267,7 @@ else:
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Show methods, their parts, losses, systems, attacks, metrics, data sets and models, and what only Python has."""
+    """Show methods, their parts, losses, systems, attacks, data sets and models."""
 
     topic: Positional[Topic] = "all"
     """the list to show"""

@@ -80,7 +80,7 @@ def mocha(
       model: a linear one, such as ``softmax_regression`` or ``svm``: its outputs are the scores of the classes, and
         its metrics are reported; its loss is not what is trained.
       lam: :math:`\lambda > 0`.
-      inner: rounds between two updates of :math:`\Sigma`, which begins at :math:`I / N`.
+      inner: rounds between two updates of how clients are related, which begins at :math:`I / N`.
       share: steps of a client in a round, as a share of its examples, rounded down; at least one step.
       sampling: how cohorts are drawn; weights have no effect.
       keep_partial: aggregate the steps that stragglers complete; False: drop stragglers.

@@ -210,7 +210,7 @@ def test_impossible_sizes_are_refused_before_memory_is_allocated(size) -> None:
         ("classes", lambda: m.mlp(3, classes=size)),
         (r"hidden\[1\]", lambda: m.mlp(3, classes=2, hidden=(4, size))),
         ("classes", lambda: m.cnn_femnist(size)),
-        ("hidden", lambda: m.cnn_femnist(hidden=size)),
+        *([("hidden", lambda: m.cnn_femnist(hidden=size))] if size else []),  # 0: no hidden layer
         ("classes", lambda: m.cnn_femnist_dropout(size)),
         ("classes", lambda: m.cnn_cifar(size)),
         ("classes", lambda: m.lenet(size)),

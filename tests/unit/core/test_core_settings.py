@@ -37,7 +37,7 @@ NUMBERS: dict[Callable[..., Any], dict[str, Any]] = {
     reference_tilt: {"rate": 0.5},
     eh.aggregators.drift_tilted: {"steps": 1},
     eh.algorithms.averaged: {"growth": 1.0, "initial": True},
-    eh.algorithms.delta_fl: {"nu": 0.0, "filtered": False, "strict": True},
+    eh.algorithms.delta_fl: {"nu": 0.0, "filtered": False, "strict": True, "follow": False},
     eh.algorithms.fedmgda: {"epsilon": 0.1},
     eh.algorithms.fedtilt: {
         "tilt_class": 0.0,

@@ -41,6 +41,7 @@ def test_purposes_keep_their_numbers() -> None:
         "NOISE": 10,
         "MASKS": 11,
         "DROPOUTS": 12,
+        "AVAILABILITY": 13,
         "COMPRESSION": 14,
     }
 
