@@ -12,6 +12,7 @@ import optax
 
 from evenhand import rounds as protocol
 from evenhand import tree
+from evenhand._platform import check_process
 from evenhand.communication import compressed
 from evenhand.data import FederatedDataset, Split
 from evenhand.devices import everywhere, here, over
@@ -120,12 +121,13 @@ def algorithm_checks(
 
       With pytest: ``@pytest.mark.parametrize("check", checks, ids=lambda check: check.name)``.
     """
+    check_process()
     ways = tuple((count, device_count) for device_count in devices for count in lanes)
     data = toy_data() if data is None else data
     data = data if algorithm.pooled is None else data.pooled
     capacity = int(data.train.sizes.max())
-    params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
-    rows = (jnp.asarray(data.train.x), jnp.asarray(data.train.y))
+    params = jax.eval_shape(lambda: algorithm.model.init(jax.random.key(0)))
+    rows: Any = (data.train.x, data.train.y)  # NumPy's: a process that was forked must not touch a device
     program = Program(
         algorithm=compressed(algorithm, params, rows, capacity, data.num_clients),
         cohort=cohort,
