@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand import rounds, tree
+from evenhand._platform import check_process
 from evenhand.aggregators import aggregate, reduce_uploads
 from evenhand.testing._check import Check, are_equal, check_all, checks_of, form
 from evenhand.types import Aggregator, Attack, Cohort, PyTree, Report, Sum, Upload
@@ -67,6 +68,7 @@ def aggregator_checks(
       >>> [check.name for check in aggregator_checks(eh.aggregators.krum(1))][:2]
       ['the direction has the form of an upload', 'the same uploads give the same bits']
     """
+    check_process()  # the uploads are put on a device here, before any check runs
     rule = _Rule(aggregator, uploads, tolerance)
     is_sum = isinstance(aggregator, Sum)
     is_bounded = is_sum and aggregator.sensitivity is not None
