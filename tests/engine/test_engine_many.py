@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
+from evenhand.personalization.methods import mocha
 from evenhand.simulation import Execution, Job, Run, iterate_many
 from evenhand.simulation._many import Together
 from evenhand.simulation._simulate import runs_of
@@ -175,6 +176,14 @@ def test_other_programs_large_models_and_single_runs_train_alone(
     monkeypatch.undo()
     monkeypatch.setattr("evenhand.simulation._many._devices", lambda: 1)
     jobs = [Job(A.fedavg(eh.local.sgd(MODEL, 0.1, steps=n)), DATA, 2, cohort=4, eval_every=2) for n in (1, 2)]
+    single = [list(runs_of(job))[-1] for job in jobs]
+    assert [apart(a, b) for a, b in zip(finished(jobs), single, strict=True)] == [0.0, 0.0]
+    assert columns == []
+
+
+def test_methods_that_factorise_matrices_train_alone(columns: list[list[int]]) -> None:
+    """Fifteen runs of MOCHA as one program waited for each other's threads, and never ended."""
+    jobs = [Job(mocha(MODEL, lam=lam), DATA, 2, cohort=4, eval_every=2) for lam in (0.01, 0.1)]
     single = [list(runs_of(job))[-1] for job in jobs]
     assert [apart(a, b) for a, b in zip(finished(jobs), single, strict=True)] == [0.0, 0.0]
     assert columns == []

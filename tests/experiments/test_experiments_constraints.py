@@ -13,7 +13,7 @@ import tyro
 import evenhand as eh
 from experiments import evidence
 from experiments.constraints import __main__ as command
-from experiments.constraints.methods import CONDITIONS, Budget, methods
+from experiments.constraints.methods import CONDITIONS, Budget, Condition, methods
 
 FOLDER = Path(command.__file__).parent
 MODEL = eh.models.softmax_regression(features=4, classes=3)
@@ -25,9 +25,9 @@ def saved(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_ten_methods_have_a_form_for_each_condition(condition: str) -> None:
+def test_ten_methods_have_a_form_for_each_condition(condition: Condition) -> None:
     """A private form promises privacy at the noise that it is given; the others do not."""
-    made = methods(condition, MODEL, Budget(0.5, 2.0))  # type: ignore[arg-type]
+    made = methods(condition, MODEL, Budget(0.5, 2.0))
     assert len(made) == 10
     for name, candidates in made.items():
         first = {argument: values[0] for argument, values in candidates.grid.items()}

@@ -10,7 +10,7 @@ What is not as listed in :mod:`evenhand._jaxpr` raises :exc:`UnknownForm`, and c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from jax import lax
@@ -105,6 +105,22 @@ def has_call(program: Any, name: str) -> bool:
     """
     return any(
         equation.params.get("name") == name or any(has_call(part, name) for part in within(equation.params))
+        for equation in opened(program)[0].eqns
+    )
+
+
+def has_primitive(program: Any, names: Collection[str]) -> bool:
+    """Whether a program, or one inside it, has an equation of one of these primitives.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> program = jax.make_jaxpr(jax.vmap(lambda x: jnp.linalg.eigh(x)[0]))(jnp.ones((3, 2, 2)))
+      >>> has_primitive(program, {"eigh"}), has_primitive(program, {"svd"})
+      (True, False)
+    """
+    return any(
+        equation.primitive.name in names
+        or any(has_primitive(part, names) for part in within(equation.params))
         for equation in opened(program)[0].eqns
     )
 

@@ -192,7 +192,7 @@ class DataOptions:
             try:
                 lines = Path(self.clients_from).read_text(encoding="utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError, ValueError) as error:
-                why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+                why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
                 fault = f"--clients-from {self.clients_from} cannot be read ({why})"
                 raise EvenhandError(f"{fault}: name a file with one client id in each line.") from None
             data = data.select(line for line in lines if line.strip())

@@ -182,6 +182,7 @@ def schedule_from(value: object) -> Schedule | None:
     )
     if not callable(value):
         raise EvenhandError(f"schedule={value!r:.60} is no function of the round: {advice}.")
+    # A partial function or an object that can be called has no name.
     made = Schedule(value, str(getattr(value, "__name__", "")))
     try:
         shape = jax.eval_shape(lambda round: made(round), jax.ShapeDtypeStruct((), jnp.int32)).shape

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evenhand import rounds, tree
 from evenhand._jaxpr.hoist import Hoisted, Keyed, hoist, is_switched_on, unchanged, warn_of
+from evenhand._jaxpr.programs import has_primitive
 from evenhand.aggregators import in_loop, in_passes, reduce_uploads
 from evenhand.devices import as_entry, entry, everywhere
 from evenhand.rounds import RoundState
@@ -82,12 +83,22 @@ class Hoistable(NamedTuple):
     results: Any
 
 
+_FACTORISATIONS = {"cholesky", "eig", "eigh", "geqrf", "lu", "schur", "svd"}
+"""Primitives that call LAPACK."""
+
+
 def hoist_rounds(program: Program, state: RoundState, rows: Rows, keys: Keys) -> Hoistable | None:
-    """The rounds of a program on arguments of these shapes; None where they cannot be told from their literals."""
+    """The rounds of a program on arguments of these shapes; None where they cannot serve several runs.
+
+    They cannot be told from their literals then, or factorise matrices.
+    """
     if not is_switched_on():
         return None
     traced = _traced(ById(program), *tree.form((state, rows, keys, np.int32(0), np.int32(0))))
     try:
+        # On a CPU, the factorisations of many runs at once can wait for each other's threads for ever.
+        if has_primitive(traced.jaxpr, _FACTORISATIONS):
+            return None
         return Hoistable(hoist(traced.jaxpr), traced.results)
     except Exception as error:  # as in _Traced.compiled
         warn_of(error)

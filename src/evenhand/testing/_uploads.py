@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand import rounds, tree
-from evenhand._platform import check_process
 from evenhand.aggregators import aggregate, reduce_uploads
 from evenhand.testing._check import Check, are_equal, check_all, checks_of, form
 from evenhand.types import Aggregator, Attack, Cohort, PyTree, Report, Sum, Upload
@@ -68,7 +67,6 @@ def aggregator_checks(
       >>> [check.name for check in aggregator_checks(eh.aggregators.krum(1))][:2]
       ['the direction has the form of an upload', 'the same uploads give the same bits']
     """
-    check_process()  # the uploads are put on a device here, before any check runs
     rule = _Rule(aggregator, uploads, tolerance)
     is_sum = isinstance(aggregator, Sum)
     is_bounded = is_sum and aggregator.sensitivity is not None
@@ -102,7 +100,7 @@ class _Rule:
         self.uploads = Upload(deltas, weights, losses)
         self.copies = jax.tree.map(np.copy, self.uploads)
         self.order = rng.permutation(count)
-        self.upload = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), deltas)
+        self.upload = jax.tree.map(lambda leaf: leaf[0], deltas)
 
     def direction(self, uploads: Upload) -> PyTree:
         weights, losses = map(jnp.asarray, uploads[1:])
@@ -160,16 +158,17 @@ class _Rule:
             assert jnp.max(norms) <= bound, "An upload's contribution exceeds the declared sensitivity."
 
     def check_compression(self) -> None:
-        compression, like = self.aggregator.compression, tree.zeros_like(self.upload)
+        upload = jax.tree.map(jnp.asarray, self.upload)
+        compression, like = self.aggregator.compression, tree.zeros_like(upload)
         memory, keys = compression.begin(like), jax.random.split(jax.random.key(0), 2)
         shorten = jax.jit(compression.shorten)
-        sent, kept = shorten(self.upload, memory, keys[0])
+        sent, kept = shorten(upload, memory, keys[0])
         words = "What is sent or kept does not have the form of the upload or of the memory."
         assert (form(sent), form(kept)) == (form(self.upload), form(memory)), words
-        again = shorten(self.upload, memory, keys[0])
+        again = shorten(upload, memory, keys[0])
         assert are_equal((sent, kept), again), "The same key gave another short upload."
         for value in (jnp.nan, jnp.inf):
-            broken = {**self.upload, "w": self.upload["w"].at[0, 0].set(value)}
+            broken = {**upload, "w": upload["w"].at[0, 0].set(value)}
             assert not jnp.isfinite(tree.norm(shorten(broken, memory, keys[1])[0])), (
                 "A short upload hides a number that is not finite."
             )

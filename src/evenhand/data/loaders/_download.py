@@ -26,7 +26,7 @@ _TIMEOUT = 60
 """Seconds without a byte after which a transfer has failed."""
 
 _ABANDONED = 600
-"""Seconds without a byte after which another process may go on with a part."""
+"""Seconds without a byte after which another process may continue a part."""
 
 _NO_SUCH_RANGE = 416
 
@@ -68,7 +68,7 @@ def cache_folder() -> Path:
 def download(url: str, *, sha256: str | None = None, folder: str | Path | None = None) -> Path:
     """The file at an address, which is fetched unless it is in the folder already.
 
-    A transfer that broke off goes on where it ended, if the server can do that.
+    A transfer that broke off resumes where it stopped, if the server can do that.
 
     Args:
       url: ``https:``, ``http:`` or ``file:``.
@@ -182,17 +182,17 @@ def _transfer(remote: Remote, part: Path) -> None:
     except urllib.error.HTTPError as error:
         if error.code != _NO_SUCH_RANGE or not begin:
             raise
-        return  # all of it may be there: the checksum tells
+        return  # all of it may be there already, which the checksum decides
     with answer:
         follows = str(answer.headers.get("Content-Range", "")).startswith(f"bytes {begin}-")
-        appends = begin > 0 and getattr(answer, "status", None) == http.client.PARTIAL_CONTENT and follows
+        appends = begin > 0 and answer.status == http.client.PARTIAL_CONTENT and follows
         length, count = answer.headers.get("Content-Length"), 0
         with part.open("ab" if appends else "wb") as file:
             while block := answer.read(_BLOCK):
                 file.write(block)
                 count += len(block)
                 if remote.size is not None and file.tell() > remote.size:
-                    return  # another file: the size tells
+                    return  # it is too large, so another file
         if length is not None and length.isdecimal() and count < int(length):
             raise OSError(f"the connection broke off after {count:,} of {int(length):,} bytes")
 
