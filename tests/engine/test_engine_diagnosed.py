@@ -84,3 +84,11 @@ def test_the_command_writes_them_into_summary_and_report(tmp_path):
     assert "How unlike the clients are" in (tmp_path / "a" / "report.html").read_text()
     assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "again.html")]) == 0
     assert "How unlike the clients are" in (tmp_path / "again.html").read_text()
+
+
+def test_the_work_is_that_of_the_round_that_would_come_next():
+    """With one client, the global model of one more round is where its work ends, batches and all."""
+    alone, method = DATA.select(["d"]), eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.2, epochs=1, batch_size=4))
+    before, after = (eh.simulate(method, alone, rounds=rounds) for rounds in (3, 4))
+    gamma = eh.evaluation.inexactness(MODEL, before.params, after.params, alone.train, 0)
+    assert before.diagnosed().info["diagnostics"]["inexactness"] == pytest.approx(gamma, rel=1e-4)
