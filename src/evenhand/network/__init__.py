@@ -1,0 +1,2 @@
+"""The same methods on real machines: a server and clients that exchange messages.
+"""

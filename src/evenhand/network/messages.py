@@ -1,0 +1,161 @@
+"""Messages between server and clients as bytes: a header in JSON, and arrays.
+
+A message comes from another machine, and nothing in it is trusted.  :func:`decode` reads no more than numbers and text:
+a header of limited length, and arrays of numeric types whose sizes add up to the length of the message.  Nothing is
+unpickled or evaluated.  :func:`unpacked` then checks every array against the shape that it must have.
+
+Layout: 8 bytes ``EVENHAND``, 4 bytes length of the header, the header, and the arrays one after the other in
+little-endian order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from evenhand.errors import EvenhandError
+from evenhand.types import PyTree
+
+__all__ = ["Message", "MessageError", "decode", "encode", "packed", "unpacked"]
+
+NDArray = npt.NDArray[Any]
+
+_MAGIC = b"EVENHAND"
+_LONGEST_HEADER = 2**24
+_MOST_DIMENSIONS = 32
+_TYPES = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64".split()
+)
+
+
+class Message(NamedTuple):
+    """What one side sends to the other.
+
+    Attributes:
+      kind: what it asks for or answers, such as ``"work"``.
+      fields: numbers, texts, lists and objects of JSON, by name.
+      arrays: numbers of which the receiver knows the shapes.
+    """
+
+    kind: str
+    fields: Mapping[str, Any] = {}
+    arrays: tuple[NDArray, ...] = ()
+
+
+class MessageError(EvenhandError):
+    """A message that is not what it should be."""
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message; equal messages have equal bytes.
+
+    Example:
+      >>> decode(encode(Message("work", {"round": 3}, (np.arange(3),)))).fields["round"]
+      3
+    """
+    arrays = [np.ascontiguousarray(array) for array in message.arrays]
+    about = [[str(array.dtype), list(np.shape(array))] for array in message.arrays]
+    header = json.dumps(
+        {"kind": message.kind, "fields": message.fields, "arrays": about}, sort_keys=True, allow_nan=False
+    ).encode()
+    parts = [_MAGIC, len(header).to_bytes(4, "little"), header]
+    return b"".join([*parts, *(array.tobytes() for array in map(_little_endian, arrays))])
+
+
+def decode(data: bytes) -> Message:
+    """The message that some bytes are.
+
+    Raises:
+      MessageError: they are none: cut off, too long, or not of these types.
+    """
+    if data[:8] != _MAGIC:
+        raise MessageError("A message does not begin as those of Evenhand do: it was sent by something else.")
+    length = int.from_bytes(data[8:12], "little")
+    if len(data) < 12 or length > min(_LONGEST_HEADER, len(data) - 12):
+        raise MessageError("A message is cut off in its header.")
+    try:
+        header: Any = json.loads(data[12 : 12 + length], parse_constant=_refused)
+        kind, fields, about = header["kind"], header["fields"], header["arrays"]
+    # RecursionError: nested too deeply; the others: not UTF-8, not JSON, or not an object with these entries
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise MessageError("The header of a message is not JSON with a kind, fields and arrays.") from None
+    if not (isinstance(kind, str) and isinstance(fields, dict) and isinstance(about, list)):
+        raise MessageError("The header of a message is not JSON with a kind, fields and arrays.")
+    arrays, position = list[NDArray](), 12 + length
+    for entry in cast(list[Any], about):
+        dtype, shape = _form(entry)
+        size = math.prod(shape) * dtype.itemsize
+        if size > len(data) - position:
+            raise MessageError("A message is cut off: its arrays are longer than what came.")
+        flat = np.frombuffer(data, dtype, math.prod(shape), position)
+        # A copy: what came is read-only, and not aligned.
+        arrays.append(flat.astype(dtype.newbyteorder("="), copy=True).reshape(shape))
+        position += size
+    if position != len(data):
+        raise MessageError("A message is longer than its arrays.")
+    return Message(kind, cast(dict[str, Any], fields), tuple(arrays))
+
+
+def _form(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The type and the shape of an array that a header announces."""
+    match entry:
+        case [str(name), list(sizes)] if name in _TYPES and len(cast(list[Any], sizes)) <= _MOST_DIMENSIONS:
+            shape = cast(list[Any], sizes)
+            if all(type(size) is int and 0 <= size < 2**40 for size in shape):
+                return jnp.dtype(name).newbyteorder("<"), tuple(shape)
+        case _:
+            pass
+    raise MessageError("A message announces an array of a type or a shape that there is not.")
+
+
+def _little_endian(array: NDArray) -> NDArray:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _refused(text: str) -> Any:
+    raise ValueError(text)
+
+
+# --- trees of arrays --------------------------------------------------------------------------------------------------
+
+
+def packed(tree: PyTree) -> tuple[NDArray, ...]:
+    """The leaves of a tree as NumPy arrays; random keys as the numbers that they are made of."""
+    return tuple(np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf) for leaf in jax.tree.leaves(tree))
+
+
+def unpacked(arrays: Sequence[NDArray], like: PyTree, name: str) -> PyTree:
+    """The tree whose leaves were sent; ``name`` says in errors what it is.
+
+    Args:
+      arrays: as :func:`packed` gives them.
+      like: a tree of the same form, of arrays or of shapes.
+      name: such as ``"an upload"``.
+
+    Raises:
+      MessageError: they are not of that form.
+    """
+    leaves, structure = jax.tree.flatten(like)
+    if len(arrays) != len(leaves):
+        raise MessageError(f"The message has {len(arrays)} arrays for {name}, which has {len(leaves)}.")
+    made = list[Any]()
+    for array, leaf in zip(arrays, leaves, strict=True):
+        expected = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+        if array.shape != expected.shape or array.dtype != expected.dtype:
+            raise MessageError(
+                f"The message has {array.dtype}{list(array.shape)} for {name}, where "
+                f"{expected.dtype}{list(expected.shape)} is due."
+            )
+        made.append(jax.random.wrap_key_data(jnp.asarray(array)) if _is_key(leaf) else array)
+    return jax.tree.unflatten(structure, made)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
