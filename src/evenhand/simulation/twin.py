@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from evenhand import rounds, tree
 from evenhand.aggregators import reduce_uploads
+from evenhand.exchange import ClientHalf, ServerHalf, Worked, uploads_of
 from evenhand.rounds import RoundState, Step
 from evenhand.simulation.program import (
     EXECUTED,
@@ -28,8 +29,8 @@ from evenhand.simulation.program import (
     on_time,
 )
 from evenhand.simulation.store import States
-from evenhand.streams import Keys, Purpose, stream
-from evenhand.types import Array, ClientData, Cohort, Key, PyTree, Report, Sum, Upload
+from evenhand.streams import Keys
+from evenhand.types import Array, ClientData, Cohort, Key, PyTree, Report, Upload
 
 __all__ = ["PhaseParts", "parts_of", "run_rounds"]
 
@@ -38,11 +39,11 @@ class PhaseParts(NamedTuple):
     """A phase as two compiled functions, since the twin need not be that slow: what a client and the server do.
 
     Attributes:
-      client: ``(rows, message, client_state, k, progress, round, key) -> (report, delta, client_state)``.
+      client: ``(rows, message, client_state, k, progress, round, key) -> Worked``.
       server: ``(server, memory, reports, deltas, cohort, malicious, keys, round) -> (Step, accepted)``.
     """
 
-    client: Callable[[Rows, PyTree, PyTree, Array, Array, int, Key], tuple[Report, PyTree, PyTree]]
+    client: Callable[[Rows, PyTree, PyTree, Array, Array, int, Key], Worked]
     server: Callable[[PyTree, PyTree, Report, PyTree, Cohort, Array, Keys, int], tuple[Step, Array]]
 
 
@@ -84,7 +85,7 @@ def _one_round(
         cohort = rounds.cohort(algorithm, program.systems, rows.sizes, program.cohort, keys, round, index)
         cohort, seconds = on_time(program, index, rows, cohort, round)
         # 2. Each of its clients gets the broadcast, reports, works and sends what its work gives.
-        sent: list[tuple[Report, PyTree, PyTree]] = []
+        sent: list[Worked] = []
         for k, progress in zip(cohort.ids, cohort.progress, strict=True):
             message, memory = phase.broadcast(state.server, k), tree.take(state.clients, k)
             key = rounds.work_key(keys, round, rounds.phase_stream(algorithm, index), k)
@@ -116,8 +117,8 @@ def _client(
     progress: Array,
     round: int,
     key: Key,
-) -> tuple[Report, PyTree, PyTree]:
-    phase, attack = program.algorithm.phases[index], program.attack
+) -> Worked:
+    half = ClientHalf(program.algorithm, index, program.attack)
     data = ClientData(
         x=rows.x,
         y=rows.y,
@@ -127,10 +128,8 @@ def _client(
         capacity=program.capacity,
         round=jnp.asarray(round, jnp.int32),
     )
-    data = rounds.fresh_data(attack, data, rows.malicious, k, round, key)
-    report = rounds.false_report(attack, phase.report(message, state, data), rows.malicious[k], round, key)
-    delta, state = phase.work(message, state, data, key)
-    return report, rounds.false_delta(attack, delta, rows.malicious[k], round, key), state
+    data = rounds.fresh_data(program.attack, data, rows.malicious, k, round, key)
+    return half.work(message, state, data, rows.malicious[k], key)
 
 
 def _server(
@@ -145,35 +144,28 @@ def _server(
     keys: Keys,
     round: int,
 ) -> tuple[Step, Array]:
-    algorithm, phase = program.algorithm, program.algorithm.phases[index]
-    aggregator, streams = phase.aggregator, rounds.phase_stream(program.algorithm, index)
+    half = ServerHalf(program.algorithm, index, program.capacity)
+    aggregator, client = half.aggregator, ClientHalf(program.algorithm, index, program.attack)
     # What no honest client can send is rejected; the others are weighed.
-    largest = rounds.largest_weight(algorithm, program.capacity)
-    sane = jax.vmap(lambda report: rounds.accepts_report(aggregator, report, largest))(reports)
-    cohort = cohort._replace(present=cohort.present & sane)
-    weights, after, info = rounds.weighed(aggregator, reports, cohort, memory)
-    # Where nothing is shared, deltas are empty trees, which do not tell how many there are.
-    finite = jax.vmap(rounds.accepts_delta, axis_size=len(cohort.ids))
-    cohort = cohort._replace(present=cohort.present & finite(deltas))
-    uploads = tree.among(cohort.present, Upload(deltas, weights, reports.loss))
+    cohort = cohort._replace(present=cohort.present & half.sane(reports))
+    weights, after, info = half.weighed(reports, cohort, memory)
+    cohort = cohort._replace(present=cohort.present & half.finite(deltas, len(cohort.ids)))
+    uploads = uploads_of(reports, deltas, weights, cohort.present)
     if program.attack is not None and program.attack.collude is not None:
         chosen = malicious[cohort.ids]
-        uploads = rounds.colluding(program.attack, uploads, chosen, cohort, keys, round, streams)
-        cohort = cohort._replace(present=cohort.present & finite(uploads.delta))
+        uploads = rounds.colluding(program.attack, uploads, chosen, cohort, keys, round, half.streams)
+        finite = half.finite(uploads.delta, len(cohort.ids))
+        cohort = cohort._replace(present=cohort.present & finite)
     # All uploads become one direction, and the server steps along it.
-    noise = jax.vmap(partial(rounds.lift_key, keys, round, streams))(cohort.ids)
-    key = stream(keys.secret, Purpose.AGGREGATOR, round, streams)
-    step_key = stream(keys.secret, Purpose.SERVER, round, streams)
+    noise = jax.vmap(partial(rounds.lift_key, keys, round, half.streams))(cohort.ids)
+    key, step_key = half.keys(keys, round)
 
     def lift(slot: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
-        assert isinstance(aggregator, Sum)
-        bad = malicious[cohort.ids[slot]]
-        return rounds.lifted(program.attack, aggregator, upload, public, bad, round, key)
+        return client.lift(upload, public, malicious[cohort.ids[slot]], round, key)
 
     direction, after = reduce_uploads(aggregator, uploads, cohort.present, after, key, noise, lift)
-    count = jnp.sum(cohort.present.astype(jnp.int32))
-    step = rounds.server_step(phase, server, (memory, after), direction, count, step_key)
-    return step._replace(info={**info, **step.info}), cohort.present
+    step = half.step(server, (memory, after), direction, cohort.present, info, step_key)
+    return step, cohort.present
 
 
 def _counted(
