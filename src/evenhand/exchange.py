@@ -54,18 +54,18 @@ class ClientHalf(NamedTuple):
 
     Attributes:
       algorithm: the method.
-      index: the phase.
+      number: of the phase, from 0.
       attack: what malicious clients do; a network has none.
     """
 
     algorithm: Algorithm
-    index: int
+    number: int
     attack: Attack | None = None
 
     @property
     def phase(self) -> Phase:
         """The phase of the method."""
-        return self.algorithm.phases[self.index]
+        return self.algorithm.phases[self.number]
 
     def report(
         self, message: PyTree, state: PyTree, data: ClientData, malicious: Array | bool, key: Key
@@ -102,18 +102,18 @@ class ServerHalf(NamedTuple):
 
     Attributes:
       algorithm: the method.
-      index: the phase.
+      number: of the phase, from 0.
       capacity: rows of the largest client.
     """
 
     algorithm: Algorithm
-    index: int
+    number: int
     capacity: int
 
     @property
     def phase(self) -> Phase:
         """The phase of the method."""
-        return self.algorithm.phases[self.index]
+        return self.algorithm.phases[self.number]
 
     @property
     def aggregator(self) -> Aggregator:
@@ -123,7 +123,7 @@ class ServerHalf(NamedTuple):
     @property
     def streams(self) -> int:
         """The number of the phase's streams."""
-        return rounds.phase_stream(self.algorithm, self.index)
+        return rounds.phase_stream(self.algorithm, self.number)
 
     @property
     def weighs(self) -> bool:

@@ -82,7 +82,7 @@ def test_all_personal_models_come_block_by_block(
     name: str, runs: dict[str, eh.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block holds as many clients as fit into the given room: 3 * (8 parameters + 3 * 16 rows) here."""
-    monkeypatch.setattr("evenhand.simulation._evaluation._ROOM", 3 * 56)
+    monkeypatch.setattr("evenhand.simulation.evaluating._ROOM", 3 * 56)
     blocks = list(runs[name].personal_models())
     assert [(window.start, window.stop) for window, _ in blocks] == [(0, 3), (3, 4)]
     for window, params in blocks:

@@ -182,7 +182,7 @@ def test_it_is_the_same_however_clients_are_evaluated(runs, name, more):
 
 def test_states_on_the_host_are_served_in_windows(runs, monkeypatch):
     """Four clients at a time, so that a client's place differs from its number."""
-    monkeypatch.setattr("evenhand.simulation._evaluation._ROOM", 60)
+    monkeypatch.setattr("evenhand.simulation.evaluating._ROOM", 60)
     run = eh.simulate(KEEPING["ditto"], DATA, offload=True, **ONCE)
     np.testing.assert_allclose(
         run.client_metrics("test")["loss"], runs["ditto"].client_metrics("test")["loss"], rtol=1e-6

@@ -193,6 +193,22 @@ def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
     return needed[::-1]
 
 
+def used_inputs(program: Any) -> list[bool]:
+    """Which inputs of a program its results depend on; all inputs of an equation inside count, if its results do.
+
+    Example:
+      >>> import jax
+      >>> used_inputs(jax.make_jaxpr(lambda x, y, z: (x + z, y * 2)[0])(1.0, 2.0, 3.0))
+      [True, False, True]
+    """
+    jaxpr = opened(program)[0]
+    used = {id(atom) for atom in jaxpr.outvars}
+    for equation in reversed(jaxpr.eqns):
+        if any(id(variable) in used for variable in equation.outvars):
+            used |= {id(atom) for atom in equation.invars}
+    return [id(variable) in used for variable in jaxpr.invars]
+
+
 def as_it_is(equation: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """The results of an equation."""
     primitive: Any = equation.primitive

@@ -23,19 +23,18 @@ import numpy.typing as npt
 from evenhand.errors import EvenhandError
 from evenhand.types import PyTree
 
-__all__ = ["Message", "MessageError", "decode", "encode", "packed", "unpacked"]
+__all__ = ["Packet", "PacketError", "decode", "encode", "packed", "unpacked"]
 
 NDArray = npt.NDArray[Any]
 
 _MAGIC = b"EVENHAND"
 _LONGEST_HEADER = 2**24
 _MOST_DIMENSIONS = 32
-_TYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64".split()
-)
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_TYPES = {"bool", *_FLOATS, *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 
 
-class Message(NamedTuple):
+class Packet(NamedTuple):
     """What one side sends to the other.
 
     Attributes:
@@ -49,15 +48,15 @@ class Message(NamedTuple):
     arrays: tuple[NDArray, ...] = ()
 
 
-class MessageError(EvenhandError):
+class PacketError(EvenhandError):
     """A message that is not what it should be."""
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Packet) -> bytes:
     """The bytes of a message; equal messages have equal bytes.
 
     Example:
-      >>> decode(encode(Message("work", {"round": 3}, (np.arange(3),)))).fields["round"]
+      >>> decode(encode(Packet("work", {"round": 3}, (np.arange(3),)))).fields["round"]
       3
     """
     arrays = [np.ascontiguousarray(array) for array in message.arrays]
@@ -69,38 +68,38 @@ def encode(message: Message) -> bytes:
     return b"".join([*parts, *(array.tobytes() for array in map(_little_endian, arrays))])
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes) -> Packet:
     """The message that some bytes are.
 
     Raises:
-      MessageError: they are none: cut off, too long, or not of these types.
+      PacketError: they are none: cut off, too long, or not of these types.
     """
     if data[:8] != _MAGIC:
-        raise MessageError("A message does not begin as those of Evenhand do: it was sent by something else.")
+        raise PacketError("A message does not begin as those of Evenhand do: it was sent by something else.")
     length = int.from_bytes(data[8:12], "little")
     if len(data) < 12 or length > min(_LONGEST_HEADER, len(data) - 12):
-        raise MessageError("A message is cut off in its header.")
+        raise PacketError("A message is cut off in its header.")
     try:
         header: Any = json.loads(data[12 : 12 + length], parse_constant=_refused)
         kind, fields, about = header["kind"], header["fields"], header["arrays"]
     # RecursionError: nested too deeply; the others: not UTF-8, not JSON, or not an object with these entries
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise MessageError("The header of a message is not JSON with a kind, fields and arrays.") from None
+        raise PacketError("The header of a message is not JSON with a kind, fields and arrays.") from None
     if not (isinstance(kind, str) and isinstance(fields, dict) and isinstance(about, list)):
-        raise MessageError("The header of a message is not JSON with a kind, fields and arrays.")
+        raise PacketError("The header of a message is not JSON with a kind, fields and arrays.")
     arrays, position = list[NDArray](), 12 + length
     for entry in cast(list[Any], about):
         dtype, shape = _form(entry)
         size = math.prod(shape) * dtype.itemsize
         if size > len(data) - position:
-            raise MessageError("A message is cut off: its arrays are longer than what came.")
+            raise PacketError("A message is cut off: its arrays are longer than what came.")
         flat = np.frombuffer(data, dtype, math.prod(shape), position)
         # A copy: what came is read-only, and not aligned.
         arrays.append(flat.astype(dtype.newbyteorder("="), copy=True).reshape(shape))
         position += size
     if position != len(data):
-        raise MessageError("A message is longer than its arrays.")
-    return Message(kind, cast(dict[str, Any], fields), tuple(arrays))
+        raise PacketError("A message is longer than its arrays.")
+    return Packet(kind, cast(dict[str, Any], fields), tuple(arrays))
 
 
 def _form(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -112,7 +111,7 @@ def _form(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
                 return jnp.dtype(name).newbyteorder("<"), tuple(shape)
         case _:
             pass
-    raise MessageError("A message announces an array of a type or a shape that there is not.")
+    raise PacketError("A message announces an array of a type or a shape that there is not.")
 
 
 def _little_endian(array: NDArray) -> NDArray:
@@ -128,7 +127,9 @@ def _refused(text: str) -> Any:
 
 def packed(tree: PyTree) -> tuple[NDArray, ...]:
     """The leaves of a tree as NumPy arrays; random keys as the numbers that they are made of."""
-    return tuple(np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf) for leaf in jax.tree.leaves(tree))
+    return tuple(
+        np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf) for leaf in jax.tree.leaves(tree)
+    )
 
 
 def unpacked(arrays: Sequence[NDArray], like: PyTree, name: str) -> PyTree:
@@ -140,16 +141,16 @@ def unpacked(arrays: Sequence[NDArray], like: PyTree, name: str) -> PyTree:
       name: such as ``"an upload"``.
 
     Raises:
-      MessageError: they are not of that form.
+      PacketError: they are not of that form.
     """
     leaves, structure = jax.tree.flatten(like)
     if len(arrays) != len(leaves):
-        raise MessageError(f"The message has {len(arrays)} arrays for {name}, which has {len(leaves)}.")
+        raise PacketError(f"The message has {len(arrays)} arrays for {name}, which has {len(leaves)}.")
     made = list[Any]()
     for array, leaf in zip(arrays, leaves, strict=True):
         expected = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
         if array.shape != expected.shape or array.dtype != expected.dtype:
-            raise MessageError(
+            raise PacketError(
                 f"The message has {array.dtype}{list(array.shape)} for {name}, where "
                 f"{expected.dtype}{list(expected.shape)} is due."
             )

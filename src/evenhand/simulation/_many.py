@@ -23,11 +23,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from evenhand import evaluation, tree
 from evenhand._platform import check_process
 from evenhand.devices import Devices, everywhere, here, over
-from evenhand.simulation._evaluation import Evaluation
 from evenhand.simulation._job import Execution, Job, check_job, check_model
 from evenhand.simulation._run import Run
 from evenhand.simulation._simulate import Measure, Request, Session, Steps, Stretch, Train, runs_of
 from evenhand.simulation.engine import ByKey, Hoistable, hoist_rounds
+from evenhand.simulation.evaluating import Evaluation
 from evenhand.simulation.program import Resident, Rows, must_stream, resident
 from evenhand.simulation.setup import SMALL_MODEL, set_up
 from evenhand.types import Array

@@ -23,8 +23,8 @@ from evenhand.evaluation.metrics import BACKDOOR, SPLITS
 from evenhand.privacy import Account, account
 from evenhand.report import RunView, write_report
 from evenhand.rounds import RoundState, newcomer, roots, work_key
-from evenhand.simulation._evaluation import Adapting, Evaluation, fitting, has_own, honest_among, tiles
 from evenhand.simulation._job import Execution, Job, Untrained, check_model
+from evenhand.simulation.evaluating import Adapting, Evaluation, fitting, has_own, honest_among, tiles
 from evenhand.simulation.results import Facts, Results
 from evenhand.simulation.saving import save
 from evenhand.simulation.setup import set_up

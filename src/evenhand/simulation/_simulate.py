@@ -28,9 +28,9 @@ from evenhand.rounds import RoundState
 from evenhand.simulation import engine
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._communication import Meter
-from evenhand.simulation._evaluation import Evaluation, Served
 from evenhand.simulation._job import Checkpoint, Job, Untrained, check_first_losses, check_job, check_model
 from evenhand.simulation._run import Run
+from evenhand.simulation.evaluating import Evaluation, Served
 from evenhand.simulation.program import EXECUTED, ROWS, SECONDS, USEFUL, WORK
 from evenhand.simulation.setup import Setup, attendance, drawn_last, set_up
 from evenhand.simulation.store import Kept, NDArray

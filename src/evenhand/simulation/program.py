@@ -29,7 +29,7 @@ from evenhand.systems import Systems
 from evenhand.types import Algorithm, Array, Attack, ClientData, Cohort, Effort, PyTree, Report, Sampling
 
 # What other packages take; the other names are for this package.
-__all__ = ["EXECUTED", "Program", "Rows"]
+__all__ = ["EXECUTED", "ROWS", "USEFUL", "WORK", "Program", "Rows", "efforts", "resident"]
 
 NDArray = npt.NDArray[Any]
 

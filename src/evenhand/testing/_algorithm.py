@@ -16,7 +16,10 @@ from evenhand._platform import check_process
 from evenhand.communication import compressed
 from evenhand.data import FederatedDataset, Split
 from evenhand.devices import everywhere, here, over
-from evenhand.simulation import engine, setup, store, twin
+from evenhand.errors import EvenhandError
+from evenhand.network.in_process import federation, states_of
+from evenhand.network.terms import check_deployable
+from evenhand.simulation import Job, engine, setup, store, twin
 from evenhand.simulation.program import EXECUTED, Program, Rows
 from evenhand.streams import keys_of
 from evenhand.systems import Systems, bound
@@ -27,6 +30,7 @@ from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Model, Par
 # --- the laws -------------------------------------------------------------------------------------------------
 
 
+_NETWORK_TOLERANCE = 1e-6
 _SHIFT = 2.0**-6
 """What is added to all parameters; a softmax does not change where all of its inputs grow by the same."""
 
@@ -53,6 +57,7 @@ def check_algorithm(
     * Empty slots have no vote: the direction with some slots filled is that of these uploads alone.
     * Clients outside the cohort, and those that drop out of it, keep their state.
     * The compiled engine and the plain loop agree, for every number of lanes and devices.
+    * A network (:func:`evenhand.network.local`) gives the same numbers to ``1e-6``, or refuses the method.
     * The same seed gives the same bits, another seed different numbers.
     * Arguments are not modified.
 
@@ -146,6 +151,7 @@ def algorithm_checks(
         (True, "rounds keep the form of the state", subject.check_state),
         (len(ways) > 1, "all lanes and devices agree", subject.check_ways),
         (True, "the engine is its readable twin", subject.check_twin),
+        (systems is None and attack is None, "a network gives the same numbers", subject.check_network),
         (True, "the same seed gives the same bits", subject.check_same_seed),
         (True, "another seed gives other numbers", subject.check_other_seed),
         (True, "absent clients keep their state", subject.check_absent),
@@ -203,6 +209,11 @@ class _Subject:
     def first(self) -> tuple[protocol.RoundState, Any]:
         """The run with which others are compared."""
         return self.run(self.ways[0])
+
+    @cached_property
+    def plain(self) -> tuple[protocol.RoundState, Any]:
+        """The run of the readable twin."""
+        return self.run(None)
 
     @cached_property
     def sent(self) -> list[tuple[Report, PyTree]]:
@@ -309,7 +320,29 @@ class _Subject:
             _close(self.first, self.run(way), self.tolerance, words)
 
     def check_twin(self) -> None:
-        _close(self.first, self.run(None), self.tolerance, "the engine and its readable twin")
+        _close(self.first, self.plain, self.tolerance, "the engine and its readable twin")
+
+    def check_network(self) -> None:
+        """All rounds over a network in one process; a method may be refused there, in a sentence."""
+        try:
+            check_deployable(self.algorithm)
+        except EvenhandError as refusal:
+            reason = str(refusal)
+        else:
+            self._check_network()
+            return
+        assert reason.endswith("."), "A method is refused on a network without a sentence."
+
+    def _check_network(self) -> None:
+        count = self.program.buffer
+        job = Job(algorithm=self.algorithm, data=self.data, rounds=count, start=self.params)
+        server, nodes = federation(job, self.program.cohort)
+        for _ in range(count):
+            server.train_round()
+        state = states_of(server, nodes)._replace(last_round=())
+        shown = {name: np.array(server.progress.per_round[name]) for name in self.plain[1]}
+        _close(self.plain, (state, shown), _NETWORK_TOLERANCE, "the readable twin and a network")
+        _close(self.first, (state, shown), self.tolerance, "the engine and a network")
 
     def check_same_seed(self) -> None:
         is_same = are_equal(self.first, self.run(self.ways[0]))

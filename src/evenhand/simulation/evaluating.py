@@ -31,6 +31,9 @@ from evenhand.streams import Keys, Purpose, client_stream, stream
 from evenhand.text import of_model
 from evenhand.types import Algorithm, Array, ClientData, Key, Model, Params, PyTree
 
+# What other packages take; the other names are for this package.
+__all__ = ["Evaluation", "Served", "columns_of", "honest_among"]
+
 # --- which model a client is served, and what an evaluation finds -----------------------------------------------------
 
 
@@ -375,24 +378,32 @@ class Evaluation:
 
     def columns(self, served: Served) -> dict[str, float]:
         """What the history keeps of them: of the honest clients, or of all where each client is malicious."""
-        columns: dict[str, float] = {}
         chosen = honest_among(self.malicious, self.drawn)
-        for split, metrics in served.clients.items():
-            sizes = np.where(chosen, self._sizes(split), 0)
-            if not sizes.any():
-                continue
-            has = sizes > 0
-            for name, values in metrics.items():
-                columns[column(split, name)] = float(np.average(values[has], weights=sizes[has]))
-            name = evaluation.primary_metric(metrics)
-            higher_is_better = evaluation.is_higher_better(name)
-            over = evaluation.evenness(metrics[name], sizes, higher_is_better=higher_is_better)
-            columns |= {column(split, name, measure): value for measure, value in over.items()}
-            if split in served.classes:
-                spreads = evaluation.class_spread(served.classes[split], len(sizes))
-                over = evaluation.summarize_classes({name: x[chosen] for name, x in spreads.items()})
-                columns |= {column(split, name): over[name] for name in ("class_spread", "worst_class")}
-        return columns
+        return columns_of(served, {split: self._sizes(split) for split in served.clients}, chosen)
+
+
+def columns_of(served: Served, sizes: Mapping[str, NDArray], chosen: NDArray) -> dict[str, float]:
+    """What the history keeps of an evaluation, over the ``chosen`` clients, bool ``(K,)``.
+
+    ``sizes`` has the rows of each evaluated client, of each split.
+    """
+    columns: dict[str, float] = {}
+    for split, metrics in served.clients.items():
+        rows = np.where(chosen, sizes[split], 0)
+        if not rows.any():
+            continue
+        has = rows > 0
+        for name, values in metrics.items():
+            columns[column(split, name)] = float(np.average(values[has], weights=rows[has]))
+        name = evaluation.primary_metric(metrics)
+        higher_is_better = evaluation.is_higher_better(name)
+        over = evaluation.evenness(metrics[name], rows, higher_is_better=higher_is_better)
+        columns |= {column(split, name, measure): value for measure, value in over.items()}
+        if split in served.classes:
+            spreads = evaluation.class_spread(served.classes[split], len(rows))
+            over = evaluation.summarize_classes({name: x[chosen] for name, x in spreads.items()})
+            columns |= {column(split, name): over[name] for name in ("class_spread", "worst_class")}
+    return columns
 
 
 def honest_among(malicious: NDArray, evaluated: NDArray | None) -> NDArray:

@@ -1,0 +1,168 @@
+"""Evaluation on the clients' machines: what the server sends for it, what a client measures, and what it sends back.
+
+A client is evaluated by the same code as in a simulation, on a data set of its own rows.  Of the server's state it gets
+only those arrays on which the models depend that clients are served: others, such as the state of a noise mechanism,
+are none of its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from evenhand import tree
+from evenhand._jaxpr.programs import used_inputs
+from evenhand.data import FederatedDataset
+from evenhand.evaluation import ClassMetrics
+from evenhand.network.messages import Packet, PacketError, packed, unpacked
+from evenhand.network.terms import Agreed
+from evenhand.rounds import RoundState
+from evenhand.simulation import Job
+from evenhand.simulation.evaluating import Evaluation, Served
+from evenhand.simulation.program import Program, resident
+from evenhand.streams import Keys
+from evenhand.types import Algorithm, Key, PyTree
+
+__all__ = ["Measuring", "needed", "served_from", "served_message", "shown_state"]
+
+NDArray = npt.NDArray[Any]
+
+
+# --- the server's state, as far as clients need it --------------------------------------------------------------------
+
+
+def _server_like(agreed: Agreed) -> PyTree:
+    """The shapes of the method's server state."""
+    return jax.eval_shape(lambda params: agreed.algorithm.init(params, agreed.terms.clients), agreed.params)
+
+
+def needed(agreed: Agreed) -> tuple[bool, ...]:
+    """Which leaves of the server's state the models depend on that clients are served."""
+    algorithm, server = agreed.algorithm, _server_like(agreed)
+
+    def models(server: PyTree, client: PyTree) -> Any:
+        shared = algorithm.global_params(server)
+        if algorithm.personal_params is None:
+            return shared
+        return shared, algorithm.personal_params(server, client)
+
+    used = used_inputs(jax.make_jaxpr(models)(server, agreed.state))
+    return tuple(used[: len(jax.tree.leaves(server))])
+
+
+def shown_state(agreed: Agreed, server: PyTree) -> tuple[NDArray, ...]:
+    """The leaves of the server's state that clients get before an evaluation."""
+    return packed([leaf for leaf, use in zip(jax.tree.leaves(server), needed(agreed), strict=True) if use])
+
+
+# --- one client -------------------------------------------------------------------------------------------------------
+
+
+class Measuring:
+    """The evaluation of one client.
+
+    Args:
+      agreed: the run.
+      data: a data set of this client alone.
+      key: of what finetuning draws before an evaluation.
+    """
+
+    def __init__(self, agreed: Agreed, data: FederatedDataset, key: Key) -> None:
+        self._agreed, self._needed = agreed, needed(agreed)
+        algorithm = _with_key(agreed.algorithm, key)
+        classes = agreed.terms.form.classes
+        if classes is not None and data.classes is None:
+            # One client may lack the last class, and would count fewer of them.
+            data = replace(data, classes=tuple(map(str, range(classes))))
+        job = Job(algorithm=algorithm, data=data, rounds=0)
+        program = Program(
+            algorithm=algorithm,
+            cohort=1,
+            capacity=agreed.terms.capacity,
+            lanes=1,
+            systems=None,
+            attack=None,
+            buffer=1,
+        )
+        source = resident(data, None, 0, None, None)
+        self._evaluation = Evaluation(job, program, Keys(key, key), source, None)
+
+    def server_state(self, arrays: Sequence[NDArray]) -> PyTree:
+        """The server's state, from the leaves that were sent; the others are zeros, and nothing depends on them.
+
+        Raises:
+          PacketError: the arrays are others.
+        """
+        leaves, structure = jax.tree.flatten(_server_like(self._agreed))
+        like = [leaf for leaf, use in zip(leaves, self._needed, strict=True) if use]
+        sent = iter(unpacked(arrays, like, "the models that are evaluated"))
+        made = [
+            next(sent) if use else tree.zeros(leaf) for leaf, use in zip(leaves, self._needed, strict=True)
+        ]
+        return jax.tree.map(jnp.asarray, jax.tree.unflatten(structure, made))
+
+    def served(self, server: PyTree, client: PyTree, own: bool) -> Served:
+        """What the client measures; ``own``: it is served the model that it has kept, where the method has such."""
+        last = jnp.full(1, int(own), jnp.int32)
+        clients = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], client)
+        return self._evaluation.served(RoundState(server, (), clients, last))
+
+
+def _with_key(algorithm: Algorithm, key: Key) -> Algorithm:
+    """The method with clients that adapt their models with this key."""
+    adapt = algorithm.adapt
+    return (
+        algorithm
+        if adapt is None
+        else algorithm._replace(adapt=lambda params, data, _: adapt(params, data, key))
+    )
+
+
+# --- what it sends back -----------------------------------------------------------------------------------------------
+
+
+def served_message(served: Served) -> Packet:
+    """What a client has measured, as a message; numbers as arrays, since they may be NaN."""
+    fields = {
+        "metrics": [[split, list(metrics)] for split, metrics in served.clients.items()],
+        "classes": list(served.classes),
+        "level": served.level is not None,
+    }
+    arrays = [values for metrics in served.clients.values() for values in metrics.values()]
+    cells = [np.asarray(part) for split in served.classes.values() for part in split]
+    levels = [] if served.level is None else [np.asarray(served.level)]
+    return Packet("measured", fields, (*map(np.asarray, arrays), *cells, *levels))
+
+
+def served_from(message: Packet) -> Served:
+    """The inverse of :func:`served_message`.
+
+    Raises:
+      PacketError: the message is something else.
+    """
+    try:
+        arrays = iter(message.arrays)
+        clients = {
+            str(split): {str(name): _numbers(next(arrays), 1) for name in names}
+            for split, names in message.fields["metrics"]
+        }
+        classes = {
+            str(split): ClassMetrics(*(_numbers(next(arrays)) for _ in ClassMetrics._fields))
+            for split in message.fields["classes"]
+        }
+        level = _numbers(next(arrays), 1) if message.fields["level"] else None
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
+        raise PacketError("A client sends measurements that are none.") from None
+    return Served(clients, classes, level)
+
+
+def _numbers(array: NDArray, count: int | None = None) -> NDArray:
+    if array.ndim != 1 or (count is not None and len(array) != count):
+        raise ValueError("another shape")
+    return array

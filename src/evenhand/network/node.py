@@ -1,0 +1,661 @@
+"""A client of a federation: it answers the server's messages, and refuses those that its own file does not allow.
+
+A client trusts its own file and nothing that comes from the server: the method is built from its file, noise comes from
+its own operating system, and what it keeps between rounds stays on its disk.  What an exchange makes of its state is
+*pending* until the server's next message says that the upload counted; else the client keeps the state that it had, as
+in a simulation.
+
+Messages: ``hello`` (what data are there), ``terms`` (the run), ``report``, ``work``, ``pass``, ``sum`` (one step of a
+secure sum), ``evaluate``.  Each has a ``tag`` that rises, so that no message is answered twice, also after a restart.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from evenhand import records, rounds, tree
+from evenhand._version import __version__
+from evenhand.data import FederatedDataset
+from evenhand.errors import EvenhandError
+from evenhand.exchange import ClientHalf, Worked
+from evenhand.network.measuring import Measuring, served_message
+from evenhand.network.messages import Packet, PacketError, decode, encode, packed, unpacked
+from evenhand.network.terms import Agreed, Terms, agree
+from evenhand.privacy import account
+from evenhand.rounds import Wire
+from evenhand.streams import Keys, Purpose, client_stream, keys_of, stream
+from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, PyTree, Report, Sum, Upload
+
+__all__ = ["Allowed", "FileStore", "MemoryStore", "Node", "Refusal", "StateStore", "methods_of"]
+
+NDArray = npt.NDArray[Any]
+Log = Callable[[str, str, Mapping[str, Any]], None]
+"""``(event, sentence, fields)``."""
+
+
+class Refusal(EvenhandError):
+    """A message that a client does not obey.
+
+    Attributes:
+      event: ``"refused"``, or ``"replayed"`` for one that it has seen.
+    """
+
+    def __init__(self, sentence: str, event: str = "refused") -> None:
+        super().__init__(sentence)
+        self.event = event
+
+
+class Allowed(NamedTuple):
+    """What a client's own file allows.
+
+    Attributes:
+      cohort: the fewest clients that may be drawn in a round in which it works.
+      noise_multiplier: the least of any release of the method.
+      epsilon: the most that the method may spend in the whole run.
+      clip: the largest norm of an upload.
+      metrics: whether its losses and metrics may leave it.
+      test_keys: whether all its keys, those of noise included, may come from a seed that the server knows.
+    """
+
+    cohort: int = 1
+    noise_multiplier: float = 0.0
+    epsilon: float = math.inf
+    clip: float = math.inf
+    metrics: bool = False
+    test_keys: bool = False
+
+
+# --- what a client keeps ----------------------------------------------------------------------------------------------
+
+
+class StateStore(Protocol):
+    """Where a client keeps its state."""
+
+    def read(self) -> bytes | None:
+        """What was written last; None: nothing was."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Replaces it in one step.
+
+        Raises:
+          OSError: it cannot; what was there is as it was.
+        """
+        ...
+
+
+class FileStore(NamedTuple):
+    """A file that is replaced in one step."""
+
+    path: Path
+
+    def read(self) -> bytes | None:
+        """What was written last; None: nothing was."""
+        return self.path.read_bytes() if self.path.is_file() else None
+
+    def write(self, data: bytes) -> None:
+        """Replaces it in one step."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with records.replacing(self.path) as temporary:
+            temporary.write_bytes(data)
+
+
+class MemoryStore:
+    """A store that ends with the process, for networks in one process."""
+
+    def __init__(self) -> None:
+        self._data: bytes | None = None
+
+    def read(self) -> bytes | None:
+        """What was written last; None: nothing was."""
+        return self._data
+
+    def write(self, data: bytes) -> None:
+        """Replaces it."""
+        self._data = data
+
+
+class ClientRecord(NamedTuple):
+    """What is in the store.
+
+    Attributes:
+      terms: of the run.
+      client: the client's number in it.
+      tag: the largest tag of any message that it has answered.
+      trained: whether an upload of its last exchange in a round has ever counted.
+      pending: the tag of the work whose state is not settled yet; None: all is settled.
+      state: what it keeps between rounds.
+      next: what it will keep if the pending work counts.
+      closes: whether the pending work is that of a round's last exchange.
+    """
+
+    terms: Terms
+    client: int
+    tag: int
+    trained: bool
+    pending: int | None
+    state: PyTree
+    next: PyTree
+    closes: bool = False
+
+
+# --- the method, compiled ---------------------------------------------------------------------------------------------
+
+
+class ClientParts(NamedTuple):
+    """A client's part in one phase, compiled.
+
+    Attributes:
+      report: ``(message, state, data..., key) -> Report``.
+      work: likewise, ``-> (Worked, accepted)``.
+      lift: ``(upload, public, round, key) -> lifted``.
+    """
+
+    report: Callable[..., Report]
+    work: Callable[..., tuple[Worked, Array]]
+    lift: Callable[..., PyTree]
+
+
+class ClientMethod(NamedTuple):
+    """A method as a client runs it: what both sides agree on, and its compiled parts."""
+
+    agreed: Agreed
+    parts: tuple[ClientParts, ...]
+    newcomer: Callable[[PyTree], PyTree]
+
+
+def methods_of(algorithm: Algorithm) -> Callable[[Terms], ClientMethod]:
+    """``terms -> ClientMethod`` of one algorithm; several clients in one process share the method of equal terms."""
+    made = dict[tuple[Any, ...], ClientMethod]()
+
+    def method(terms: Terms) -> ClientMethod:
+        key = tuple(terms)
+        if key not in made:
+            made.clear()
+            made[key] = _method(agree(algorithm, terms))
+        return made[key]
+
+    return method
+
+
+def _method(agreed: Agreed) -> ClientMethod:
+    algorithm, capacity = agreed.algorithm, agreed.terms.capacity
+    largest = rounds.largest_weight(algorithm, capacity)
+
+    def part(index: int) -> ClientParts:
+        half = ClientHalf(algorithm, index)
+        aggregator = half.phase.aggregator
+
+        def data(x: Array, y: Array, size: Array, progress: Array, round: Array) -> ClientData:
+            return ClientData(
+                x=x, y=y, start=jnp.int32(0), size=size, progress=progress, capacity=capacity, round=round
+            )
+
+        def report(message: PyTree, state: PyTree, rows: tuple[Array, ...], key: Key) -> Report:
+            return half.report(message, state, data(*rows), False, key)
+
+        def work(message: PyTree, state: PyTree, rows: tuple[Array, ...], key: Key) -> tuple[Worked, Array]:
+            done = half.work(message, state, data(*rows), False, key)
+            sane = rounds.accepts_report(aggregator, done.report, largest)
+            return done, sane & rounds.accepts_delta(done.delta)
+
+        def lift(upload: Upload, public: PyTree, round: Array, key: Key) -> PyTree:
+            return half.lift(upload, public, False, round, key)
+
+        return ClientParts(jax.jit(report), jax.jit(work), jax.jit(lift))
+
+    newcomer = jax.jit(partial(rounds.newcomer, algorithm, examples=capacity))
+    return ClientMethod(agreed, tuple(part(index) for index in range(len(algorithm.phases))), newcomer)
+
+
+# --- the client -------------------------------------------------------------------------------------------------------
+
+
+class Node:
+    """A client of a federation, as a function from messages to answers.
+
+    Args:
+      method: the text of the method in its own file.
+      methods: ``terms -> ClientMethod``, which builds it.
+      data: the client's own examples, as a data set of one client.
+      allowed: what its file allows.
+      store: where it keeps its state.
+      log: for events and sentences about them.
+      random: a source of random bytes, the operating system's.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        methods: Callable[[Terms], ClientMethod],
+        data: FederatedDataset,
+        allowed: Allowed,
+        store: StateStore,
+        *,
+        log: Log = lambda event, sentence, fields: None,
+        random: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._text, self._methods, self._data, self._allowed = method, methods, data, allowed
+        self._store, self._log, self._random = store, log, random
+        self._kept: ClientRecord | None = None
+        self._method: ClientMethod | None = None
+        self._rows: tuple[Array, Array] | None = None
+        self._measuring: Measuring | None = None
+        # The upload of the exchange in progress, which passes of a sum lift again; its tag.
+        self._upload: tuple[int, int, Upload] | None = None
+
+    def answer(self, data: bytes) -> bytes:
+        """The answer to a message; a refusal, or a failure, is an answer, too."""
+        try:
+            message = decode(data)
+            return encode(self._answered(message))
+        except (Refusal, PacketError) as error:
+            event = error.event if isinstance(error, Refusal) else "refused"
+            self._log(event, str(error), {})
+            return encode(Packet("refused", {"event": event, "sentence": str(error)}))
+        except OSError as error:
+            sentence = (
+                f"The client's state could not be written ({error.strerror or error}): make room on its disk."
+            )
+            self._log("disk", sentence, {})
+            return encode(Packet("failed", {"event": "disk", "sentence": sentence}))
+
+    def latest(self, counted: int) -> PyTree:
+        """What the client keeps between rounds, given the tag of its latest work that ``counted``."""
+        kept = self._loaded()
+        assert kept is not None, "the client takes part in no run yet"
+        return kept.next if kept.pending == counted else kept.state
+
+    def _answered(self, message: Packet) -> Packet:
+        handlers: dict[str, Callable[[Packet], Packet]] = {
+            "hello": self._hello,
+            "terms": self._terms,
+            "report": self._report,
+            "work": self._work,
+            "pass": self._pass,
+            "evaluate": self._evaluate,
+            "settle": self._settle,
+        }
+        if message.kind not in handlers:
+            raise Refusal(
+                f"The server asks for {message.kind!r:.40}, which this version of Evenhand does not know."
+            )
+        try:
+            return handlers[message.kind](message)
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, EvenhandError):
+                raise
+            raise PacketError(
+                f"A message of the kind {message.kind!r} lacks a field, or has one that is none ({error!r:.80})."
+            ) from None
+
+    # What it has, and what it takes part in.
+
+    def _hello(self, message: Packet) -> Packet:
+        self._check_method(message)
+        form, splits = self._data.form, (self._data.train, self._data.valid, self._data.test)
+        sizes = [int(split.rows) for split in splits]
+        label = list(self._data.train.y.shape[1:])
+        run = None if (kept := self._loaded()) is None else kept.terms.run
+        return Packet("here", {"form": form.to_json(), "label": label, "sizes": sizes, "run": run})
+
+    def _check_method(self, message: Packet) -> None:
+        """The server's method and version are those of this client."""
+        version, method = message.fields["version"], message.fields["method"]
+        if version != __version__:
+            raise Refusal(
+                f"The server has Evenhand {version!s:.40}, and this client {__version__}: install the same version on "
+                "both."
+            )
+        if method != self._text:
+            raise Refusal(
+                f"The server trains {method!s:.200}, and this client's file names {self._text}: change one of them."
+            )
+
+    def _terms(self, message: Packet) -> Packet:
+        self._check_method(message)
+        terms, client = Terms.from_json(message.fields["terms"]), int(message.fields["client"])
+        kept = self._loaded()
+        if kept is not None and kept.terms.run != terms.run:
+            raise Refusal(
+                f"The server begins run {terms.run!s:.40}, and this client keeps the state of run "
+                f"{kept.terms.run!s:.40}: move its state away before another run begins, or resume that run."
+            )
+        if terms.seed is not None and not self._allowed.test_keys:
+            raise Refusal(
+                "The server asks for keys from a seed that it knows, with which it could subtract this client's noise: "
+                "only a client whose own file says test_keys = true does that."
+            )
+        if not 0 <= client < terms.clients or terms.capacity < self._data.train.rows:
+            raise Refusal(
+                "The terms of the run do not fit this client: its number or its examples are not in them."
+            )
+        if (terms.form.shape, terms.form.dtype, terms.label) != (
+            self._data.feature_shape,
+            str(self._data.train.x.dtype),
+            tuple(self._data.train.y.shape[1:]),
+        ):
+            raise Refusal(
+                f"The federation trains on examples {terms.form.dtype}{list(terms.form.shape)}, and this client has "
+                f"{self._data.train.x.dtype}{list(self._data.feature_shape)}: load its file as the others do."
+            )
+        self._method = method = self._methods(terms)
+        self._check_privacy(method.agreed)
+        if kept is None or not kept.trained:
+            start = unpacked(message.arrays, method.agreed.params, "the initial model")
+            state = method.newcomer(jax.tree.map(jnp.asarray, start))
+            kept = ClientRecord(
+                terms=terms,
+                client=client,
+                tag=-1 if kept is None else kept.tag,
+                trained=False,
+                pending=None,
+                state=state,
+                next=state,
+            )
+        self._keep(kept._replace(terms=terms, client=client))
+        self._rows = self._measuring = None
+        return Packet("agreed", {"schema": method.agreed.schema})
+
+    def _check_privacy(self, agreed: Agreed) -> None:
+        """The method protects this client as its own file asks."""
+        promise, allowed = agreed.algorithm.privacy, self._allowed
+        if allowed.noise_multiplier <= 0 and math.isinf(allowed.epsilon):
+            return
+        if promise is None:
+            raise Refusal(
+                f"{agreed.algorithm.name} promises no differential privacy, and this client's file asks for it: deploy "
+                "a private method."
+            )
+        releases = promise.releases(agreed.terms.rounds)
+        least = min((release.noise_multiplier for release in releases), default=math.inf)
+        if least < allowed.noise_multiplier:
+            raise Refusal(
+                f"The method's noise multiplier is {least:g}, and this client's file asks for at least "
+                f"{allowed.noise_multiplier:g}: deploy the method with more noise."
+            )
+        units = agreed.terms.clients if promise.unit == "client" else max(self._data.train.rows, 2)
+        if math.isfinite(allowed.epsilon):
+            spent = account(promise, rounds=agreed.terms.rounds, units=units).epsilon
+            if not spent <= allowed.epsilon:
+                raise Refusal(
+                    f"The run would spend epsilon {spent:.3g}, and this client's file allows {allowed.epsilon:g}: "
+                    "deploy the method with more noise or fewer rounds."
+                )
+
+    # One exchange.
+
+    def _report(self, message: Packet) -> Packet:
+        kept, method = self._opened(message)
+        index, round = self._checked(message, kept)
+        wire, rest = self._received(message, method.agreed.wires[index])
+        if rest:
+            raise PacketError("The message has more arrays than the broadcast.")
+        report = method.parts[index].report(
+            wire, kept.state, self._window(message, round), self._work_key(message, kept, index, round)
+        )
+        self._keep(kept._replace(tag=int(message.fields["tag"])))
+        return Packet("reported", {}, packed(report))
+
+    def _work(self, message: Packet) -> Packet:
+        kept, method = self._opened(message)
+        index, round = self._checked(message, kept)
+        wire, agreed = method.agreed.wires[index], method.agreed
+        broadcast, rest = self._received(message, wire)
+        key = self._work_key(message, kept, index, round)
+        done, accepted = method.parts[index].work(broadcast, kept.state, self._window(message, round), key)
+        tag = int(message.fields["tag"])
+        kept = kept._replace(
+            tag=tag, pending=tag, next=done.state, closes=index == len(agreed.algorithm.phases) - 1
+        )
+        self._upload = None
+        if not bool(accepted):
+            self._keep(kept._replace(pending=None, next=kept.state))
+            return Packet(
+                "rejected", {"sentence": "The client's update is not finite, or its report is not in range."}
+            )
+        aggregator = agreed.algorithm.phases[index].aggregator
+        if not isinstance(aggregator, Sum) or aggregator.compression is not None:
+            self._keep(kept)  # on disk before anything leaves the client, so that no kill makes it work twice
+            return Packet("worked", {}, (*packed(done.report), *packed(done.delta)))
+        weight = done.report.weight
+        if aggregator.weigh is not None:
+            weight, rest = unpacked(rest[:1], jax.eval_shape(lambda x: x, weight), "the weight"), rest[1:]
+        upload = Upload(done.delta, jnp.asarray(weight), done.report.loss)
+        self._upload = tag, index, upload
+        lifted = self._lifted(kept, method, index, round, 0, upload, rest)
+        self._keep(kept)
+        return Packet("worked", {}, (*packed(done.report), *packed(lifted)))
+
+    def _pass(self, message: Packet) -> Packet:
+        kept, method = self._opened(message)
+        index, round = self._checked(message, kept)
+        exchange, number = int(message.fields["exchange"]), int(message.fields["number"])
+        if self._upload is None or self._upload[:2] != (exchange, index):
+            raise Refusal("The server asks for a pass of an exchange that this client does not take part in.")
+        lifted = self._lifted(kept, method, index, round, number, self._upload[2], message.arrays)
+        self._keep(kept._replace(tag=int(message.fields["tag"])))
+        return Packet("worked", {}, packed(lifted))
+
+    def _lifted(
+        self,
+        kept: ClientRecord,
+        method: ClientMethod,
+        index: int,
+        round: int,
+        number: int,
+        upload: Upload,
+        arrays: tuple[NDArray, ...],
+    ) -> PyTree:
+        """What the client adds to the sum of a pass, of which the server has published ``arrays``."""
+        public = unpacked(arrays, method.agreed.wires[index].published, "what the server publishes")
+        key = jax.random.fold_in(self._lift_key(kept, method, index, round), number)
+        lifted = method.parts[index].lift(upload, public, jnp.int32(round), key)
+        self._check_norm(lifted, method.agreed.algorithm.phases[index].aggregator)
+        return lifted
+
+    def _check_norm(self, lifted: PyTree, aggregator: Aggregator) -> None:
+        """What is sent is no larger than the method says: the clip is published by the server, who may lie."""
+        leaves = jax.tree.leaves(lifted)
+        is_real = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+        bound = aggregator.sensitivity if isinstance(aggregator, Sum) else None
+        largest = min(math.inf if bound is None else bound, self._allowed.clip)
+        if not is_real or math.isinf(largest):
+            return
+        norm = float(tree.norm(lifted))
+        if not norm <= largest * (1 + 1e-5):
+            raise Refusal(
+                f"The upload has norm {norm:.4g} with the clip that the server has published, and this client sends at "
+                f"most {largest:g}: deploy the method with a smaller clip."
+            )
+
+    def _settle(self, message: Packet) -> Packet:
+        kept, _ = self._opened(message)
+        self._keep(kept._replace(tag=int(message.fields["tag"])))
+        return Packet("settled", {})
+
+    # Evaluation.
+
+    def _evaluate(self, message: Packet) -> Packet:
+        kept, method = self._opened(message)
+        tag = int(message.fields["tag"])
+        if not self._allowed.metrics:
+            self._keep(kept._replace(tag=tag))
+            return Packet("withheld", {})
+        if self._measuring is None:
+            self._measuring = Measuring(method.agreed, self._data, self._adapt_key(message, kept))
+        server = self._measuring.server_state(message.arrays)
+        served = self._measuring.served(server, kept.state, bool(message.fields["own"]))
+        self._keep(kept._replace(tag=tag))
+        return served_message(served)
+
+    # Keys.
+
+    def _roots(self, kept: ClientRecord) -> Keys | None:
+        """The roots of the test mode; None: there is no seed."""
+        if kept.terms.seed is None:
+            return None
+        assert self._method is not None
+        return rounds.roots(self._method.agreed.algorithm, keys_of(kept.terms.seed))
+
+    def _fresh_key(self) -> Key:
+        """A key from the operating system."""
+        words = np.frombuffer(self._random(8), np.uint32)
+        return jax.random.wrap_key_data(jnp.asarray(words))
+
+    def _work_key(self, message: Packet, kept: ClientRecord, index: int, round: int) -> Key:
+        assert self._method is not None
+        algorithm, roots = self._method.agreed.algorithm, self._roots(kept)
+        if roots is not None:
+            phase = rounds.phase_stream(algorithm, index)
+            return rounds.work_key(roots, round, phase, jnp.int32(kept.client))
+        if algorithm.privacy is not None:
+            return self._fresh_key()  # a server that knew the key could subtract the noise
+        return _wrapped(message)
+
+    def _lift_key(self, kept: ClientRecord, method: ClientMethod, index: int, round: int) -> Key:
+        if (roots := self._roots(kept)) is None:
+            return self._fresh_key()
+        phase = rounds.phase_stream(method.agreed.algorithm, index)
+        return rounds.lift_key(roots, round, phase, jnp.int32(kept.client))
+
+    def _adapt_key(self, message: Packet, kept: ClientRecord) -> Key:
+        """The key of what finetuning draws before an evaluation."""
+        assert self._method is not None
+        if (roots := self._roots(kept)) is not None:
+            return adapt_key(roots, kept.client)
+        if self._method.agreed.algorithm.privacy is not None:
+            return self._fresh_key()
+        return _wrapped(message)
+
+    # What it checks, and what it keeps.
+
+    def _opened(self, message: Packet) -> tuple[ClientRecord, ClientMethod]:
+        """The client's state and method, if the message is of its run and new; what is pending is settled."""
+        kept = self._loaded()
+        if kept is None or message.fields["run"] != kept.terms.run:
+            raise Refusal("The message is of a run in which this client does not take part.")
+        if self._method is None:
+            self._method = self._methods(kept.terms)
+        if message.fields["schema"] != self._method.agreed.schema:
+            raise Refusal(
+                "The message has another schema than this client: the two sides differ in the method, the model, the "
+                "number of clients or the version; start both anew with the same files."
+            )
+        tag = int(message.fields["tag"])
+        if tag <= kept.tag:
+            raise Refusal(
+                f"The message has tag {tag}, and this client has answered tag {kept.tag}: it is late or replayed, and "
+                "nothing is worked twice.",
+                "replayed",
+            )
+        exchange = message.fields.get("exchange", tag)
+        if kept.pending is not None and exchange > kept.pending:
+            counted = message.fields["counted"] == kept.pending
+            state = kept.next if counted else kept.state
+            kept = kept._replace(
+                pending=None, state=state, next=state, trained=kept.trained or (counted and kept.closes)
+            )
+        return kept, self._method
+
+    def _checked(self, message: Packet, kept: ClientRecord) -> tuple[int, int]:
+        """The phase and the round of a message, if the client works in it."""
+        index, round, cohort = (int(message.fields[name]) for name in ("phase", "round", "cohort"))
+        assert self._method is not None
+        if not (0 <= index < len(self._method.parts) and 0 <= round < kept.terms.rounds):
+            raise Refusal(
+                f"The server asks for round {round + 1}, and the run has {kept.terms.rounds}: more would spend more "
+                "privacy than was agreed on."
+            )
+        if cohort < self._allowed.cohort:
+            raise Refusal(
+                f"The cohort has {cohort} clients, and this client's file asks for at least {self._allowed.cohort}: "
+                "draw larger cohorts."
+            )
+        return index, round
+
+    def _received(self, message: Packet, wire: Wire) -> tuple[PyTree, tuple[NDArray, ...]]:
+        """The broadcast, and the arrays after it."""
+        count = len(jax.tree.leaves(wire.message))
+        return unpacked(message.arrays[:count], wire.message, "the broadcast"), message.arrays[count:]
+
+    def _window(self, message: Packet, round: int) -> tuple[Any, ...]:
+        """The client's rows, padded to the capacity of the run, and how much of its work it does."""
+        assert self._kept is not None
+        if self._rows is None:
+            capacity, train = self._kept.terms.capacity, self._data.train
+            self._rows = jnp.asarray(padded(train.x, capacity)), jnp.asarray(padded(train.y, capacity))
+        progress = jnp.float32(message.fields.get("progress", 1.0))
+        return (*self._rows, jnp.int32(self._data.train.rows), progress, jnp.int32(round))
+
+    def _loaded(self) -> ClientRecord | None:
+        """What the client keeps, from its store after a restart."""
+        if self._kept is None and (data := self._store.read()) is not None:
+            message = decode(data)
+            fields, terms = message.fields, Terms.from_json(message.fields["terms"])
+            self._method = method = self._methods(terms)
+            count, like = len(jax.tree.leaves(method.agreed.state)), method.agreed.state
+            state = unpacked(message.arrays[:count], like, "the client's state")
+            pending = fields["pending"]
+            self._kept = ClientRecord(
+                terms=terms,
+                client=int(fields["client"]),
+                tag=int(fields["tag"]),
+                trained=bool(fields["trained"]),
+                pending=pending,
+                state=state,
+                next=state
+                if pending is None
+                else unpacked(message.arrays[count:], like, "the client's state"),
+                closes=bool(fields["closes"]),
+            )
+        return self._kept
+
+    def _keep(self, kept: ClientRecord) -> None:
+        """Writes what the client keeps before it answers.
+
+        Raises:
+          OSError: it cannot be written; the client then keeps what it had.
+        """
+        fields = {
+            "terms": kept.terms.to_json(),
+            "client": kept.client,
+            "tag": kept.tag,
+            "trained": kept.trained,
+            "pending": kept.pending,
+            "closes": kept.closes,
+        }
+        following = () if kept.pending is None else packed(kept.next)
+        self._store.write(encode(Packet("kept", fields, (*packed(kept.state), *following))))
+        self._kept = kept
+
+
+def adapt_key(roots: Keys, client: int) -> Key:
+    """The key with which a client adapts its model before each evaluation, as in a simulation."""
+    return client_stream(stream(roots.shared, Purpose.PERSONAL, 0, 1), client)
+
+
+def _wrapped(message: Packet) -> Key:
+    """The key that the server has sent."""
+    words = [int(word) for word in message.fields["key"]]
+    if len(words) != 2 or not all(0 <= word < 2**32 for word in words):
+        raise ValueError("no key")
+    return jax.random.wrap_key_data(jnp.asarray(np.array(words, np.uint32)))
+
+
+def padded(part: NDArray, rows: int) -> NDArray:
+    """Rows and zeros after them, so that there are at least so many."""
+    missing = rows - len(part)
+    if missing <= 0:
+        return np.asarray(part)
+    return np.concatenate([part, np.zeros((missing, *part.shape[1:]), part.dtype)])

@@ -1,0 +1,165 @@
+"""What both sides of a federation agree on before the first round, and the hash by which every message names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from evenhand import communication, rounds
+from evenhand._version import __version__
+from evenhand.data import Form
+from evenhand.errors import EvenhandError
+from evenhand.rounds import Wire
+from evenhand.types import Algorithm, Params, PyTree, Sum
+
+__all__ = ["Agreed", "Terms", "agree", "check_deployable"]
+
+
+class Terms(NamedTuple):
+    """One run, as the server announces it to each client.
+
+    Attributes:
+      run: a name that no other run has.
+      method: as text, which each client compares with that of its own file.
+      version: of Evenhand.
+      form: of the examples that all clients have.
+      label: the shape of one example's label.
+      clients: how many there are.
+      capacity: training examples of the largest client.
+      rounds: of the whole run; no client works in more.
+      slots: clients drawn in a round.
+      seed: of the run in the test mode, in which both sides derive all keys from it; None: the keys of noise and of
+        private work come from the operating system of the machine that uses them.
+    """
+
+    run: str
+    method: str
+    form: Form
+    label: tuple[int, ...]
+    clients: int
+    capacity: int
+    rounds: int
+    slots: int
+    seed: int | None = None
+    version: str = __version__
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of a message; :meth:`from_json` reads them."""
+        return {**self._asdict(), "form": self.form.to_json()}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Terms:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+          KeyError, TypeError, ValueError: ``value`` is something else.
+        """
+        numbers = {name: int(value[name]) for name in ("clients", "capacity", "rounds", "slots")}
+        if min(numbers.values()) < 0 or numbers["capacity"] >= 2**31:
+            raise ValueError("a number is out of range")
+        return Terms(
+            run=str(value["run"]),
+            method=str(value["method"]),
+            form=Form.from_json(value["form"]),
+            label=tuple(int(size) for size in value["label"]),
+            **numbers,
+            seed=None if value["seed"] is None else int(value["seed"]),
+            version=str(value["version"]),
+        )
+
+
+class Agreed(NamedTuple):
+    """What follows from the terms and the method, the same on both sides.
+
+    Attributes:
+      terms: what was announced.
+      algorithm: the method, with uploads as its aggregators compress them.
+      wires: the shapes of what crosses the wire in each phase.
+      params: the shapes of the model's parameters.
+      state: the shapes of a client's state.
+      schema: the hash of all of that, in hexadecimal.
+    """
+
+    terms: Terms
+    algorithm: Algorithm
+    wires: tuple[Wire, ...]
+    params: Params
+    state: PyTree
+    schema: str
+
+
+def agree(algorithm: Algorithm, terms: Terms) -> Agreed:
+    """What both sides compute from the same method and terms.
+
+    Raises:
+      EvenhandError: the method cannot run on a network (:func:`check_deployable`).
+    """
+    check_deployable(algorithm)
+    params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
+    rows = example_rows(terms, terms.capacity)
+    shapes = params, rows, terms.capacity, terms.clients
+    algorithm = communication.compressed(algorithm, *shapes)
+    state = jax.eval_shape(lambda params: rounds.newcomer(algorithm, params, terms.capacity), params)
+    wires = rounds.wires(algorithm, *shapes)
+    parts = {
+        "terms": terms.to_json(),
+        "params": _described(params),
+        "state": _described(state),
+        "wires": [_described(wire._replace(restarts=())) for wire in wires],
+    }
+    schema = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return Agreed(terms=terms, algorithm=algorithm, wires=wires, params=params, state=state, schema=schema)
+
+
+def example_rows(terms: Terms, rows: int) -> tuple[Any, Any]:
+    """The shapes of so many examples and their labels."""
+    kind = jnp.float32 if terms.form.classes is None else jnp.int32
+    x = jax.ShapeDtypeStruct((rows, *terms.form.shape), jnp.dtype(terms.form.dtype))
+    return x, jax.ShapeDtypeStruct((rows, *terms.label), kind)
+
+
+def _described(tree: PyTree) -> list[list[Any]]:
+    """Places, types and shapes of the leaves of a tree."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [[jax.tree_util.keystr(path), str(leaf.dtype), list(leaf.shape)] for path, leaf in leaves]
+
+
+def check_deployable(algorithm: Algorithm) -> None:
+    """Refuses methods that have no meaning on a network, each in a sentence.
+
+    Raises:
+      EvenhandError: the method is one of them.
+    """
+    name = algorithm.name or "This method"
+    if algorithm.pooled is not None:
+        raise EvenhandError(
+            f"{name} trains on the examples of all clients in one place, which a network cannot bring together: deploy "
+            "a federated method."
+        )
+    if algorithm.observe is not None:
+        raise EvenhandError(
+            f"{name} needs the training loss over all clients before each round, which would take an exchange with "
+            "every client: deploy fedprox(mu=...) with a fixed mu."
+        )
+    if algorithm.sampling.repeats:
+        raise EvenhandError(
+            f"{name} can draw a client twice in one round, and a client on a network works once: give "
+            "sampling=eh.sampling.uniform()."
+        )
+    if isinstance(algorithm.init_client, rounds.PerExample):
+        raise EvenhandError(
+            f"{name} keeps a number for each example of the largest client, so its clients would have to know how many "
+            "examples that has: deploy another method."
+        )
+    for phase in algorithm.phases:
+        rule = phase.aggregator
+        if isinstance(rule, Sum) and rule.summation is not None and not rule.summation.is_secure:
+            raise EvenhandError(
+                f"{name} keeps what each client sends in a place of its own, which is only simulated: deploy another "
+                "method."
+            )
