@@ -108,6 +108,7 @@ def secure(
             None if integers_only else partial(masked_sum, point),
             numbers,
             partial(sent, point._replace(largest=point.reach)),
+            in_limbs=True,
         ),
     )
 

@@ -15,8 +15,9 @@ from evenhand.secure._fixed_point import (
     masked_words,
     to_limbs,
 )
-from evenhand.secure._primitives import join, split
+from evenhand.secure._primitives import SHARE_BYTES, join, split
 from evenhand.secure._protocol import (
+    SEALED_BYTES,
     Cost,
     Offer,
     Plan,
@@ -36,6 +37,8 @@ from evenhand.secure._protocol import (
 
 __all__ = [
     "LIMB_BITS",
+    "SEALED_BYTES",
+    "SHARE_BYTES",
     "Cost",
     "FixedPoint",
     "Offer",

@@ -9,9 +9,10 @@
    everybody who did not (:func:`reveal`), from which the server finds the sum (:func:`recover`).
 
 A server that follows this learns the sum and who is in it.  It may read along, and conspire with fewer than
-``threshold`` of a client's neighbours.  A server that *departs* from it is not kept from a client's numbers: it may
-tell different clients of different offers or survivors, or invent clients.  Against that, clients would have to
-authenticate the offers and compare, among themselves, whom they were told of; neither is done here.
+``threshold`` of a client's neighbours.  A server that *departs* from it is not kept from a client's numbers by these
+functions alone: it may tell different clients of different offers or survivors, or invent clients.  Against that,
+clients must authenticate the offers and agree on what they were told before they reveal anything, which they do between
+machines: see :mod:`evenhand.network.secure_sums`.
 
 :func:`secure_sum` is all of it in one process.
 """
@@ -39,7 +40,7 @@ _COMPLETE = 16
 _KEY_BYTES = 32
 
 
-_SEALED_BYTES = 12 + 2 * SHARE_BYTES + 16
+SEALED_BYTES = 12 + 2 * SHARE_BYTES + 16
 """A nonce, two shares and a tag."""
 
 
@@ -78,7 +79,7 @@ class Plan(NamedTuple):
     def cost(self, numbers: int) -> Cost:
         """What a client sends and gets in a sum of so many numbers, with as many neighbours as most have."""
         degree = max(len(near) for near in self.neighbours.values())
-        shares = degree * _SEALED_BYTES
+        shares = degree * SEALED_BYTES
         up = 2 * _KEY_BYTES + shares + numbers * self.bits // 8 + (degree + 1) * SHARE_BYTES
         return Cost(up, degree * 2 * _KEY_BYTES + shares, numbers * 4)
 

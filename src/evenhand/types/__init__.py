@@ -263,6 +263,8 @@ class Summation(NamedTuple):
       numbers: as :attr:`Sum.lift`, but the real numbers before they become whole; None: it has none.
       anything: ``(numbers, key) -> lifted``, how a client that obeys no bound but the modulus would send such numbers.
       is_secure: whether the server learns the total alone; False: it sees what each client sends.
+      in_limbs: whether a number is a few limbs of ``bits`` bits, along the last axis of each lifted array
+        (:func:`evenhand.secure.to_limbs`); False: each is a number of its own, modulo ``2**bits``.
     """
 
     bits: int
@@ -270,6 +272,7 @@ class Summation(NamedTuple):
     numbers: Callable[[Upload, PyTree, Key], PyTree] | None = None
     anything: Callable[[PyTree, Key], PyTree] | None = None
     is_secure: bool = True
+    in_limbs: bool = False
     __repr__ = short
 
 
