@@ -14,9 +14,16 @@ from evenhand import communication
 from evenhand._platform import check_process
 from evenhand.data import FederatedDataset
 from evenhand.network.carriers import Answers
+from evenhand.network.identities import (
+    Identity,
+    certificate_of,
+    identity_of,
+    new_private_key,
+    public_key_of,
+)
 from evenhand.network.node import Allowed, MemoryStore, Node, methods_of
 from evenhand.network.server import Patience, Server, ServerRecord
-from evenhand.network.terms import Terms
+from evenhand.network.terms import Terms, is_masked
 from evenhand.rounds import RoundState
 from evenhand.simulation import Job, Run, check_job
 from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK
@@ -92,7 +99,11 @@ def federation(job: Job, slots: int) -> tuple[Server, list[Node]]:
     )
     methods = methods_of(algorithm)
     allowed = Allowed(metrics=True, test_keys=True)
-    nodes = [Node(name, methods, data.select([client]), allowed, MemoryStore()) for client in data.client_ids]
+    authority, identities = _identities(algorithm, terms)
+    nodes = [
+        Node(name, methods, data.select([client]), allowed, MemoryStore(), identity=identity)
+        for client, identity in zip(data.client_ids, identities, strict=True)
+    ]
     keys = keys_of(job.seed)
     server = Server(
         methods(terms).agreed,
@@ -103,8 +114,22 @@ def federation(job: Job, slots: int) -> tuple[Server, list[Node]]:
         start=algorithm.model.init(stream(keys.shared, Purpose.INIT)) if job.start is None else job.start,
         eval_every=job.eval_every,
         patience=Patience(attempts=1),
+        authority=authority,
     )
     return server, nodes
+
+
+def _identities(algorithm: Algorithm, terms: Terms) -> tuple[bytes, list[Identity | None]]:
+    """The public key of an authority, and the identities of all clients, for methods that take part in secure sums."""
+    if not any(is_masked(phase.aggregator) for phase in algorithm.phases):
+        return b"", [None] * terms.clients
+    authority = new_private_key()
+    public, made = public_key_of(authority), list[Identity | None]()
+    for client in range(terms.clients):
+        private = new_private_key()
+        certificate = certificate_of(authority, terms.run, client, public_key_of(private))
+        made.append(identity_of(terms.run, client, private, certificate, public))
+    return public, made
 
 
 def states_of(server: Server, nodes: Sequence[Node]) -> RoundState:

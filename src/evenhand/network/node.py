@@ -28,9 +28,12 @@ from evenhand._version import __version__
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.exchange import ClientHalf, Worked
+from evenhand.network.identities import Identity
 from evenhand.network.measuring import Measuring, served_message
 from evenhand.network.messages import Packet, PacketError, decode, encode, packed, unpacked
-from evenhand.network.terms import Agreed, Terms, agree
+from evenhand.network.secure_sums import Protection, SumSession
+from evenhand.network.sum_messages import REVEAL, Occasion
+from evenhand.network.terms import Agreed, Terms, agree, is_masked, sum_form_of
 from evenhand.privacy import account
 from evenhand.rounds import Wire
 from evenhand.streams import Keys, Purpose, client_stream, keys_of, stream
@@ -137,6 +140,8 @@ class ClientRecord(NamedTuple):
       state: what it keeps between rounds.
       next: what it will keep if the pending work counts.
       closes: whether the pending work is that of a round's last exchange.
+      revealed: ``(round, phase, pass)`` of the last secure sum in which it has revealed shares: it takes part in no
+        second sum of the same numbers, whose difference from the first would be those of single clients.
     """
 
     terms: Terms
@@ -147,6 +152,7 @@ class ClientRecord(NamedTuple):
     state: PyTree
     next: PyTree
     closes: bool = False
+    revealed: tuple[int, int, int] = (-1, 0, 0)
 
 
 # --- the method, compiled ---------------------------------------------------------------------------------------------
@@ -230,6 +236,8 @@ class Node:
       data: the client's own examples, as a data set of one client.
       allowed: what its file allows.
       store: where it keeps its state.
+      identity: what it signs offers of secure sums with; None: it takes part in none.
+      protection: what it asks of every secure sum.
       log: for events and sentences about them.
       random: a source of random bytes, the operating system's.
     """
@@ -242,6 +250,8 @@ class Node:
         allowed: Allowed,
         store: StateStore,
         *,
+        identity: Identity | None = None,
+        protection: Protection = Protection(),  # noqa: B008  (immutable)
         log: Log = lambda event, sentence, fields: None,
         random: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
@@ -253,6 +263,9 @@ class Node:
         self._measuring: Measuring | None = None
         # The upload of the exchange in progress, which passes of a sum lift again; its tag.
         self._upload: tuple[int, int, Upload] | None = None
+        self._identity, self._protection = identity, protection
+        # The secure sum in progress, by exchange and pass.
+        self._session: tuple[tuple[int, int], SumSession] | None = None
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a message; a refusal, or a failure, is an answer, too."""
@@ -283,6 +296,7 @@ class Node:
             "report": self._report,
             "work": self._work,
             "pass": self._pass,
+            "sum": self._sum,
             "evaluate": self._evaluate,
             "settle": self._settle,
         }
@@ -433,6 +447,9 @@ class Node:
             weight, rest = unpacked(rest[:1], jax.eval_shape(lambda x: x, weight), "the weight"), rest[1:]
         upload = Upload(done.delta, jnp.asarray(weight), done.report.loss)
         self._upload = tag, index, upload
+        if is_masked(aggregator):
+            self._keep(kept)
+            return Packet("worked")  # nothing of what it has reported or made leaves it but in sums
         lifted = self._lifted(kept, method, index, round, 0, upload, rest)
         self._keep(kept)
         return Packet("worked", {}, (*packed(done.report), *packed(lifted)))
@@ -446,6 +463,58 @@ class Node:
         lifted = self._lifted(kept, method, index, round, number, self._upload[2], message.arrays)
         self._keep(kept._replace(tag=int(message.fields["tag"])))
         return Packet("worked", {}, packed(lifted))
+
+    def _sum(self, message: Packet) -> Packet:
+        """One step of a secure sum."""
+        kept, method = self._opened(message)
+        index, round = self._checked(message, kept)
+        exchange, number = int(message.fields["exchange"]), int(message.fields["number"])
+        if self._upload is None or self._upload[:2] != (exchange, index):
+            raise Refusal("The server asks for a sum of an exchange that this client does not take part in.")
+        inner = message.fields["inner"]
+        count = int(message.fields["count"])
+        step = Packet(str(inner["kind"]), dict(inner["fields"]), message.arrays[:count])
+        if self._session is None or self._session[0] != (exchange, number):
+            public = message.arrays[count:]
+            self._session = (
+                (exchange, number),
+                self._new_session(kept, method, (round, index, number), exchange, public),
+            )
+        if step.kind == REVEAL:
+            kept = kept._replace(revealed=(round, index, number))
+        kept = kept._replace(tag=int(message.fields["tag"]))
+        try:
+            answer = self._session[1].answer(step)
+        except EvenhandError as error:
+            raise Refusal(str(error)) from None
+        self._keep(kept)  # before shares leave the client, so that no restart makes it reveal twice
+        return Packet("summed", {"kind": answer.kind, "fields": dict(answer.fields)}, answer.arrays)
+
+    def _new_session(
+        self,
+        kept: ClientRecord,
+        method: ClientMethod,
+        place: tuple[int, int, int],
+        exchange: int,
+        public: tuple[NDArray, ...],
+    ) -> SumSession:
+        """This client's half of a secure sum of pass ``place[2]`` in phase ``place[1]`` of round ``place[0]``."""
+        round, index, number = place
+        if self._identity is None:
+            raise Refusal("This client has no identity to sign with, so it takes part in no secure sum.")
+        if place <= kept.revealed:
+            raise Refusal(
+                "This client has revealed its shares in a sum of the same numbers already: the difference of two sums "
+                "could be its update."
+            )
+        assert self._upload is not None
+        upload, form = self._upload[2], sum_form_of(method.agreed, index)
+
+        def numbers() -> NDArray:
+            return form.flat(self._lifted(kept, method, index, round, number, upload, public))
+
+        run = kept.terms.run
+        return SumSession(self._identity, Occasion(run, run, exchange, number), numbers, self._protection)
 
     def _lifted(
         self,
@@ -618,6 +687,7 @@ class Node:
                 if pending is None
                 else unpacked(message.arrays[count:], like, "the client's state"),
                 closes=bool(fields["closes"]),
+                revealed=(int(fields["revealed"][0]), int(fields["revealed"][1]), int(fields["revealed"][2])),
             )
         return self._kept
 
@@ -634,6 +704,7 @@ class Node:
             "trained": kept.trained,
             "pending": kept.pending,
             "closes": kept.closes,
+            "revealed": list(kept.revealed),
         }
         following = () if kept.pending is None else packed(kept.next)
         self._store.write(encode(Packet("kept", fields, (*packed(kept.state), *following))))

@@ -9,7 +9,7 @@ exchange, so that a server that was killed resumes where it was and never asks f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,7 +27,9 @@ from evenhand.network.carriers import Carrier
 from evenhand.network.measuring import served_from, shown_state
 from evenhand.network.messages import Packet, PacketError, decode, encode, packed, unpacked
 from evenhand.network.node import Log, StateStore, adapt_key
-from evenhand.network.terms import Agreed, example_rows
+from evenhand.network.secure_sums import Asks, SecureTotal, secure_exchanges
+from evenhand.network.sum_messages import OFFER, REVEAL, SURVIVORS, Occasion, sum_terms
+from evenhand.network.terms import Agreed, example_rows, is_masked, sum_form_of
 from evenhand.rounds import RoundState, Step
 from evenhand.simulation.evaluating import Served, columns_of
 from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK, Rows, efforts
@@ -146,6 +148,8 @@ class Server:
       eval_every: rounds between two evaluations.
       patience: how long it waits.
       log: for events and sentences about them.
+      authority: the public key of the federation's authority, for secure sums.
+      colluding: how many clients may collude with the server in a secure sum.
     """
 
     def __init__(
@@ -160,9 +164,12 @@ class Server:
         eval_every: int,
         patience: Patience,
         log: Log = lambda event, sentence, fields: None,
+        authority: bytes = b"",
+        colluding: int = 0,
     ) -> None:
         self.agreed, self.sizes, self.patience = agreed, sizes, patience
-        self._carrier, self._store, self._start, self._log = carrier, store, start, log
+        self._carrier, self._store, self._start, self.log = carrier, store, start, log
+        self.authority, self.colluding = authority, colluding
         self.keys, self._eval_every = rounds.roots(agreed.algorithm, keys), eval_every
         self._rows = jnp.asarray(sizes["train"], jnp.int32)
         self._phases = agreed.algorithm.phases
@@ -283,7 +290,7 @@ class Server:
                 sentence = (
                     "its schema is another: its model, its method or its version differ from the server's."
                 )
-                self._log("refused", f"Client {client}: {sentence}", {"client": client})
+                self.log("refused", f"Client {client}: {sentence}", {"client": client})
 
     def _collected(self, asks: Mapping[int, bytes]) -> Asked:
         """The answers of clients that obey."""
@@ -292,19 +299,19 @@ class Server:
         down, up = down + sum(map(len, asks.values())), up + sum(map(len, came.answers.values()))
         self.progress = self.progress._replace(bytes=(down, up))
         for client, sentence in came.absent.items():
-            self._log("absent", f"Client {client}: {sentence}", {"client": client})
+            self.log("absent", f"Client {client}: {sentence}", {"client": client})
         answers, rejected = dict[int, Packet](), set[int]()
         for client, data in came.answers.items():
             try:
                 answer = decode(data)
             except PacketError as error:
-                self._log("refused", f"Client {client}: {error}", {"client": client})
+                self.log("refused", f"Client {client}: {error}", {"client": client})
                 rejected.add(client)
                 continue
             if answer.kind in ("refused", "failed", "rejected"):
                 event = str(answer.fields.get("event", "refused"))
                 sentence = str(answer.fields.get("sentence", ""))[:500]
-                self._log(event, f"Client {client}: {sentence}", {"client": client})
+                self.log(event, f"Client {client}: {sentence}", {"client": client})
                 if answer.kind == "rejected":
                     rejected.add(client)
                 continue
@@ -313,7 +320,7 @@ class Server:
 
     def refuse(self, client: int, error: PacketError) -> None:
         """Logs that a client's answer does not count."""
-        self._log("refused", f"Client {client}: {error}", {"client": client})
+        self.log("refused", f"Client {client}: {error}", {"client": client})
 
     # Evaluation.
 
@@ -454,6 +461,8 @@ class ServerExchange:
     Attributes:
       tag: of the work, once it was asked for.
       absent: clients of the cohort that did not answer.
+      is_revealed: whether clients have been asked for shares of a secure sum, and would refuse another one of the same
+        numbers.
     """
 
     def __init__(self, server: Server, index: int, cohort: Cohort, round: int) -> None:
@@ -462,6 +471,7 @@ class ServerExchange:
         self._cohort, self._ids = cohort, [int(k) for k in np.asarray(cohort.ids)]
         self.tag = -1
         self.absent = set[int]()
+        self.is_revealed = False
         self._present = np.array(cohort.present)
 
     def done(self) -> tuple[Step, NDArray]:
@@ -472,7 +482,7 @@ class ServerExchange:
             self.absent = set()
             self._present = np.array(self._cohort.present)
             result = self._attempt()
-            if drawn - len(self.absent) >= min(patience.min_answers, drawn):
+            if self.is_revealed or drawn - len(self.absent) >= min(patience.min_answers, drawn):
                 return result
             attempt += 1
             if patience.attempts is not None and attempt >= patience.attempts:
@@ -516,8 +526,16 @@ class ServerExchange:
     ) -> tuple[PyTree, PyTree]:
         """``(direction, memory)`` from sums of what clients lift, in as many passes as the aggregator takes."""
         direction: PyTree = ()
+        if is_masked(aggregator):
+            self._gathered("work", (), self._extra(weights, ()))
         for number in range(aggregator.passes):
             public = packed(aggregator.publish(memory))
+            if is_masked(aggregator):
+                total = self._secure_total(number, public)
+                if total is None:
+                    return tree.zeros_like(direction) if number else self._nothing(memory, key), memory
+                direction, memory = self._parts.lower(total, memory, jax.random.fold_in(key, number))
+                continue
             if number == 0:
                 reports, lifted = self._gathered(
                     "work", (self._wire.report, self._wire.lifted), self._extra(weights, public)
@@ -535,6 +553,75 @@ class ServerExchange:
             total = self._parts.total(tree.among(present, lifted))
             direction, memory = self._parts.lower(total, memory, jax.random.fold_in(key, number))
         return direction, memory
+
+    def _nothing(self, memory: PyTree, key: Key) -> PyTree:
+        """The direction of no uploads."""
+        zeros = tree.zeros(self._wire.lifted)
+        return tree.zeros(jax.eval_shape(self._parts.lower, zeros, memory, key)[0])
+
+    def _secure_total(self, number: int, public: Sequence[NDArray]) -> PyTree | None:
+        """The sum of a pass, of which the server learns the total alone; None: it is lost, and nobody counts."""
+        server, form = self._server, sum_form_of(self._server.agreed, self._index)
+        clients = [client for slot, client in enumerate(self._ids) if self._present[slot]]
+        run = server.agreed.terms.run
+        try:
+            terms = sum_terms(
+                Occasion(run, run, self.tag, number),
+                clients,
+                bits=form.bits,
+                size=form.size,
+                colluding=server.colluding,
+            )
+            total = self._summation(secure_exchanges(terms, server.authority), number, public)
+        except EvenhandError as error:
+            sentence = f"Round {self._round + 1}: {error}"
+            server.log("absent", sentence, {"round": self._round + 1})
+            self.absent |= set(clients)
+            self._present[:] = False
+            return None
+        for client, reason in total.rejected.items():
+            server.log("refused", f"Client {client}: {reason}", {"client": client})
+        counted = set(total.clients)
+        self.absent |= set(clients) - counted
+        self._present &= np.array([client in counted for client in self._ids])
+        return jax.tree.map(jnp.asarray, form.tree(total.numbers))
+
+    def _summation(
+        self, exchanges: Generator[Asks, Asks, SecureTotal], number: int, public: Sequence[NDArray]
+    ) -> SecureTotal:
+        """Carries the messages of a secure sum, and stops before shares are revealed if too few have sent numbers."""
+        asks = next(exchanges)
+        least = min(self._server.patience.min_answers, int(np.sum(np.asarray(self._cohort.present))))
+        while True:
+            kind = next((message.kind for message in asks.values()), "")
+            if kind == SURVIVORS and len(asks) < least:
+                raise EvenhandError(
+                    f"{len(asks)} clients have sent their numbers, and {least} are needed: the sum is begun anew."
+                )
+            self.is_revealed |= kind == REVEAL
+            questions = {
+                client: (
+                    {
+                        **self._common(),
+                        "exchange": self.tag,
+                        "number": number,
+                        "inner": {"kind": message.kind, "fields": dict(message.fields)},
+                        "count": len(message.arrays),
+                    },
+                    (*message.arrays, *(public if kind == OFFER else ())),
+                )
+                for client, message in asks.items()
+            }
+            answers = {
+                client: Packet(
+                    str(answer.fields.get("kind")), answer.fields.get("fields") or {}, answer.arrays
+                )
+                for client, answer in self._server.ask("sum", questions).answers.items()
+            }
+            try:
+                asks = exchanges.send(answers)
+            except StopIteration as end:
+                return end.value
 
     # What is asked, and what comes.
 
@@ -580,12 +667,7 @@ class ServerExchange:
         self, kind: str, slot: int, extra: Mapping[int, Sequence[NDArray]], fields: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], tuple[NDArray, ...]]:
         server, client = self._server, self._ids[slot]
-        common = {
-            "phase": self._index,
-            "round": self._round,
-            "cohort": int(np.sum(np.asarray(self._cohort.present))),
-            **fields,
-        }
+        common = {**self._common(), **fields}
         if kind == "pass":
             return common, tuple(extra[client])
         message = self._parts.broadcast(server.progress.state.server, jnp.int32(client))
@@ -594,6 +676,11 @@ class ServerExchange:
             key = rounds.work_key(server.keys, self._round, self._half.streams, jnp.int32(client))
             common["key"] = key_words(key)
         return common, (*packed(message), *extra.get(client, ()))
+
+    def _common(self) -> dict[str, Any]:
+        """What each message of the exchange says of it."""
+        cohort = int(np.sum(np.asarray(self._cohort.present)))
+        return {"phase": self._index, "round": self._round, "cohort": cohort}
 
     def _among(self, accepted: Array) -> None:
         """Leaves out the slots whose answers do not count."""

@@ -14,10 +14,11 @@ from evenhand import communication, rounds
 from evenhand._version import __version__
 from evenhand.data import Form
 from evenhand.errors import EvenhandError
+from evenhand.network.secure_sums import SumForm, sum_form
 from evenhand.rounds import Wire
-from evenhand.types import Algorithm, Params, PyTree, Sum
+from evenhand.types import Aggregator, Algorithm, Params, PyTree, Sum
 
-__all__ = ["Agreed", "Terms", "agree", "check_deployable"]
+__all__ = ["Agreed", "Terms", "agree", "check_deployable", "example_rows", "is_masked", "sum_form_of"]
 
 
 class Terms(NamedTuple):
@@ -127,6 +128,18 @@ def _described(tree: PyTree) -> list[list[Any]]:
     """Places, types and shapes of the leaves of a tree."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [[jax.tree_util.keystr(path), str(leaf.dtype), list(leaf.shape)] for path, leaf in leaves]
+
+
+def is_masked(aggregator: Aggregator) -> bool:
+    """Whether clients add what they send under masks, so that the server learns the sum alone."""
+    return isinstance(aggregator, Sum) and not aggregator.streams
+
+
+def sum_form_of(agreed: Agreed, index: int) -> SumForm:
+    """How what clients lift in a phase becomes the whole numbers of a secure sum."""
+    aggregator = agreed.algorithm.phases[index].aggregator
+    assert isinstance(aggregator, Sum)
+    return sum_form(aggregator.summation, agreed.wires[index].lifted)
 
 
 def check_deployable(algorithm: Algorithm) -> None:
