@@ -89,7 +89,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "types",
         "watch",
     },
-    "network": _MEASURED | {"_version", "privacy", "records", "simulation"},
+    "wire": {"errors", "secure", "types"},
+    "network": _MEASURED | {"_version", "privacy", "records", "simulation", "wire"},
     "testing": _MEASURED | {"network", "report", "simulation"},
     "expressions": _METHODS | {"attacks", "centralized", "models", "personalization", "privacy"},
     "cli": _MEASURED

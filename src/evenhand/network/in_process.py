@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import numpy.typing as npt
 
-from evenhand import communication
 from evenhand._platform import check_process
 from evenhand.data import FederatedDataset
 from evenhand.network.carriers import Answers
-from evenhand.network.identities import (
+from evenhand.network.exchanging import Patience
+from evenhand.network.keeping import MemoryStore
+from evenhand.network.node import Allowed, Node, methods_of
+from evenhand.network.server import Server, run_from
+from evenhand.network.terms import Terms, is_masked
+from evenhand.rounds import RoundState
+from evenhand.simulation import Job, Run, check_job
+from evenhand.streams import Purpose, keys_of, stream
+from evenhand.types import Algorithm
+from evenhand.wire.identities import (
     Identity,
     certificate_of,
     identity_of,
     new_private_key,
     public_key_of,
 )
-from evenhand.network.node import Allowed, MemoryStore, Node, methods_of
-from evenhand.network.server import Patience, Server, ServerRecord
-from evenhand.network.terms import Terms, is_masked
-from evenhand.rounds import RoundState
-from evenhand.simulation import Job, Run, check_job
-from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK
-from evenhand.simulation.store import Kept
-from evenhand.streams import Purpose, keys_of, stream
-from evenhand.types import Algorithm
 
-__all__ = ["federation", "local", "run_from", "states_of"]
-
-NDArray = npt.NDArray[Any]
+__all__ = ["LocalCarrier", "federation", "local", "states_of"]
 
 
 def local(
@@ -134,8 +128,8 @@ def _identities(algorithm: Algorithm, terms: Terms) -> tuple[bytes, list[Identit
 
 def states_of(server: Server, nodes: Sequence[Node]) -> RoundState:
     """The state of the server, with those of all clients, ``(N, ...)``."""
-    server.introduce(range(len(nodes)))  # whoever was never asked begins now
-    counted = server.progress.counted
+    server.caller.introduce(range(len(nodes)))  # whoever was never asked begins now
+    counted = server.caller.counted
     states = [jax.tree.map(jnp.asarray, node.latest(int(counted[k]))) for k, node in enumerate(nodes)]
     return server.progress.state._replace(clients=jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
 
@@ -167,74 +161,3 @@ class LocalCarrier:
     def connected(self) -> frozenset[int]:
         """The clients that are there."""
         return frozenset(client for client, handler in self.handlers.items() if handler is not None)
-
-
-# --- a run on a network as a result -----------------------------------------------------------------------------------
-
-
-def run_from(server: Server, progress: ServerRecord, data: FederatedDataset, state: RoundState) -> Run:
-    """The result of a run on a network, with the clients' states where they are at hand."""
-    agreed, columns = server.agreed, dict[str, NDArray]()
-    for name in dict.fromkeys(name for row in progress.history for name in row):
-        columns[name] = np.array([row.get(name, np.nan) for row in progress.history])
-    columns["round"] = columns["round"].astype(np.int64)
-    return Run(
-        algorithm=agreed.algorithm,
-        data=data,
-        seed=agreed.terms.seed or 0,
-        history={name: values for name, values in columns.items() if name not in WORK},
-        per_round={name: np.array(values) for name, values in progress.per_round.items() if name not in WORK},
-        info=_info(server, progress),
-        kept=Kept(state),
-        clients=progress.last.clients,
-        classes=progress.last.classes,
-        malicious=np.zeros(agreed.terms.clients, bool),
-        last_round=np.asarray(state.last_round, np.int64),
-        initial_loss=progress.initial_loss,
-        level=progress.last.level,
-    )
-
-
-def _info(server: Server, progress: ServerRecord) -> dict[str, Any]:
-    agreed, sums = server.agreed, {name: sum(progress.per_round.get(name, [])) for name in WORK}
-    traffic = communication.traffic(agreed.algorithm, agreed.wires)
-    secure_sums = progress.done * sum(load.secure_sums for load in traffic)
-    down, up = (
-        communication.added(*loads) for loads in zip(*((load.down, load.up) for load in traffic), strict=True)
-    )
-    took_part = round(sum(progress.per_round.get("reported", [])))
-    sent = {"down": progress.bytes[0], "up": progress.bytes[1]}
-    info: dict[str, Any] = {
-        "rounds": progress.done,
-        "charged": progress.attempts,
-        "cohort": agreed.terms.slots,
-        "lanes": 1,
-        "devices": 1,
-        "floats": {"down": down.numbers, "up": up.numbers},
-        "bytes": sent,
-        "secure_sums": secure_sums,
-        "communication": {
-            "rounds": progress.done,
-            "secure_sums": secure_sums,
-            "per_client_and_round": {
-                name: {"numbers": load.numbers, "bytes": load.bytes}
-                for name, load in (("down", down), ("up", up))
-            },
-            "total": {
-                name: {"numbers": took_part * load.numbers, "bytes": sent[name]}
-                for name, load in (("down", down), ("up", up))
-            },
-            "took_part": took_part,
-            "left_out": round(sum(progress.per_round.get("absent", []))),
-            "covers": "All messages between the server and all clients, with headers, keys, shares and evaluations.",
-        },
-        "restarts": any(wire.restarts for wire in agreed.wires),
-        "seconds": dict(server.seconds),
-        "steps": {"useful": sums[USEFUL], "executed": sums[EXECUTED]},
-        "padded": 0.0,
-        "examples": sums[ROWS],
-        "examples_per_second": sums[ROWS] / server.seconds["train"] if server.seconds["train"] else 0.0,
-    }
-    if levels := agreed.algorithm.levels:
-        info["levels"] = [level.name for level in levels]
-    return info

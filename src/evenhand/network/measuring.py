@@ -20,7 +20,6 @@ from evenhand import tree
 from evenhand._jaxpr.programs import used_inputs
 from evenhand.data import FederatedDataset
 from evenhand.evaluation import ClassMetrics
-from evenhand.network.messages import Packet, PacketError, packed, unpacked
 from evenhand.network.terms import Agreed
 from evenhand.rounds import RoundState
 from evenhand.simulation import Job
@@ -28,6 +27,7 @@ from evenhand.simulation.evaluating import Evaluation, Served
 from evenhand.simulation.program import Program, resident
 from evenhand.streams import Keys
 from evenhand.types import Algorithm, Key, PyTree
+from evenhand.wire.messages import Packet, PacketError, packed, unpacked
 
 __all__ = ["Measuring", "needed", "served_from", "served_message", "shown_state"]
 

@@ -13,37 +13,36 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand import records, rounds, tree
+from evenhand import rounds, tree
 from evenhand._version import __version__
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.exchange import ClientHalf, Worked
-from evenhand.network.identities import Identity
+from evenhand.network.carriers import Log
+from evenhand.network.keeping import StateStore, adapt_key
 from evenhand.network.measuring import Measuring, served_message
-from evenhand.network.messages import Packet, PacketError, decode, encode, packed, unpacked
-from evenhand.network.secure_sums import Protection, SumSession
-from evenhand.network.sum_messages import REVEAL, Occasion
 from evenhand.network.terms import Agreed, Terms, agree, is_masked, sum_form_of
 from evenhand.privacy import account
 from evenhand.rounds import Wire
-from evenhand.streams import Keys, Purpose, client_stream, keys_of, stream
+from evenhand.streams import Keys, keys_of
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, PyTree, Report, Sum, Upload
+from evenhand.wire.identities import Identity
+from evenhand.wire.messages import Packet, PacketError, decode, encode, packed, unpacked
+from evenhand.wire.secure_sums import Protection, SumSession
+from evenhand.wire.sum_messages import REVEAL, Occasion
 
-__all__ = ["Allowed", "FileStore", "MemoryStore", "Node", "Refusal", "StateStore", "methods_of"]
+__all__ = ["Allowed", "Node", "Refusal", "methods_of"]
 
 NDArray = npt.NDArray[Any]
-Log = Callable[[str, str, Mapping[str, Any]], None]
-"""``(event, sentence, fields)``."""
 
 
 class Refusal(EvenhandError):
@@ -79,53 +78,6 @@ class Allowed(NamedTuple):
 
 
 # --- what a client keeps ----------------------------------------------------------------------------------------------
-
-
-class StateStore(Protocol):
-    """Where a client keeps its state."""
-
-    def read(self) -> bytes | None:
-        """What was written last; None: nothing was."""
-        ...
-
-    def write(self, data: bytes) -> None:
-        """Replaces it in one step.
-
-        Raises:
-          OSError: it cannot; what was there is as it was.
-        """
-        ...
-
-
-class FileStore(NamedTuple):
-    """A file that is replaced in one step."""
-
-    path: Path
-
-    def read(self) -> bytes | None:
-        """What was written last; None: nothing was."""
-        return self.path.read_bytes() if self.path.is_file() else None
-
-    def write(self, data: bytes) -> None:
-        """Replaces it in one step."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with records.replacing(self.path) as temporary:
-            temporary.write_bytes(data)
-
-
-class MemoryStore:
-    """A store that ends with the process, for networks in one process."""
-
-    def __init__(self) -> None:
-        self._data: bytes | None = None
-
-    def read(self) -> bytes | None:
-        """What was written last; None: nothing was."""
-        return self._data
-
-    def write(self, data: bytes) -> None:
-        """Replaces it."""
-        self._data = data
 
 
 class ClientRecord(NamedTuple):
@@ -709,11 +661,6 @@ class Node:
         following = () if kept.pending is None else packed(kept.next)
         self._store.write(encode(Packet("kept", fields, (*packed(kept.state), *following))))
         self._kept = kept
-
-
-def adapt_key(roots: Keys, client: int) -> Key:
-    """The key with which a client adapts its model before each evaluation, as in a simulation."""
-    return client_stream(stream(roots.shared, Purpose.PERSONAL, 0, 1), client)
 
 
 def _wrapped(message: Packet) -> Key:

@@ -9,7 +9,7 @@ exchange, so that a server that was killed resumes where it was and never asks f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,44 +18,29 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand import evaluation, rounds, tree
-from evenhand.aggregators import reduce_uploads
+from evenhand import communication, evaluation, rounds
+from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import ClassMetrics
-from evenhand.exchange import ServerHalf, uploads_of
-from evenhand.network.carriers import Carrier
+from evenhand.exchange import ServerHalf
+from evenhand.network.calling import Caller
+from evenhand.network.carriers import Carrier, Log
+from evenhand.network.exchanging import Patience, ServerExchange, SharedSetting, phase_of_server
+from evenhand.network.keeping import StateStore, adapt_key, key_words
 from evenhand.network.measuring import served_from, shown_state
-from evenhand.network.messages import Packet, PacketError, decode, encode, packed, unpacked
-from evenhand.network.node import Log, StateStore, adapt_key
-from evenhand.network.secure_sums import Asks, SecureTotal, secure_exchanges
-from evenhand.network.sum_messages import OFFER, REVEAL, SURVIVORS, Occasion, sum_terms
-from evenhand.network.terms import Agreed, example_rows, is_masked, sum_form_of
-from evenhand.rounds import RoundState, Step
+from evenhand.network.terms import Agreed, example_rows
+from evenhand.rounds import RoundState
+from evenhand.simulation import Run
 from evenhand.simulation.evaluating import Served, columns_of
 from evenhand.simulation.program import EXECUTED, ROWS, USEFUL, WORK, Rows, efforts
+from evenhand.simulation.store import Kept
 from evenhand.streams import Keys
-from evenhand.types import Array, Cohort, Effort, Info, Key, Params, PyTree, Report, Sum, Upload
+from evenhand.types import Array, Cohort, Effort, Params
+from evenhand.wire.messages import Packet, PacketError, decode, encode, packed, unpacked
 
-__all__ = ["Patience", "Server", "ServerRecord"]
+__all__ = ["Server", "ServerRecord", "run_from"]
 
 NDArray = npt.NDArray[Any]
-
-
-class Patience(NamedTuple):
-    """How long the server waits, and for whom.
-
-    Attributes:
-      deadline: seconds for each exchange.
-      min_answers: clients of a cohort that must answer; with fewer, the exchange is repeated.  A cohort with fewer
-        clients than that needs all of them.
-      pause: seconds before it is repeated.
-      attempts: how often it is tried before the server gives up; None: for ever.
-    """
-
-    deadline: float = 600.0
-    min_answers: int = 1
-    pause: float = 1.0
-    attempts: int | None = None
 
 
 class ServerRecord(NamedTuple):
@@ -84,55 +69,6 @@ class ServerRecord(NamedTuple):
     bytes: tuple[int, int]
     last: Served
     initial_loss: NDArray
-
-
-class Asked(NamedTuple):
-    """The answers to one question.
-
-    Attributes:
-      answers: by client.
-      rejected: clients that answered, but with nothing that counts.
-    """
-
-    answers: dict[int, Packet]
-    rejected: set[int]
-
-
-class _Parts(NamedTuple):
-    """The server's part in one phase, compiled."""
-
-    broadcast: Callable[[PyTree, Array], PyTree]
-    sane: Callable[[Report], Array]
-    weighed: Callable[[Report, Cohort, PyTree], tuple[Array, PyTree, Info]]
-    finite: Callable[[PyTree, int], Array]
-    total: Callable[[PyTree], PyTree]
-    lower: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree]]
-    reduce: Callable[..., tuple[PyTree, PyTree]]
-    step: Callable[..., Step]
-
-
-def _parts(half: ServerHalf) -> _Parts:
-    aggregator = half.aggregator
-
-    def reduce(
-        uploads: Upload, present: Array, memory: PyTree, key: Key, noise: Key
-    ) -> tuple[PyTree, PyTree]:
-        return reduce_uploads(aggregator, uploads, present, memory, key, noise)
-
-    def lower(total: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        assert isinstance(aggregator, Sum)
-        return aggregator.lower(total, memory, key)
-
-    return _Parts(
-        broadcast=jax.jit(half.phase.broadcast),
-        sane=jax.jit(half.sane),
-        weighed=jax.jit(half.weighed),
-        finite=jax.jit(half.finite, static_argnums=1),
-        total=jax.jit(lambda lifted: jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)),
-        lower=jax.jit(lower),
-        reduce=jax.jit(reduce),
-        step=jax.jit(half.step),
-    )
 
 
 class Server:
@@ -167,23 +103,24 @@ class Server:
         authority: bytes = b"",
         colluding: int = 0,
     ) -> None:
-        self.agreed, self.sizes, self.patience = agreed, sizes, patience
-        self._carrier, self._store, self._start, self.log = carrier, store, start, log
-        self.authority, self.colluding = authority, colluding
-        self.keys, self._eval_every = rounds.roots(agreed.algorithm, keys), eval_every
+        self.agreed, self.sizes, self._store, self._start = agreed, sizes, store, start
+        self._keys, self._eval_every = rounds.roots(agreed.algorithm, keys), eval_every
+        self.caller = Caller(agreed, carrier, start, patience.deadline, log)
+        self._setting = SharedSetting(self.caller, self._keys, patience, authority, colluding)
         self._rows = jnp.asarray(sizes["train"], jnp.int32)
         self._phases = agreed.algorithm.phases
-        halves = [
-            ServerHalf(agreed.algorithm, index, agreed.terms.capacity) for index in range(len(self._phases))
-        ]
-        self.halves, self.parts = halves, [_parts(half) for half in halves]
+        halves = (
+            ServerHalf(agreed.algorithm, number, agreed.terms.capacity) for number in range(len(self._phases))
+        )
+        self._parts = [phase_of_server(half) for half in halves]
         self._draw = jax.jit(self._drawn, static_argnums=1)
         self._effort = jax.jit(self._efforts, static_argnums=0)
-        self._introduced = set[int]()
         self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
         resumed = self._loaded()
         self.is_resumed = resumed is not None
         self.progress = self._beginning() if resumed is None else resumed
+        self.caller.tag, self.caller.counted = self.progress.tag, self.progress.counted.copy()
+        self.caller.down, self.caller.up = self.progress.bytes
 
     # Rounds and evaluations.
 
@@ -207,7 +144,7 @@ class Server:
 
     def _drawn(self, round: Array, phase: int) -> Cohort:
         algorithm, slots = self.agreed.algorithm, self.agreed.terms.slots
-        return rounds.cohort(algorithm, None, self._rows, slots, self.keys, round, phase)
+        return rounds.cohort(algorithm, None, self._rows, slots, self._keys, round, phase)
 
     def train_round(self) -> None:
         """Trains one round more."""
@@ -216,18 +153,16 @@ class Server:
         for index in range(len(self._phases)):
             cohort = self._draw(jnp.int32(round), index)
             self._reserve(charge=index == len(self._phases) - 1)
-            exchange = ServerExchange(self, index, cohort, round)
-            step, accepted = exchange.done()
             state = self.progress.state
+            exchange = ServerExchange(self._setting, self._parts[index], cohort, round)
+            step, accepted = exchange.done(state.server, state.aggregators[index])
             aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
             state = state._replace(server=step.server, aggregators=aggregators)
             if index == len(self._phases) - 1:
                 last = rounds.last_rounds(state.last_round, cohort, jnp.asarray(accepted), round)
                 state = state._replace(last_round=last)
-            counted = self.progress.counted.copy()
-            ids = np.asarray(cohort.ids)
-            counted[ids[accepted]] = exchange.tag
-            self.progress = self.progress._replace(state=state, counted=counted)
+            self.caller.counted[np.asarray(cohort.ids)[accepted]] = exchange.tag
+            self.progress = self.progress._replace(state=state)
             drawn = int(np.sum(np.asarray(cohort.present)))
             infos |= {name: float(value) for name, value in step.info.items()}
             counted_cohort = cohort._replace(present=cohort.present & jnp.asarray(accepted))
@@ -251,77 +186,6 @@ class Server:
         rows = Rows(x=x, y=y, starts=jnp.zeros_like(self._rows), sizes=self._rows, malicious=nobody)
         return efforts(self._phases[index].effort, self.agreed.terms.capacity, rows, cohort, round)
 
-    def ask(self, kind: str, questions: Mapping[int, tuple[Mapping[str, Any], Sequence[NDArray]]]) -> Asked:
-        """One question to some clients: their answers, by client; who does not answer is logged."""
-        self.introduce(questions)
-        terms, progress = self.agreed.terms, self.progress
-        tag = progress.tag + 1
-        self.progress = progress._replace(tag=tag)
-        asks = {
-            client: encode(
-                Packet(
-                    kind,
-                    {
-                        "run": terms.run,
-                        "schema": self.agreed.schema,
-                        "tag": tag,
-                        "counted": int(progress.counted[client]),
-                        **fields,
-                    },
-                    tuple(arrays),
-                )
-            )
-            for client, (fields, arrays) in questions.items()
-        }
-        return self._collected(asks)
-
-    def introduce(self, clients: Iterable[int]) -> None:
-        """Announces the run to those of the clients that have not heard of it from this process."""
-        clients = sorted(set(clients) - self._introduced)
-        if not clients:
-            return
-        terms, start = self.agreed.terms, packed(self._start)
-        fields = {"version": terms.version, "method": terms.method, "terms": terms.to_json()}
-        asks = {client: encode(Packet("terms", {**fields, "client": client}, start)) for client in clients}
-        for client, answer in self._collected(asks).answers.items():
-            if answer.fields.get("schema") == self.agreed.schema:
-                self._introduced.add(client)
-            else:
-                sentence = (
-                    "its schema is another: its model, its method or its version differ from the server's."
-                )
-                self.log("refused", f"Client {client}: {sentence}", {"client": client})
-
-    def _collected(self, asks: Mapping[int, bytes]) -> Asked:
-        """The answers of clients that obey."""
-        came = self._carrier.ask(asks, self.patience.deadline)
-        down, up = self.progress.bytes
-        down, up = down + sum(map(len, asks.values())), up + sum(map(len, came.answers.values()))
-        self.progress = self.progress._replace(bytes=(down, up))
-        for client, sentence in came.absent.items():
-            self.log("absent", f"Client {client}: {sentence}", {"client": client})
-        answers, rejected = dict[int, Packet](), set[int]()
-        for client, data in came.answers.items():
-            try:
-                answer = decode(data)
-            except PacketError as error:
-                self.log("refused", f"Client {client}: {error}", {"client": client})
-                rejected.add(client)
-                continue
-            if answer.kind in ("refused", "failed", "rejected"):
-                event = str(answer.fields.get("event", "refused"))
-                sentence = str(answer.fields.get("sentence", ""))[:500]
-                self.log(event, f"Client {client}: {sentence}", {"client": client})
-                if answer.kind == "rejected":
-                    rejected.add(client)
-                continue
-            answers[client] = answer
-        return Asked(answers, rejected)
-
-    def refuse(self, client: int, error: PacketError) -> None:
-        """Logs that a client's answer does not count."""
-        self.log("refused", f"Client {client}: {error}", {"client": client})
-
     # Evaluation.
 
     def _evaluate(self) -> None:
@@ -334,20 +198,20 @@ class Server:
             client: (
                 {
                     "own": bool(last[client] > 0),
-                    **({"key": key_words(adapt_key(self.keys, client))} if shared_keys else {}),
+                    **({"key": key_words(adapt_key(self._keys, client))} if shared_keys else {}),
                 },
                 arrays,
             )
             for client in range(agreed.terms.clients)
         }
         measured: dict[int, Served] = {}
-        for client, answer in self.ask("evaluate", questions).answers.items():
+        for client, answer in self.caller.ask("evaluate", questions).answers.items():
             if answer.kind != "measured":  # its own file keeps its numbers
                 continue
             try:
                 measured[client] = served_from(answer)
             except PacketError as error:
-                self.refuse(client, error)
+                self.caller.refuse(client, error)
         served = joined(measured, agreed.terms.clients)
         initial = self.progress.initial_loss
         if self.progress.done == 0 and not self.progress.history and "train" in served.clients:
@@ -358,8 +222,8 @@ class Server:
         row = {
             "round": self.progress.done,
             **columns_of(served, self.sizes, chosen),
-            "bytes_down": float(self.progress.bytes[0]),
-            "bytes_up": float(self.progress.bytes[1]),
+            "bytes_down": float(self.caller.down),
+            "bytes_up": float(self.caller.up),
             **reported,
         }
         history = [*self.progress.history, row]
@@ -397,14 +261,22 @@ class Server:
         Raises:
           OSError: it cannot be written.
         """
-        self._store.write(progress_bytes(self.agreed, self.progress))
+        self._store.write(progress_bytes(self.agreed, self._latest()))
 
     def _reserve(self, charge: bool) -> None:
         """Writes the tags that may be sent before the next save, so that no resumed server sends one again, and that
         another round is broadcast, if it is charged for."""
         self.progress = self.progress._replace(attempts=self.progress.attempts + int(charge))
-        tag = self.progress.tag
-        self._store.write(progress_bytes(self.agreed, self.progress._replace(tag=tag + _RESERVED)))
+        latest = self._latest()
+        self._store.write(progress_bytes(self.agreed, latest._replace(tag=latest.tag + _RESERVED)))
+
+    def _latest(self) -> ServerRecord:
+        """The run so far, with what its caller has counted."""
+        caller = self.caller
+        self.progress = self.progress._replace(
+            tag=caller.tag, counted=caller.counted.copy(), bytes=(caller.down, caller.up)
+        )
+        return self.progress
 
     def _loaded(self) -> ServerRecord | None:
         data = self._store.read()
@@ -413,11 +285,6 @@ class Server:
 
 _RESERVED = 2**16
 """Tags that a server may send between two saves."""
-
-
-def key_words(key: Key) -> list[int]:
-    """A random key as the numbers of a message."""
-    return [int(word) for word in np.asarray(jax.random.key_data(key))]
 
 
 def joined(measured: Mapping[int, Served], clients: int) -> Served:
@@ -450,246 +317,6 @@ def joined(measured: Mapping[int, Served], clients: int) -> Served:
         for client, served in measured.items():
             level[client] = 0 if served.level is None else int(served.level[0])
     return Served(rows, cells, level)
-
-
-# --- one exchange -----------------------------------------------------------------------------------------------------
-
-
-class ServerExchange:
-    """One phase of a round: who is asked, who has answered, and what comes of it.
-
-    Attributes:
-      tag: of the work, once it was asked for.
-      absent: clients of the cohort that did not answer.
-      is_revealed: whether clients have been asked for shares of a secure sum, and would refuse another one of the same
-        numbers.
-    """
-
-    def __init__(self, server: Server, index: int, cohort: Cohort, round: int) -> None:
-        self._server, self._index, self._round = server, index, round
-        self._half, self._parts = server.halves[index], server.parts[index]
-        self._cohort, self._ids = cohort, [int(k) for k in np.asarray(cohort.ids)]
-        self.tag = -1
-        self.absent = set[int]()
-        self.is_revealed = False
-        self._present = np.array(cohort.present)
-
-    def done(self) -> tuple[Step, NDArray]:
-        """The server's step, and which slots of the cohort counted; repeated until enough clients have answered."""
-        patience, drawn = self._server.patience, int(np.sum(np.asarray(self._cohort.present)))
-        attempt = 0
-        while True:
-            self.absent = set()
-            self._present = np.array(self._cohort.present)
-            result = self._attempt()
-            if self.is_revealed or drawn - len(self.absent) >= min(patience.min_answers, drawn):
-                return result
-            attempt += 1
-            if patience.attempts is not None and attempt >= patience.attempts:
-                raise EvenhandError(
-                    f"Round {self._round + 1} had {drawn - len(self.absent)} answers in {attempt} attempts, and "
-                    f"{patience.min_answers} are needed: see why clients are absent, and run again, which resumes."
-                )
-            time.sleep(patience.pause)
-
-    def _attempt(self) -> tuple[Step, NDArray]:
-        server, half, parts = self._server, self._half, self._parts
-        aggregator, before = half.aggregator, server.progress.state.aggregators[self._index]
-        key, step_key = half.keys(server.keys, self._round)
-        weights: Array | None = None
-        after, info = before, dict[str, Array]()
-        if half.weighs:
-            (reports,) = self._gathered("report", (self._wire.report,))
-            self._among(parts.sane(reports))
-            cohort = self._cohort._replace(present=jnp.asarray(self._present))
-            weights, after, shown = parts.weighed(reports, cohort, before)
-            info = dict(shown)
-        if isinstance(aggregator, Sum) and aggregator.compression is None:
-            direction, after = self._summed(aggregator, after, weights, key)
-        else:
-            # The server sees each upload, and reduces all of them at once.
-            reports, deltas = self._gathered(
-                "work", (self._wire.report, self._wire.delta), self._extra(weights, ())
-            )
-            self._among(parts.sane(reports) & parts.finite(deltas, len(self._ids)))
-            present = jnp.asarray(self._present)
-            uploads = uploads_of(reports, deltas, reports.weight if weights is None else weights, present)
-            noise = _noise_keys(server.keys, self._round, half.streams, self._cohort.ids)
-            direction, after = parts.reduce(uploads, present, after, key, noise)
-        accepted = jnp.asarray(self._present)
-        server_state = server.progress.state.server
-        step = parts.step(server_state, (before, after), direction, accepted, info, step_key)
-        return step, self._present
-
-    def _summed(
-        self, aggregator: Sum, memory: PyTree, weights: Array | None, key: Key
-    ) -> tuple[PyTree, PyTree]:
-        """``(direction, memory)`` from sums of what clients lift, in as many passes as the aggregator takes."""
-        direction: PyTree = ()
-        if is_masked(aggregator):
-            self._gathered("work", (), self._extra(weights, ()))
-        for number in range(aggregator.passes):
-            public = packed(aggregator.publish(memory))
-            if is_masked(aggregator):
-                total = self._secure_total(number, public)
-                if total is None:
-                    return tree.zeros_like(direction) if number else self._nothing(memory, key), memory
-                direction, memory = self._parts.lower(total, memory, jax.random.fold_in(key, number))
-                continue
-            if number == 0:
-                reports, lifted = self._gathered(
-                    "work", (self._wire.report, self._wire.lifted), self._extra(weights, public)
-                )
-                self._among(self._parts.sane(reports))
-            else:
-                (lifted,) = self._gathered(
-                    "pass",
-                    (self._wire.lifted,),
-                    dict.fromkeys(self._ids, public),
-                    {"number": number, "exchange": self.tag},
-                )
-            self._among(self._parts.finite(lifted, len(self._ids)))
-            present = jnp.asarray(self._present)
-            total = self._parts.total(tree.among(present, lifted))
-            direction, memory = self._parts.lower(total, memory, jax.random.fold_in(key, number))
-        return direction, memory
-
-    def _nothing(self, memory: PyTree, key: Key) -> PyTree:
-        """The direction of no uploads."""
-        zeros = tree.zeros(self._wire.lifted)
-        return tree.zeros(jax.eval_shape(self._parts.lower, zeros, memory, key)[0])
-
-    def _secure_total(self, number: int, public: Sequence[NDArray]) -> PyTree | None:
-        """The sum of a pass, of which the server learns the total alone; None: it is lost, and nobody counts."""
-        server, form = self._server, sum_form_of(self._server.agreed, self._index)
-        clients = [client for slot, client in enumerate(self._ids) if self._present[slot]]
-        run = server.agreed.terms.run
-        try:
-            terms = sum_terms(
-                Occasion(run, run, self.tag, number),
-                clients,
-                bits=form.bits,
-                size=form.size,
-                colluding=server.colluding,
-            )
-            total = self._summation(secure_exchanges(terms, server.authority), number, public)
-        except EvenhandError as error:
-            sentence = f"Round {self._round + 1}: {error}"
-            server.log("absent", sentence, {"round": self._round + 1})
-            self.absent |= set(clients)
-            self._present[:] = False
-            return None
-        for client, reason in total.rejected.items():
-            server.log("refused", f"Client {client}: {reason}", {"client": client})
-        counted = set(total.clients)
-        self.absent |= set(clients) - counted
-        self._present &= np.array([client in counted for client in self._ids])
-        return jax.tree.map(jnp.asarray, form.tree(total.numbers))
-
-    def _summation(
-        self, exchanges: Generator[Asks, Asks, SecureTotal], number: int, public: Sequence[NDArray]
-    ) -> SecureTotal:
-        """Carries the messages of a secure sum, and stops before shares are revealed if too few have sent numbers."""
-        asks = next(exchanges)
-        least = min(self._server.patience.min_answers, int(np.sum(np.asarray(self._cohort.present))))
-        while True:
-            kind = next((message.kind for message in asks.values()), "")
-            if kind == SURVIVORS and len(asks) < least:
-                raise EvenhandError(
-                    f"{len(asks)} clients have sent their numbers, and {least} are needed: the sum is begun anew."
-                )
-            self.is_revealed |= kind == REVEAL
-            questions = {
-                client: (
-                    {
-                        **self._common(),
-                        "exchange": self.tag,
-                        "number": number,
-                        "inner": {"kind": message.kind, "fields": dict(message.fields)},
-                        "count": len(message.arrays),
-                    },
-                    (*message.arrays, *(public if kind == OFFER else ())),
-                )
-                for client, message in asks.items()
-            }
-            answers = {
-                client: Packet(
-                    str(answer.fields.get("kind")), answer.fields.get("fields") or {}, answer.arrays
-                )
-                for client, answer in self._server.ask("sum", questions).answers.items()
-            }
-            try:
-                asks = exchanges.send(answers)
-            except StopIteration as end:
-                return end.value
-
-    # What is asked, and what comes.
-
-    @property
-    def _wire(self) -> rounds.Wire:
-        return self._server.agreed.wires[self._index]
-
-    def _extra(self, weights: Array | None, public: Sequence[NDArray]) -> dict[int, tuple[NDArray, ...]]:
-        """What each client of the cohort gets beside the broadcast: its weight, and what the aggregator publishes."""
-        if weights is None:
-            return dict.fromkeys(self._ids, tuple(public))
-        return {k: (np.asarray(weights[slot]), *public) for slot, k in enumerate(self._ids)}
-
-    def _gathered(
-        self,
-        kind: str,
-        like: tuple[PyTree, ...],
-        extra: Mapping[int, Sequence[NDArray]] | None = None,
-        fields: Mapping[str, Any] | None = None,
-    ) -> tuple[PyTree, ...]:
-        """Asks those of the cohort that are left, and stacks what they send, zeros in the slots of the others."""
-        slots = [slot for slot in range(len(self._ids)) if self._present[slot]]
-        questions = {self._ids[slot]: self._question(kind, slot, extra or {}, fields or {}) for slot in slots}
-        asked = self._server.ask(kind, questions)
-        if kind == "work":
-            self.tag = self._server.progress.tag
-        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
-        rows = [zeros] * len(self._ids)
-        for slot in slots:
-            client = self._ids[slot]
-            self._present[slot] = client in asked.answers
-            if client not in asked.answers:
-                self.absent |= {client} - asked.rejected
-                continue
-            try:
-                rows[slot] = unpacked(asked.answers[client].arrays, like, "an answer")
-            except PacketError as error:
-                self._server.refuse(client, error)
-                self._present[slot] = False
-        return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *rows)
-
-    def _question(
-        self, kind: str, slot: int, extra: Mapping[int, Sequence[NDArray]], fields: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], tuple[NDArray, ...]]:
-        server, client = self._server, self._ids[slot]
-        common = {**self._common(), **fields}
-        if kind == "pass":
-            return common, tuple(extra[client])
-        message = self._parts.broadcast(server.progress.state.server, jnp.int32(client))
-        common["progress"] = float(self._cohort.progress[slot])
-        if server.agreed.terms.seed is None and server.agreed.algorithm.privacy is None:
-            key = rounds.work_key(server.keys, self._round, self._half.streams, jnp.int32(client))
-            common["key"] = key_words(key)
-        return common, (*packed(message), *extra.get(client, ()))
-
-    def _common(self) -> dict[str, Any]:
-        """What each message of the exchange says of it."""
-        cohort = int(np.sum(np.asarray(self._cohort.present)))
-        return {"phase": self._index, "round": self._round, "cohort": cohort}
-
-    def _among(self, accepted: Array) -> None:
-        """Leaves out the slots whose answers do not count."""
-        self._present &= np.asarray(accepted)
-
-
-@jax.jit
-def _noise_keys(keys: Keys, round: Array | int, phase: Any, ids: Array) -> Key:
-    return jax.vmap(lambda k: rounds.lift_key(keys, round, phase, k))(ids)
 
 
 # --- the run on disk --------------------------------------------------------------------------------------------------
@@ -767,3 +394,74 @@ def _json(value: float) -> float | int | str:
 
 def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) else value
+
+
+# --- a run on a network as a result -----------------------------------------------------------------------------------
+
+
+def run_from(server: Server, progress: ServerRecord, data: FederatedDataset, state: RoundState) -> Run:
+    """The result of a run on a network, with the clients' states where they are at hand."""
+    agreed, columns = server.agreed, dict[str, NDArray]()
+    for name in dict.fromkeys(name for row in progress.history for name in row):
+        columns[name] = np.array([row.get(name, np.nan) for row in progress.history])
+    columns["round"] = columns["round"].astype(np.int64)
+    return Run(
+        algorithm=agreed.algorithm,
+        data=data,
+        seed=agreed.terms.seed or 0,
+        history={name: values for name, values in columns.items() if name not in WORK},
+        per_round={name: np.array(values) for name, values in progress.per_round.items() if name not in WORK},
+        info=_info(server, progress),
+        kept=Kept(state),
+        clients=progress.last.clients,
+        classes=progress.last.classes,
+        malicious=np.zeros(agreed.terms.clients, bool),
+        last_round=np.asarray(state.last_round, np.int64),
+        initial_loss=progress.initial_loss,
+        level=progress.last.level,
+    )
+
+
+def _info(server: Server, progress: ServerRecord) -> dict[str, Any]:
+    agreed, sums = server.agreed, {name: sum(progress.per_round.get(name, [])) for name in WORK}
+    traffic = communication.traffic(agreed.algorithm, agreed.wires)
+    secure_sums = progress.done * sum(load.secure_sums for load in traffic)
+    down, up = (
+        communication.added(*loads) for loads in zip(*((load.down, load.up) for load in traffic), strict=True)
+    )
+    took_part = round(sum(progress.per_round.get("reported", [])))
+    sent = {"down": progress.bytes[0], "up": progress.bytes[1]}
+    info: dict[str, Any] = {
+        "rounds": progress.done,
+        "charged": progress.attempts,
+        "cohort": agreed.terms.slots,
+        "lanes": 1,
+        "devices": 1,
+        "floats": {"down": down.numbers, "up": up.numbers},
+        "bytes": sent,
+        "secure_sums": secure_sums,
+        "communication": {
+            "rounds": progress.done,
+            "secure_sums": secure_sums,
+            "per_client_and_round": {
+                name: {"numbers": load.numbers, "bytes": load.bytes}
+                for name, load in (("down", down), ("up", up))
+            },
+            "total": {
+                name: {"numbers": took_part * load.numbers, "bytes": sent[name]}
+                for name, load in (("down", down), ("up", up))
+            },
+            "took_part": took_part,
+            "left_out": round(sum(progress.per_round.get("absent", []))),
+            "covers": "All messages between the server and all clients, with headers, keys, shares and evaluations.",
+        },
+        "restarts": any(wire.restarts for wire in agreed.wires),
+        "seconds": dict(server.seconds),
+        "steps": {"useful": sums[USEFUL], "executed": sums[EXECUTED]},
+        "padded": 0.0,
+        "examples": sums[ROWS],
+        "examples_per_second": sums[ROWS] / server.seconds["train"] if server.seconds["train"] else 0.0,
+    }
+    if levels := agreed.algorithm.levels:
+        info["levels"] = [level.name for level in levels]
+    return info

@@ -14,9 +14,9 @@ from evenhand import communication, rounds
 from evenhand._version import __version__
 from evenhand.data import Form
 from evenhand.errors import EvenhandError
-from evenhand.network.secure_sums import SumForm, sum_form
 from evenhand.rounds import Wire
 from evenhand.types import Aggregator, Algorithm, Params, PyTree, Sum
+from evenhand.wire.secure_sums import SumForm, sum_form
 
 __all__ = ["Agreed", "Terms", "agree", "check_deployable", "example_rows", "is_masked", "sum_form_of"]
 

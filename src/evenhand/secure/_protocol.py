@@ -12,7 +12,7 @@ A server that follows this learns the sum and who is in it.  It may read along, 
 ``threshold`` of a client's neighbours.  A server that *departs* from it is not kept from a client's numbers by these
 functions alone: it may tell different clients of different offers or survivors, or invent clients.  Against that,
 clients must authenticate the offers and agree on what they were told before they reveal anything, which they do between
-machines: see :mod:`evenhand.network.secure_sums`.
+machines: see :mod:`evenhand.wire.secure_sums`.
 
 :func:`secure_sum` is all of it in one process.
 """

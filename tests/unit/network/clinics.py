@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from evenhand import EvenhandError
-from evenhand.network.identities import Identity, certificate_of, new_private_key, public_key_of
-from evenhand.network.messages import decode, encode
-from evenhand.network.secure_sums import Protection, SumSession
-from evenhand.network.sum_messages import STEPS, Occasion, sum_terms
+from evenhand.wire.identities import Identity, certificate_of, new_private_key, public_key_of
+from evenhand.wire.messages import decode, encode
+from evenhand.wire.secure_sums import Protection, SumSession
+from evenhand.wire.sum_messages import STEPS, Occasion, sum_terms
 
 SIGNER = new_private_key()
 """Of the authority: the private key."""

@@ -11,9 +11,9 @@ import pytest
 import evenhand as eh
 from evenhand import EvenhandError, secure
 from evenhand.aggregators import reduce_uploads
-from evenhand.network.messages import Packet, PacketError, encode
-from evenhand.network.secure_sums import SumSession, secure_exchanges, secure_total, sum_cost, sum_form
-from evenhand.network.sum_messages import (
+from evenhand.wire.messages import Packet, PacketError, encode
+from evenhand.wire.secure_sums import SumSession, secure_exchanges, secure_total, sum_cost, sum_form
+from evenhand.wire.sum_messages import (
     NUMBERS,
     OFFER,
     REVEAL,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evenhand import EvenhandError, secure
-from evenhand.network.identities import (
+from evenhand.wire.identities import (
     certificate_of,
     identity_of,
     is_certified,
@@ -16,9 +16,9 @@ from evenhand.network.identities import (
     public_key_of,
     signature_of,
 )
-from evenhand.network.messages import Packet, PacketError
-from evenhand.network.secure_sums import Protection, SumSession, secure_total
-from evenhand.network.sum_messages import (
+from evenhand.wire.messages import Packet, PacketError
+from evenhand.wire.secure_sums import Protection, SumSession, secure_total
+from evenhand.wire.sum_messages import (
     NUMBERS,
     OFFER,
     REVEAL,

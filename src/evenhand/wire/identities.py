@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evenhand.errors import EvenhandError
-from evenhand.network.messages import Packet, encode
+from evenhand.wire.messages import Packet, encode
 
 __all__ = [
     "CERTIFICATE_BYTES",

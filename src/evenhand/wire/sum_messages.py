@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from evenhand import secure
 from evenhand.errors import EvenhandError
-from evenhand.network.identities import (
+from evenhand.secure import Offer, Plan
+from evenhand.wire.identities import (
     CERTIFICATE_BYTES,
     KEY_BYTES,
     SIGNATURE_BYTES,
@@ -24,8 +25,7 @@ from evenhand.network.identities import (
     is_signed,
     signature_of,
 )
-from evenhand.network.messages import Packet, PacketError, encode
-from evenhand.secure import Offer, Plan
+from evenhand.wire.messages import Packet, PacketError, encode
 
 __all__ = [
     "NUMBERS",

@@ -5,7 +5,7 @@ reveals.  A client that is absent from one of them is left out; the sum needs ``
 
 Its server could lie.  It could invent clients around a real one, or tell some clients of other survivors than the rest,
 so that what they reveal adds up to the sum of a few.  Against the first, offers are signed by clients that the
-federation's authority has certified (:mod:`evenhand.network.identities`).  Against the second, a client reveals nothing
+federation's authority has certified (:mod:`evenhand.wire.identities`).  Against the second, a client reveals nothing
 before ``threshold`` clients have signed the very terms, offers and survivors that it was told of.  With the threshold
 of :func:`quorum`, only one such statement can get so many signatures, as an honest client signs one.
 
@@ -32,9 +32,11 @@ import numpy.typing as npt
 
 from evenhand import secure
 from evenhand.errors import EvenhandError
-from evenhand.network.identities import SIGNATURE_BYTES, Identity, is_signed, signature_of
-from evenhand.network.messages import Packet, PacketError, encode
-from evenhand.network.sum_messages import (
+from evenhand.secure import SEALED_BYTES, SHARE_BYTES, Cost, Offer, Plan, Revealed, Secret, TooFewError
+from evenhand.types import PyTree, Summation
+from evenhand.wire.identities import SIGNATURE_BYTES, Identity, is_signed, signature_of
+from evenhand.wire.messages import Packet, PacketError, encode
+from evenhand.wire.sum_messages import (
     NUMBERS,
     OFFER,
     OFFER_BYTES,
@@ -57,8 +59,6 @@ from evenhand.network.sum_messages import (
     table,
     terms_of,
 )
-from evenhand.secure import SEALED_BYTES, SHARE_BYTES, Cost, Offer, Plan, Revealed, Secret, TooFewError
-from evenhand.types import PyTree, Summation
 
 __all__ = [
     "Protection",
@@ -350,7 +350,7 @@ def secure_total(ask: Callable[[Asks], Asks], terms: SumTerms, authority: bytes)
 
     Args:
       ask: one exchange with a deadline: asks clients, and gives the answers of those that have answered.
-      terms: of the sum, from :func:`evenhand.network.sum_messages.sum_terms`.
+      terms: of the sum, from :func:`evenhand.wire.sum_messages.sum_terms`.
       authority: the public key of the federation's authority.
 
     Raises:
@@ -464,7 +464,7 @@ def sum_cost(terms: SumTerms) -> Cost:
     """The bytes of one client in a sum in which nobody is lost: those of messages with the same lengths.
 
     Example:
-      >>> from evenhand.network.sum_messages import sum_terms
+      >>> from evenhand.wire.sum_messages import sum_terms
       >>> cost = sum_cost(sum_terms(Occasion("clinics", "a", 0, 0), range(4), bits=64, size=1000))
       >>> cost.up > 8000 and cost.down < 4000
       True

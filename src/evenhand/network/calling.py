@@ -1,0 +1,124 @@
+"""The server's questions to its clients: numbered, counted in bytes, and logged where no answer counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from evenhand.network.carriers import Carrier, Log
+from evenhand.network.terms import Agreed
+from evenhand.types import Params
+from evenhand.wire.messages import Packet, PacketError, decode, encode, packed
+
+__all__ = ["Asked", "Caller"]
+
+NDArray = npt.NDArray[Any]
+
+
+class Asked(NamedTuple):
+    """The answers to one question.
+
+    Attributes:
+      answers: by client.
+      rejected: clients that answered, but with nothing that counts.
+    """
+
+    answers: dict[int, Packet]
+    rejected: set[int]
+
+
+class Caller:
+    """The way from a server to the clients of one run.
+
+    Args:
+      agreed: the run.
+      carrier: what carries the bytes.
+      start: the initial parameters, from which clients begin.
+      deadline: seconds for each question.
+      log: for events and sentences about them.
+
+    Attributes:
+      tag: the largest tag that was ever sent.
+      counted: for each client, the tag of its latest work that counted; -1: none did.
+      down: bytes sent to clients so far.
+      up: bytes that came from them.
+    """
+
+    def __init__(self, agreed: Agreed, carrier: Carrier, start: Params, deadline: float, log: Log) -> None:
+        self.agreed, self.deadline, self.log = agreed, deadline, log
+        self._carrier, self._start = carrier, start
+        self._introduced = set[int]()
+        self.tag, self.down, self.up = 0, 0, 0
+        self.counted: NDArray = np.full(agreed.terms.clients, -1, np.int64)
+
+    def ask(self, kind: str, questions: Mapping[int, tuple[Mapping[str, Any], Sequence[NDArray]]]) -> Asked:
+        """One question to some clients: their answers, by client; who does not answer is logged."""
+        self.introduce(questions)
+        terms = self.agreed.terms
+        self.tag = tag = self.tag + 1
+        asks = {
+            client: encode(
+                Packet(
+                    kind,
+                    {
+                        "run": terms.run,
+                        "schema": self.agreed.schema,
+                        "tag": tag,
+                        "counted": int(self.counted[client]),
+                        **fields,
+                    },
+                    tuple(arrays),
+                )
+            )
+            for client, (fields, arrays) in questions.items()
+        }
+        return self._collected(asks)
+
+    def introduce(self, clients: Iterable[int]) -> None:
+        """Announces the run to those of the clients that have not heard of it from this process."""
+        clients = sorted(set(clients) - self._introduced)
+        if not clients:
+            return
+        terms, start = self.agreed.terms, packed(self._start)
+        fields = {"version": terms.version, "method": terms.method, "terms": terms.to_json()}
+        asks = {client: encode(Packet("terms", {**fields, "client": client}, start)) for client in clients}
+        for client, answer in self._collected(asks).answers.items():
+            if answer.fields.get("schema") == self.agreed.schema:
+                self._introduced.add(client)
+            else:
+                sentence = (
+                    "its schema is another: its model, its method or its version differ from the server's."
+                )
+                self.log("refused", f"Client {client}: {sentence}", {"client": client})
+
+    def _collected(self, asks: Mapping[int, bytes]) -> Asked:
+        """The answers of clients that obey."""
+        came = self._carrier.ask(asks, self.deadline)
+        self.down += sum(map(len, asks.values()))
+        self.up += sum(map(len, came.answers.values()))
+        for client, sentence in came.absent.items():
+            self.log("absent", f"Client {client}: {sentence}", {"client": client})
+        answers, rejected = dict[int, Packet](), set[int]()
+        for client, data in came.answers.items():
+            try:
+                answer = decode(data)
+            except PacketError as error:
+                self.log("refused", f"Client {client}: {error}", {"client": client})
+                rejected.add(client)
+                continue
+            if answer.kind in ("refused", "failed", "rejected"):
+                event = str(answer.fields.get("event", "refused"))
+                sentence = str(answer.fields.get("sentence", ""))[:500]
+                self.log(event, f"Client {client}: {sentence}", {"client": client})
+                if answer.kind == "rejected":
+                    rejected.add(client)
+                continue
+            answers[client] = answer
+        return Asked(answers, rejected)
+
+    def refuse(self, client: int, error: PacketError) -> None:
+        """Logs that a client's answer does not count."""
+        self.log("refused", f"Client {client}: {error}", {"client": client})
