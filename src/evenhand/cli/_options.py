@@ -382,6 +382,12 @@ class TrainingOptions(SharedOptions):
     """which evaluated round the folder describes: last, or best:SPLIT:STATISTIC, such as best:valid:worst10"""
     diagnostics: bool = False
     """measure at the end how unlike the clients' gradients are (B), and how exact one round of their work is (gamma)"""
+    private_metrics: bool = False
+    """also estimate mean, percentiles and tails over clients from a secure histogram, each with its error bound"""
+    private_limit: Annotated[
+        float | None, arg(metavar="FLOAT", help_behavior_hint="(default: accuracies only)")
+    ] = None
+    """public upper bound of the losses in --private-metrics; larger losses are clipped to it"""
     keep_personal: bool = False
     """keep the personal models also with --checkpoint off or --keep best:..., or if they take more than 4 GB"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
@@ -390,6 +396,30 @@ class TrainingOptions(SharedOptions):
     """replace an earlier run in that folder"""
     config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """start from the config.json of an earlier run; options given here take precedence"""
+
+
+def check_private(options: TrainingOptions, model: Model | None = None) -> None:
+    """Refuses private metrics that have no bounds.
+
+    Args:
+      options: of the run.
+      model: what is trained; None: it is not known yet.
+
+    Raises:
+      EvenhandError: a limit that is no limit, or without private metrics; or there is nothing to measure without one.
+    """
+    limit = options.private_limit
+    if limit is not None and not (options.private_metrics and 0.0 < limit < math.inf):
+        raise EvenhandError(
+            f"--private-limit {limit:g}: give a finite number above 0, together with --private-metrics."
+            if options.private_metrics
+            else "--private-limit has no effect without --private-metrics: give both."
+        )
+    if options.private_metrics and limit is None and model is not None and "accuracy" not in model.metrics:
+        raise EvenhandError(
+            f"--private-metrics: {model.name or 'the model':.60} has no accuracy, which is between 0 and 1. For its "
+            "loss, give the largest that counts, such as --private-limit 10."
+        )
 
 
 # --- --watch: trackers by name ------------------------------------------------------------------------------

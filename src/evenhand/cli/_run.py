@@ -23,12 +23,19 @@ from evenhand.cli._data import DataOptions, idle, remarks, without_effect
 from evenhand.cli._folder import claim, default_folder, free
 from evenhand.cli._keep import BestRound, KeepRule, Results, best_so_far, copied, rule_of, with_best
 from evenhand.cli._models import ModelOptions
-from evenhand.cli._options import LocalOptions, Recipe, TrainingOptions, check_watch, trackers
-from evenhand.cli._terminal import remark, say, show_comparison
+from evenhand.cli._options import (
+    LocalOptions,
+    Recipe,
+    TrainingOptions,
+    check_private,
+    check_watch,
+    trackers,
+)
+from evenhand.cli._terminal import remark, say, show_comparison, show_private
 from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
-from evenhand.evaluation import feature_scales
-from evenhand.evaluation.metrics import resolved
+from evenhand.evaluation import feature_scales, is_share, primary_metric
+from evenhand.evaluation.metrics import BACKDOOR, resolved
 from evenhand.expressions import ExpressionError, parse, plugins
 from evenhand.expressions.reading import plugins_in, shadowed
 from evenhand.records import json_text, read_json, replacing, sum_of_file, uninterrupted, write_text, writing
@@ -36,10 +43,13 @@ from evenhand.report import (
     backdoor_line,
     communication_line,
     compare,
+    headline_split,
+    honest,
     in_words,
     latest,
     levels_in_words,
     privacy_line,
+    private_json,
     swing,
     write_report,
 )
@@ -130,6 +140,7 @@ class RunCommand:
         data, unseen = self._divided(data)
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
         algorithm = self.algorithm(model, console, data)
+        check_private(options, algorithm.client_model)
         if (limit := options.limit) is not None:
             algorithm = limit.checked(algorithm, data, resumed=place.resumed)
         if (finding := feature_scales(data)) is not None:
@@ -180,6 +191,7 @@ class RunCommand:
         self.training.beside.check_used(self.method)
         metrics = resolved(self.training.metrics or ())
         check_watch(self.training.watch)
+        check_private(self.training)
         if (rule := rule_of(self.training.keep)) is not None:
             rule.check_metric([metric.name for metric in metrics])
 
@@ -280,10 +292,10 @@ class Place(NamedTuple):
             claim(self.folder, checkpoint=self.is_resumable)
         config, metrics = json_text(self.config), files.metrics_text(run.history)
         files.begin_checksums(self.folder, config=config, metrics=metrics)
-        _write(self.folder / files.CONFIG, config)
+        _write_text(self.folder / files.CONFIG, config)
         if run.data.features is not None:
-            _write(self.folder / files.FEATURES, json_text(run.data.features.to_json()))
-        _write(self.folder / files.METRICS, metrics)
+            _write_text(self.folder / files.FEATURES, json_text(run.data.features.to_json()))
+        _write_text(self.folder / files.METRICS, metrics)
 
 
 def record(
@@ -319,7 +331,7 @@ def record(
                 else:
                     files.append_metrics(folder, run.history)
                 if rule is not None:
-                    results = partial(write_results, run=run, unseen=unseen, personal=keeps)
+                    results = partial(_write_measured, run=run, place=place, unseen=unseen, personal=keeps)
                     best = with_best(folder, rule, best, run.view(), results)
                 before, last = last, run
                 if not keeps or best is not None:  # the files need only its metrics and global model
@@ -335,7 +347,8 @@ def record(
         return 130
     if place.config["options"].get("diagnostics") and not interrupted:
         last = last.diagnosed()
-    results = partial(write_results, run=last, unseen=unseen, personal=keeps and not last.kept.is_gone)
+    personal = keeps and not last.kept.is_gone
+    results = partial(_write_measured, run=last, place=place, unseen=unseen, personal=personal)
     if rule is not None and best is not None:
         results = partial(copied, best=best, rule=rule, run=last)
     with uninterrupted():
@@ -352,16 +365,41 @@ def _tenth(run: Run | None, rounds: int) -> int:
     return -1 if run is None else 10 * int(run.history["round"][-1]) // max(rounds, 1)
 
 
-def _write(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     with writing(path):
         write_text(path, text)
+
+
+def _write_measured(
+    folder: Path, *, run: Run, place: Place, unseen: FederatedDataset | None, personal: bool
+) -> dict[str, Any]:
+    """Writes the files that describe the run's latest round, and returns what the summary says about it."""
+    about, options = write_results(folder, run, unseen=unseen, personal=personal), place.config["options"]
+    if options.get("private_metrics"):
+        about["private_metrics"] = _measured_privately(run, options.get("private_limit"))
+    return about
+
+
+def _measured_privately(run: Run, limit: float | None) -> dict[str, Any]:
+    """What a server learns that sees no client's number, of every metric that has bounds, as JSON."""
+    split = headline_split([honest(run.view())], primary_metric(run.clients["train"]))
+    asked = [
+        "accuracy",
+        *(metric.name for metric in run.metrics if metric.name != BACKDOOR and is_share(metric.name)),
+    ]
+    largest: dict[str, float | None] = {name: None for name in asked if name in run.clients[split]}
+    largest |= {} if limit is None else {"loss": limit}
+    try:
+        return private_json(*(run.private_summary(split, name, largest=x) for name, x in largest.items()))
+    except EvenhandError as error:  # too few clients: no reason to lose what has been trained
+        return private_json(refused=str(error))
 
 
 def _finish(folder: Path, run: Run, rounds: int, results: Results, *, interrupted: bool) -> None:
     """Completes the run folder; ``results`` writes the files that describe the round that is kept."""
     (folder / files.REPORT).unlink(missing_ok=True)
     files.reopen_checksums(folder)
-    _write(folder / files.METRICS, files.metrics_text(run.history))
+    _write_text(folder / files.METRICS, files.metrics_text(run.history))
     write_summary(folder, run, rounds=rounds, about=results(folder), interrupted=interrupted)
     files.seal(folder)
     with writing(folder / files.REPORT), replacing(folder / files.REPORT) as temporary:
@@ -384,6 +422,7 @@ def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *
         say(console, privacy_line(guarantee))
     if sentence := communication_line(view):
         say(console, sentence)
+    show_private(view, console)
     swung = swing(run.history, split, metric)
     if (kept := view.info.get("kept")) is not None:
         say(console, f"{kept[:1].upper()}{kept[1:]}.")

@@ -16,7 +16,16 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from evenhand.evaluation import is_higher_better
-from evenhand.report import Comparison, caution, differences, further, metric_remarks, verdict
+from evenhand.report import (
+    Comparison,
+    RunView,
+    caution,
+    differences,
+    further,
+    metric_remarks,
+    private_summaries,
+    verdict,
+)
 from evenhand.report.formatting import Table, Value, deviation
 from evenhand.report.tables import COMMUNICATION, communication, difference_text, gains_text
 from evenhand.text import counted, visible
@@ -131,6 +140,17 @@ def show_comparison(
     if len(comparison.methods) > 1 and (sent := communication(comparison, brief=True)) is not None:
         heads = [name.lower() for name in sent.head]
         console.print(_drawn(f"{COMMUNICATION[:1].lower()}{COMMUNICATION[1:]}", sent._replace(head=heads)))
+
+
+def show_private(run: RunView, console: Console) -> None:
+    """Prints what a server learns that sees no client's number, if the run was asked for it."""
+    summaries, refused = private_summaries(run)
+    for summary in summaries:
+        source = f"from a secure histogram of {counted(summary.bins, 'bin')}"
+        console.print(_drawn(f"private {summary.quantity}, {source}", summary.brief()))
+        say(console, *filter(None, [summary.remark]))
+    if refused:
+        say(console, refused, style="yellow")
 
 
 def overview(subject: Comparison) -> Group:

@@ -1,6 +1,6 @@
 """How well and how evenly a model serves its clients, and what to know before trusting the numbers."""
 
-from evenhand.evaluation import metrics
+from evenhand.evaluation import metrics, private_metrics
 from evenhand.evaluation._baseline import Baseline, baseline
 from evenhand.evaluation._classes import (
     CLASS_COLUMNS,
@@ -127,6 +127,7 @@ __all__ = [
     "personal_per_class",
     "prepare",
     "primary_metric",
+    "private_metrics",
     "rank_correlation",
     "serve_by_level",
     "summarize",

@@ -19,6 +19,7 @@ from evenhand.report._comparison import (
 )
 from evenhand.report._families import Gain, attendance, backdoor_line, gains, in_words, privacy_line
 from evenhand.report._levels import LevelRow, by_level, levels_in_words, levels_summary
+from evenhand.report._private import PrivateSummary, private_json, private_summaries
 from evenhand.report._view import (
     Coverage,
     RunView,
@@ -46,6 +47,7 @@ __all__ = [
     "LevelRow",
     "Method",
     "Notice",
+    "PrivateSummary",
     "RunView",
     "Summary",
     "Swing",
@@ -72,6 +74,8 @@ __all__ = [
     "may_win",
     "metric_remarks",
     "privacy_line",
+    "private_json",
+    "private_summaries",
     "read_clients_csv",
     "run_html",
     "statistics",

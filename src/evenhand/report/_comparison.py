@@ -327,7 +327,10 @@ def _reached_by_a_constant(run: RunView) -> bool:
 SEEDS = ("seed", "data_seed")
 """Settings that may differ between the runs of a method."""
 
-_IDLE = ("lanes", "checkpoint", "eval_every", "quiet", "out", "overwrite", "config", "watch")
+_IDLE = (
+    *("lanes", "checkpoint", "eval_every", "quiet", "out", "overwrite", "config", "watch"),
+    *("private_metrics", "private_limit"),
+)
 """Settings that do not affect the numbers."""
 
 _DATA = (

@@ -16,7 +16,7 @@ import numpy as np
 
 from evenhand._version import __version__
 from evenhand.evaluation import SPLIT_NAMES, SPLITS
-from evenhand.report import _comparison, _families, _levels, _view, formatting, tables
+from evenhand.report import _comparison, _families, _levels, _private, _view, formatting, tables
 from evenhand.report._comparison import Comparison, Method, caution, compare, tail_name, verdict
 from evenhand.report._view import Runs, RunView, honest
 from evenhand.report.formatting import Cell, Row, Table, Value, capital, escape, note, number, section, value
@@ -88,6 +88,7 @@ def body(
         _headline(subject),
         results,
         tables.metric_section(subject),
+        _private.private(subject),
         tables.difference_table(subject, baseline),
         remarks,
         _families.attacked(subject),

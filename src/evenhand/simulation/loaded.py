@@ -446,7 +446,10 @@ def _account(path: Path, value: Any) -> Account | None:
         raise foreign(path, "account") from None
 
 
-_SHOWN = ("rounds", "clients", "by_class", "privacy", "constant", "adapts", "backdoor", *BESIDE_INFO)
+_SHOWN = (
+    *("rounds", "clients", "by_class", "privacy", "constant", "adapts", "backdoor", "private_metrics"),
+    *BESIDE_INFO,
+)
 """What reports show of ``summary.json`` as it is; earlier versions left some of it out."""
 
 
@@ -492,7 +495,10 @@ _SUMMARY = {
     "seconds": (dict,),
     "seconds.*": (int, float),
     **dict.fromkeys(("examples_per_second", "padded"), (int, float, NoneType)),
-    **dict.fromkeys(("by_class", "communication", "privacy", "info", "account", "kept"), (dict, NoneType)),
+    **dict.fromkeys(
+        ("by_class", "communication", "privacy", "info", "account", "kept", "private_metrics"),
+        (dict, NoneType),
+    ),
     **dict.fromkeys(("model", "untrained"), (str, NoneType)),
     **dict.fromkeys(("personal", "adapts"), (bool, NoneType)),
 }

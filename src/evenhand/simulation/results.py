@@ -17,9 +17,10 @@ from evenhand.evaluation import (
     class_spread,
     is_higher_better,
     primary_metric,
+    private_metrics,
     summarize,
 )
-from evenhand.report import RunView, Summary, covered, honest, run_html
+from evenhand.report import PrivateSummary, RunView, Summary, covered, honest, run_html
 from evenhand.text import counted
 
 __all__ = ["Facts", "Results", "Who"]
@@ -137,20 +138,81 @@ class Results(ABC):
         Raises:
           EvenhandError: there is no such split, metric or client.
         """
+        name, values, sizes = self._measured(split, metric)
+        chosen = self._among(who)
+        statistics = summarize(values[chosen], sizes[chosen], higher_is_better=is_higher_better(name))
+        if name == "accuracy" and (columns := self._by_class(split)) is not None:
+            statistics |= evaluation.summarize_classes({key: x[chosen] for key, x in columns.items()})
+        return Summary(statistics, name, split, self._covered(split, who, name))
+
+    def private_summary(
+        self,
+        split: str = "test",
+        metric: str | None = None,
+        *,
+        bins: int = private_metrics.BINS,
+        largest: float | None = None,
+        least: int = private_metrics.LEAST,
+    ) -> PrivateSummary:
+        """What a server learns of a metric that sees no client's number: each statistic with its error bound.
+
+        Clients count themselves in a histogram under a secure sum (:mod:`evenhand.evaluation.private_metrics`), masks
+        included.  A server cannot know who is malicious, so all evaluated clients with examples are in it.  The exact
+        statistics, which a simulation knows, are in the attribute ``exact`` and beside the others in a notebook.
+
+        Args:
+          split: as in :meth:`client_metrics`.
+          metric: as in :meth:`summary`.
+          bins: as in :func:`evenhand.evaluation.private_metrics.edges`; the bounds are at most half a bin.
+          largest: likewise, in the metric's units; None: 1, for metrics that are shares, such as accuracies.
+          least: clients with a value; fewer are refused.
+
+        Raises:
+          EvenhandError: there is no such split or metric, or too few clients have a value; the metric is no share and
+            has no ``largest``, or an argument is out of range.
+
+        Example:
+          >>> import evenhand as eh
+          >>> data = eh.data.load("digits", clients=30, alpha=0.3)
+          >>> work = eh.local.sgd(eh.models.softmax_regression(64, classes=10), 0.1, epochs=1, batch_size=10)
+          >>> run = eh.simulate(eh.algorithms.fedavg(work), data, rounds=2)
+          >>> private = run.private_summary()
+          >>> private["worst10"].low <= run.summary()["worst10"] <= private["worst10"].high
+          True
+        """
+        name, values, sizes = self._measured(split, metric)
+        if largest is None and not evaluation.is_share(name):
+            raise EvenhandError(
+                f"private_summary(metric={name!r}) needs largest=: a public bound, chosen without looking at the "
+                "clients, to which larger values are clipped."
+            )
+        largest, is_higher = 1.0 if largest is None else float(largest), is_higher_better(name)
+        estimates = private_metrics.summarize(
+            values, sizes, bins=bins, largest=largest, higher_is_better=is_higher, least=least
+        )
+        return PrivateSummary(
+            estimates,
+            metric=name,
+            split=split,
+            clients=self._covered(split, "all", name),
+            bins=bins,
+            largest=largest,
+            exact=summarize(values, sizes, higher_is_better=is_higher),
+        )
+
+    def _measured(self, split: str, metric: str | None) -> tuple[str, NDArray, NDArray]:
+        """A metric's name, its value at each evaluated client, and the rows that it is of; 0 where it is undefined."""
         self._check_split(split)
         values = self.clients[split]
         name = primary_metric(values) if metric is None else metric
         if name not in values:
             cure = f', or run it with metrics=("{name}",)' if name in evaluation.metrics.BUILT_IN else ""
             raise EvenhandError(f"The run has no metric {name!r}: choose one of {sorted(values)}{cure}.")
-        sizes, chosen = self._sizes[split], self._among(who)
+        sizes = self._sizes[split]
         if name in self.facts.undefined:
             # Clients of size 0 are left out of statistics, like those without rows in the split.
             sizes = np.where(evaluation.undefined(values, name), 0, sizes)
-        statistics = summarize(values[name][chosen], sizes[chosen], higher_is_better=is_higher_better(name))
-        if name == "accuracy" and (columns := self._by_class(split)) is not None:
-            statistics |= evaluation.summarize_classes({key: x[chosen] for key, x in columns.items()})
-        return Summary(statistics, name, split, self._covered(split, who, name))
+        return name, values[name], sizes
 
     def _covered(self, split: str, group: Who, metric: str) -> str:
         """Which clients a summary covers, in words."""
