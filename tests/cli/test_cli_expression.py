@@ -179,7 +179,7 @@ def test_two_hundred_compositions_are_read() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Training diverged")  # as it may with step sizes drawn at random
-@pytest.mark.filterwarnings(r"ignore:.* needs \d+ uploads")  # as it may with a number of malicious clients drawn at random
+@pytest.mark.filterwarnings(r"ignore:.* needs \d+ uploads")  # as it may with numbers drawn at random
 @pytest.mark.parametrize("first", range(0, len(LEGAL), 20))
 def test_compositions_train(first: int, thorough: bool) -> None:
     """Each compiles another program, so that all of them take minutes: one in twenty, or all with ``--thorough``."""

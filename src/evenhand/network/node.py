@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from evenhand import rounds, tree
 from evenhand._version import __version__
-from evenhand.data import FederatedDataset
+from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError
 from evenhand.exchange import ClientHalf, Worked
 from evenhand.network.carriers import Log
@@ -132,15 +132,18 @@ class ClientMethod(NamedTuple):
     newcomer: Callable[[PyTree], PyTree]
 
 
-def methods_of(algorithm: Algorithm) -> Callable[[Terms], ClientMethod]:
-    """``terms -> ClientMethod`` of one algorithm; several clients in one process share the method of equal terms."""
+def methods_of(build: Callable[[Form], Algorithm]) -> Callable[[Terms], ClientMethod]:
+    """``terms -> ClientMethod``; several clients in one process share the method of equal terms.
+
+    ``build`` makes the algorithm for data of a form.
+    """
     made = dict[tuple[Any, ...], ClientMethod]()
 
     def method(terms: Terms) -> ClientMethod:
         key = tuple(terms)
         if key not in made:
             made.clear()
-            made[key] = _method(agree(algorithm, terms))
+            made[key] = _method(agree(build(terms.form), terms))
         return made[key]
 
     return method

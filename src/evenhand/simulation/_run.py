@@ -80,6 +80,8 @@ class Run(Results):
       level: of a method that trains several models, the position of the one that each evaluated client is served in
         ``info["levels"]``, ``(evaluated clients,)``; None: there is one model.
       trigger: that of the attack's backdoor; None: there is none.
+      remote: whether the examples are on other machines: ``data`` then has their numbers alone, and what would be read
+        off the examples is not known.
     """
 
     algorithm: Algorithm
@@ -100,6 +102,7 @@ class Run(Results):
     level: NDArray | None = None
     trigger: Trigger | None = None
     availability: NDArray = field(default_factory=lambda: np.zeros(0))
+    remote: bool = False
 
     @property
     def params(self) -> Params:
@@ -149,9 +152,9 @@ class Run(Results):
             self.history,
             per_round=self.per_round,
             classes={split: cells.among(self._honest) for split, cells in self.classes.items()},
-            blank=evaluation.blank_loss(self.data),
+            blank=None if self.remote else evaluation.blank_loss(self.data),
             class_names=self.data.classes,
-            scales=evaluation.feature_scales(self.data),
+            scales=None if self.remote else evaluation.feature_scales(self.data),
             constant=lambda: self.baseline,
             restarts=self.info.get("restarts", False),
             may_rise=self.algorithm.pooled is not None,
@@ -190,6 +193,8 @@ class Run(Results):
     def baseline(self) -> Baseline | None:
         """The run's loss beside that of the best constant answer, at the evaluated honest clients (at all where none
         is honest); None where no constant is known.  See :func:`evenhand.evaluation.baseline`."""
+        if self.remote:
+            return None
         clients = {
             split: {metric: values[self._honest] for metric, values in metrics.items()}
             for split, metrics in self.clients.items()

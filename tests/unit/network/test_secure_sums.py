@@ -11,6 +11,12 @@ import pytest
 import evenhand as eh
 from evenhand import EvenhandError, secure
 from evenhand.aggregators import reduce_uploads
+from evenhand.personalization._dual_ascent import by_client
+from evenhand.privacy import discrete_mean, histogram
+from evenhand.privacy._quantile import quantile_sum
+from evenhand.privacy.secure_delta_fl import _sums, _Tail
+from evenhand.secure import TooFewError
+from evenhand.types import Upload
 from evenhand.wire.messages import Packet, PacketError, encode
 from evenhand.wire.secure_sums import SumSession, secure_exchanges, secure_total, sum_cost, sum_form
 from evenhand.wire.sum_messages import (
@@ -22,12 +28,6 @@ from evenhand.wire.sum_messages import (
     occasion_of,
     sum_terms,
 )
-from evenhand.personalization._dual_ascent import by_client
-from evenhand.privacy import discrete_mean, histogram
-from evenhand.privacy._quantile import quantile_sum
-from evenhand.privacy.secure_delta_fl import _sums, _Tail
-from evenhand.secure import TooFewError
-from evenhand.types import Upload
 from tests.transcripts import traced
 from tests.unit.network.clinics import (
     AUTHORITY,

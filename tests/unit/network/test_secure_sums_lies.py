@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from evenhand import EvenhandError, secure
+from evenhand.secure import SEALED_BYTES, SHARE_BYTES, Revealed, _protocol
 from evenhand.wire.identities import (
     certificate_of,
     identity_of,
@@ -33,7 +34,6 @@ from evenhand.wire.sum_messages import (
     sum_terms,
     table,
 )
-from evenhand.secure import SEALED_BYTES, SHARE_BYTES, Revealed, _protocol
 from tests.unit.network.clinics import (
     AUTHORITY,
     CLIENTS,
