@@ -152,7 +152,7 @@ class Run(Results):
             self.history,
             per_round=self.per_round,
             classes={split: cells.among(self._honest) for split, cells in self.classes.items()},
-            blank=None if self.remote else evaluation.blank_loss(self.data),
+            blank=0.0 if self.remote else evaluation.blank_loss(self.data),
             class_names=self.data.classes,
             scales=None if self.remote else evaluation.feature_scales(self.data),
             constant=lambda: self.baseline,
