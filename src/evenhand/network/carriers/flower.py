@@ -1,0 +1,521 @@
+"""A network of Flower: one SuperLink at the server, a SuperNode beside each client, TLS, and keys for both sides.
+
+:func:`link` runs the server's side and yields a :class:`FlowerCarrier`; :func:`serve` runs a client's.  Messages are
+answered in the resident process that called :func:`serve`: Flower's own way, a new process for every message and node,
+costs seconds of processor time each.  Code that a server ships is never run: a node hands bytes to its own handler.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from evenhand.errors import EvenhandError
+from evenhand.network.carriers import Answers, Log
+from evenhand.network.carriers._flwr import (
+    HEARTBEAT,
+    LINK_NODE,
+    Headers,
+    content_of,
+    empty_app,
+    flower_parts,
+    pull,
+    push,
+    record,
+    run_superlink,
+)
+from evenhand.network.carriers._node import serve
+from evenhand.network.carriers._processes import Child, ending_on_terminate, own_number, secret_file, waits
+from evenhand.network.certificates import Certificates, fingerprint, public_pem
+
+__all__ = ["FlowerCarrier", "link", "serve"]
+
+_T = TypeVar("_T")
+
+
+@contextmanager
+def link(
+    folder: Path,
+    host: str,
+    port: int,
+    certificates: Certificates,
+    roster: Mapping[int, Path],
+    *,
+    log: Log,
+    largest: int = 2**30,
+) -> Generator[FlowerCarrier]:
+    """Runs a SuperLink for the clients of a roster, and yields the carrier that talks to them.
+
+    The SuperLink is started again if it ends.  After the end of this process, a new one on the same folder finds the
+    same nodes, which come back to it.
+
+    Args:
+      folder: where Flower's database, log and files are kept.
+      host: the address that it listens at, such as ``0.0.0.0`` for all of this machine.
+      port: its port.
+      certificates: the server's.
+      roster: from a client's number to the file of its public key.
+      log: is told of clients that do not answer or answer too late, of strangers, and of a SuperLink that ended.
+      largest: bytes of an answer; a larger one counts as none.
+
+    Raises:
+      EvenhandError: ``flwr`` is missing or of another version, a key is not one, or the port is in use.
+    """
+    flower_parts()
+    folder.mkdir(parents=True, exist_ok=True)
+    with ending_on_terminate():
+        carrier = FlowerCarrier(folder, host, port, certificates, log, largest)
+        try:
+            carrier.open(roster)
+            yield carrier
+        finally:
+            carrier.close()
+
+
+class _Session(NamedTuple):
+    """A run of Flower's that this process acts in."""
+
+    run: int
+    client: Any
+
+
+class _Post(NamedTuple):
+    """A message that was sent."""
+
+    number: int
+    seconds: float
+
+
+_REASONS = {
+    "offline": "it is not connected",
+    "silent": "no answer within {seconds:.0f} seconds",
+    "lost": "its connection was lost",
+    "failed": "its process failed ({reason})",
+    "link": "the SuperLink did not answer",
+    "unreadable": "its answer could not be read ({reason})",
+    "unregistered": "no key of it is registered",
+}
+
+
+class FlowerCarrier:
+    """The server's way to its clients over a SuperLink; a :class:`evenhand.network.carriers.Carrier`."""
+
+    def __init__(
+        self, folder: Path, host: str, port: int, certificates: Certificates, log: Log, largest: int
+    ) -> None:
+        self._folder, self._host, self._port = folder, host, port
+        self._certificates, self._log, self._largest = certificates, log, largest
+        self._keys: dict[int, bytes] = {}
+        self._nodes: dict[int, int] = {}
+        self._session: _Session | None = None
+        self._posts: OrderedDict[str, _Post] = OrderedDict()
+        self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._child: Child | None = None
+
+    # -- the SuperLink
+
+    def open(self, roster: Mapping[int, Path]) -> None:
+        """Starts the SuperLink, and registers the clients' keys."""
+        self._token = secret_file(self._folder / "control.secret")
+        self._secret = secret_file(self._folder / "executor.secret")
+        self._child = self._start()
+        self._control = self._connect(
+            flower_parts().ControlClient, {"authorization": f"Bearer {self._token}"}
+        )
+        self._await_start(60)
+        for run in self._control.ListRuns(flower_parts().control.ListRunsRequest()).run_dict.values():
+            if run.status.status != "finished":
+                with suppress(flower_parts().HTTPError):
+                    self._control.StopRun(flower_parts().control.StopRunRequest(run_id=run.run_id))
+        for number, path in roster.items():
+            self.register(number, path)
+        self._forget_others()
+        for body in (self._supervise, self._beat):
+            thread = threading.Thread(target=body, name="evenhand link", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def close(self) -> None:
+        """Ends the SuperLink."""
+        self._closed.set()
+        self._wake.set()
+        if self._child is not None:
+            self._child.stop()
+        for thread in self._threads:
+            thread.join(5)
+
+    def process(self) -> int:
+        """The number of the SuperLink's process."""
+        assert self._child is not None
+        return self._child.pid
+
+    def _start(self) -> Child:
+        files, folder = self._certificates, self._folder
+        arguments = ["--host", self._host, "--port", str(self._port)]
+        arguments += ["--ssl-ca-certfile", str(files.authority), "--ssl-certfile", str(files.certificate)]
+        arguments += ["--ssl-keyfile", str(files.key), "--enable-supernode-auth"]
+        arguments += ["--database", str(folder / "link.db"), "--isolation", "process"]
+        arguments += ["--superexec-auth-secret-file", str(folder / "executor.secret")]
+        arguments += ["--disable-runtime-dependency-installation"]
+        return Child(
+            run_superlink,
+            [own_number(), str(folder / "control.secret")],
+            arguments,
+            home=folder,
+            name="superlink",
+            listen=self._hear,
+        )
+
+    def _connect(self, kind: Any, headers: dict[str, str], *more: Any) -> Any:
+        """One of Flower's clients of our own SuperLink, which must have exactly our certificate, for whatever name."""
+        trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        trust.check_hostname = False
+        trust.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        trust.load_verify_locations(cafile=str(self._certificates.certificate))
+        local = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
+        host = local.get(self._host, f"[{self._host}]" if ":" in self._host else self._host)
+        return kind(
+            f"https://{host}:{self._port}", interceptors=[Headers(headers), *more], verify=trust, timeout=60.0
+        )
+
+    def _await_start(self, seconds: float) -> None:
+        """Returns when the SuperLink answers.
+
+        Raises:
+          EvenhandError: it ended, or does not answer.
+        """
+        flower, until = flower_parts(), time.monotonic() + seconds
+        while not self._closed.is_set():
+            child = self._child
+            assert child is not None
+            if child.code() is not None:
+                output = child.output()
+                if "address already in use" in output:
+                    raise EvenhandError(
+                        f"Port {self._port} of {self._host} is in use: stop the program that uses it, such as another "
+                        "server of this federation."
+                    )
+                last = next(
+                    (line for line in reversed(output.splitlines()) if line.strip()), "it said nothing"
+                )
+                raise EvenhandError(
+                    f"Flower's SuperLink ended ({last:.300}): {self._folder / 'superlink.log'} has the rest."
+                )
+            with suppress(flower.HTTPError):
+                self._nodes_now()
+                return
+            if time.monotonic() > until:
+                raise EvenhandError(
+                    f"Flower's SuperLink does not answer at port {self._port} after {seconds:.0f} seconds: "
+                    f"{self._folder / 'superlink.log'} may say why."
+                )
+            time.sleep(0.1)
+
+    def _supervise(self) -> None:
+        """Starts the SuperLink again when it ends."""
+        pauses = waits(30)
+        while not self._closed.wait(0.2):
+            assert self._child is not None
+            if self._child.code() is None:
+                continue
+            self._log(
+                "absent", "Flower's SuperLink ended: it is started again.", {"code": self._child.code()}
+            )
+            while not self._closed.is_set():
+                self._child = self._start()
+                try:
+                    self._await_start(60)
+                except EvenhandError as error:
+                    self._child.stop()
+                    self._log("absent", str(error), {})
+                    self._closed.wait(next(pauses))
+                    continue
+                self._log("resumed", "Flower's SuperLink runs again.", {})
+                pauses = waits(30)
+                break
+
+    def _beat(self) -> None:
+        """Tells the SuperLink that this process is there; a run that it gave up is begun anew at the next request."""
+        flower = flower_parts()
+        while not self._closed.wait(HEARTBEAT):
+            session = self._session
+            if session is None:
+                continue
+            try:
+                if session.client.SendTaskHeartbeat(flower.runtime.SendTaskHeartbeatRequest()).success:
+                    continue
+                self._session = None
+            except flower.HTTPStatusError as error:
+                if error.response.status_code in (401, 403):
+                    self._session = None
+            except flower.HTTPError:
+                continue
+
+    def _hear(self, line: str) -> None:
+        """What the SuperLink's log says: that an answer came, came too late, or that a stranger was turned away."""
+        if "[Fleet.PushMessages]" in line:
+            self._wake.set()
+        elif "does not exist or has expired" in line:
+            post = next((post for name, post in list(self._posts.items()) if name in line), None)
+            if post is not None:
+                sentence = f"Client {post.number} answered after more than {post.seconds:.0f} seconds: nobody waited."
+                self._log("late", sentence, {"client": post.number})
+        elif "No SuperNode found with the given public key" in line:
+            key = _key_in(line)
+            self._log("stranger", f"A node whose key {key} is not registered was turned away.", {"key": key})
+        elif "/v1/fleet/" in line and " 401" in line:
+            place = line.partition("INFO:")[2].split(" - ")[0].strip()
+            self._log(
+                "stranger",
+                f"A request from {place} was turned away: its signature is wrong, or that machine's clock differs by "
+                "more than 300 seconds.",
+                {"address": place},
+            )
+
+    # -- the clients
+
+    def register(self, number: int, key: Path) -> None:
+        """Lets in the client of this number by this public key, in place of an older one of the same number.
+
+        Raises:
+          EvenhandError: the file holds no key, or another client has the same one.
+        """
+        flower, pem = flower_parts(), public_pem(key)
+        twin = next(
+            (other for other, known_key in self._keys.items() if known_key == pem and other != number), None
+        )
+        if twin is not None:
+            raise EvenhandError(f"Clients {twin} and {number} have one key ({key}): make a new one for each.")
+        before = self._keys.get(number)
+        if before == pem:
+            return
+        nodes = self._nodes_now()
+        if before is not None and before in nodes:
+            self._control.UnregisterNode(flower.control.UnregisterNodeRequest(node_id=nodes[before][0]))
+        if pem in nodes:
+            node = nodes[pem][0]
+        else:
+            node = self._control.RegisterNode(flower.control.RegisterNodeRequest(public_key=pem)).node_id
+        self._keys[number], self._nodes[number] = pem, node
+
+    def _forget_others(self) -> None:
+        """Keys of clients that are no longer in the roster lose their access."""
+        flower = flower_parts()
+        for pem, (node, _) in self._nodes_now().items():
+            if pem not in self._keys.values():
+                self._control.UnregisterNode(flower.control.UnregisterNodeRequest(node_id=node))
+
+    def _nodes_now(self) -> dict[bytes, tuple[int, bool]]:
+        """By public key: the number of the node, and whether it is there."""
+        now = time.time()
+        answer = self._control.ListNodes(flower_parts().control.ListNodesRequest())
+        return {
+            node.public_key: (node.node_id, node.status == "online" and node.online_until > now)
+            for node in answer.nodes_info
+            if node.status != "unregistered"
+        }
+
+    def connected(self) -> frozenset[int]:
+        """The clients that are there now; one that lost its power may be counted for a minute more."""
+        try:
+            nodes = self._nodes_now()
+        except flower_parts().HTTPError:
+            return frozenset()
+        return frozenset(number for number, pem in self._keys.items() if nodes.get(pem, (0, False))[1])
+
+    # -- exchanges
+
+    def ask(self, asks: Mapping[int, bytes], deadline: float) -> Answers:
+        """Sends to each client its bytes, and waits for the answers, for at most ``deadline`` seconds.
+
+        A client that is not connected is absent at once.
+        """
+        with self._lock:
+            until = time.monotonic() + deadline
+            answers, absent = self._exchange(asks, deadline, until)
+        for number, reason in absent.items():
+            self._log(
+                "absent", f"Client {number} did not answer: {reason}.", {"client": number, "reason": reason}
+            )
+        return Answers(answers, absent)
+
+    def _exchange(
+        self, asks: Mapping[int, bytes], deadline: float, until: float
+    ) -> tuple[dict[int, bytes], dict[int, str]]:
+        flower = flower_parts()
+        absent = {number: _REASONS["unregistered"] for number in asks if number not in self._keys}
+        try:
+            nodes = _patiently(self._nodes_now, until)
+            online = {number for number in asks if nodes.get(self._keys.get(number, b""), (0, False))[1]}
+            absent = {number: _REASONS["offline"] for number in asks if number not in online} | absent
+            if not online:
+                return {}, absent
+            session = _patiently(self._session_now, until)
+            posted = _patiently(
+                lambda: self._post(session, {number: asks[number] for number in online}, deadline, until),
+                until,
+            )
+        except flower.HTTPError:
+            return {}, {number: absent.get(number, _REASONS["link"]) for number in asks}
+        answers, others = self._gather(session, posted, deadline, until)
+        absent |= others
+        return answers, absent | {
+            number: _REASONS["silent"].format(seconds=deadline)
+            for number in asks
+            if number not in answers and number not in absent
+        }
+
+    def _session_now(self) -> _Session:
+        """The run that this process acts in: a new one, where there is none or the SuperLink gave it up."""
+        flower = flower_parts()
+        if self._session is not None:
+            return self._session
+        fab = flower.fab.Fab(content=empty_app())
+        run = self._control.StartRun(flower.control.StartRunRequest(fab=fab)).run_id
+        auth = flower.ExecutorAuth(
+            master_secret=self._secret.encode(), protected_methods={"/flwr.proto.Runtime/AcquireTask"}
+        )
+        headers: dict[str, str] = {}
+        client = self._connect(flower.RuntimeClient, headers, auth)
+        while True:
+            task = client.AcquireTask(
+                flower.runtime.AcquireTaskRequest(supported_task_types=["flwr-serverapp"])
+            )
+            if not task.token:
+                raise flower.HTTPError("the run of this server was not found")
+            headers["flwr-task-token"] = task.token
+            if task.task.run_id == run:
+                break
+            # Left by an earlier process of ours that was killed between two steps.
+            client.PushTaskOutput(flower.runtime.PushTaskOutputRequest(sub_status="failed"))
+        client.PullTaskInput(flower.runtime.PullTaskInputRequest())
+        self._session = _Session(run, client)
+        return self._session
+
+    def _post(
+        self, session: _Session, asks: Mapping[int, bytes], deadline: float, until: float
+    ) -> dict[str, int]:
+        """Sends the messages; the number of the client that each goes to."""
+        flower = flower_parts()
+        records: dict[int, Any] = {id(content): record(content) for content in asks.values()}
+        messages = [
+            flower.make_message(
+                metadata=flower.Metadata(
+                    run_id=session.run,
+                    message_id="",
+                    src_node_id=LINK_NODE,
+                    dst_node_id=self._nodes[number],
+                    reply_to_message_id="",
+                    group_id="",
+                    created_at=time.time(),
+                    ttl=until - time.monotonic(),
+                    message_type="query",
+                ),
+                content=records[id(content)],
+            )
+            for number, content in asks.items()
+        ]
+        try:
+            names = push(session.client, messages, LINK_NODE, session.run)
+        except flower.HTTPStatusError:
+            self._session = (
+                None  # given up, as after a link that was away for long: the next attempt begins a new run
+            )
+            raise
+        posted = {name: number for name, number in zip(names, asks, strict=True) if name}
+        self._posts.update({name: _Post(number, deadline) for name, number in posted.items()})
+        while len(self._posts) > 10_000:
+            self._posts.popitem(last=False)
+        return posted
+
+    def _gather(
+        self, session: _Session, posted: Mapping[str, int], deadline: float, until: float
+    ) -> tuple[dict[int, bytes], dict[int, str]]:
+        """The answers to the messages that were sent, as they come; each is fetched in a thread of its own."""
+        flower, pending = flower_parts(), dict(posted)
+        absent: dict[int, str] = {}
+        fetched: dict[int, Future[bytes]] = {}
+        pool = ThreadPoolExecutor(8, "evenhand answer")
+        while pending and (left := until - time.monotonic()) > 0 and not self._closed.is_set():
+            self._wake.clear()
+            try:
+                arrived = session.client.PullMessages(
+                    flower.runtime.PullAppMessagesRequest(message_ids=list(pending))
+                )
+            except flower.HTTPError:
+                self._wake.wait(min(0.5, left))
+                continue
+            for header, tree in zip(arrived.messages_list, arrived.message_object_trees, strict=True):
+                number = pending.pop(header.metadata.reply_to_message_id, None)
+                if number is None:
+                    continue
+                if header.HasField("error"):
+                    absent[number] = _reason(header.error.code, header.error.reason)
+                else:
+                    fetched[number] = pool.submit(self._fetch, session, tree, number, until)
+            if pending:
+                self._wake.wait(min(1.0, left))
+        wait(fetched.values(), max(0.0, until - time.monotonic()))
+        pool.shutdown(wait=False, cancel_futures=True)
+        answers: dict[int, bytes] = {}
+        for number, future in fetched.items():
+            if not future.done() or future.cancelled():
+                absent[number] = _REASONS["silent"].format(seconds=deadline)
+            elif (error := future.exception()) is not None:
+                absent[number] = _REASONS["unreadable"].format(
+                    reason=str(error)[:200] or type(error).__name__
+                )
+            else:
+                answers[number] = future.result()
+        return answers, absent
+
+    def _fetch(self, session: _Session, tree: Any, number: int, until: float) -> bytes:
+        """One answer's bytes, if the answer is from the client that was asked."""
+        seconds = until - time.monotonic()
+        message = pull(session.client, tree, LINK_NODE, session.run, seconds=seconds, most=self._largest)
+        if message.metadata.src_node_id != self._nodes[number]:
+            raise ValueError("it came from another node")
+        return content_of(message)
+
+
+def _patiently(call: Callable[[], _T], until: float) -> _T:
+    """What a call of the SuperLink returns, tried again until then while the SuperLink cannot be reached."""
+    flower = flower_parts()
+    while True:
+        try:
+            return call()
+        except flower.HTTPError:
+            if time.monotonic() > until - 0.3:
+                raise
+            time.sleep(0.3)
+
+
+def _reason(code: int, text: str) -> str:
+    """Why there is no answer, from the error that Flower sends in its place."""
+    match code:
+        case 2:  # CLIENT_APP_RAISED_EXCEPTION, which is ours
+            return _REASONS["failed"].format(reason=text[:80])
+        case 5:  # NODE_UNAVAILABLE
+            return _REASONS["lost"]
+        case 8:  # CLIENT_APP_CRASHED
+            return _REASONS["failed"].format(reason="it ended")
+        case _:
+            return f"Flower reports error {code} ({text[:200]})"
+
+
+def _key_in(line: str) -> str:
+    """The fingerprint of the public key that a line of the SuperLink's log quotes."""
+    start, end = line.find("-----BEGIN"), line.find("-----END PUBLIC KEY-----")
+    try:
+        pem = line[start:end].replace("\\n", "\n") + "-----END PUBLIC KEY-----\n"
+        return fingerprint(pem.encode())
+    except ValueError:
+        return "(unreadable)"
