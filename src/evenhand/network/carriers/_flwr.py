@@ -21,6 +21,7 @@ from evenhand.errors import EvenhandError
 
 _VERSIONS = ("1.41", "1.42")
 LINK_NODE = 1  # how Flower numbers the SuperLink among the nodes
+_FEW = 1_000_000
 HEARTBEAT = 15.0  # seconds; Flower gives up a task after 30 to 60 without one
 
 
@@ -60,6 +61,7 @@ def flower_parts() -> Any:
             ExecutorAuth=import_module("flwr.supercore.interceptors").SuperExecAuthHttpInterceptor,
             Array=app.Array,
             ArrayRecord=app.ArrayRecord,
+            ConfigRecord=app.ConfigRecord,
             Error=app.Error,
             Message=app.Message,
             Metadata=app.Metadata,
@@ -156,8 +158,13 @@ class Headers(NamedTuple):
 
 
 def record(content: bytes) -> Any:
-    """Bytes as Flower carries them: in parts of 5 MB, each of which is stored once, however many clients get it."""
+    """Bytes as Flower carries them: in parts of 5 MB, each of which is stored once, however many clients get it.
+
+    Few bytes go in one part: each costs several requests.
+    """
     flower = flower_parts()
+    if len(content) <= _FEW:
+        return flower.RecordDict({"message": flower.ConfigRecord({"bytes": content})})
     array = flower.Array("uint8", (len(content),), "evenhand", content)
     return flower.RecordDict({"message": flower.ArrayRecord({"bytes": array})})
 
@@ -168,7 +175,8 @@ def content_of(message: Any) -> bytes:
     Raises:
       KeyError, ValueError: it is not one of ours.
     """
-    return bytes(message.content["message"]["bytes"].data)
+    content = message.content["message"]["bytes"]
+    return content if isinstance(content, bytes) else bytes(content.data)
 
 
 def push(client: Any, messages: list[Any], node: int, run: int) -> list[str]:

@@ -31,6 +31,9 @@ from evenhand.network.carriers._processes import (
 )
 from evenhand.network.certificates import fingerprint
 
+_PATIENCE = 2.0
+"""Seconds after which a SuperNode without a connection is started anew."""
+
 
 def serve(
     handler: Callable[[bytes], bytes],
@@ -62,24 +65,24 @@ def serve(
       EvenhandError: ``flwr`` is missing or of another version, or a file or the address is not one.
     """
     flower_parts()
-    public = fingerprint(key.with_suffix(".pub"))
     folder.mkdir(parents=True, exist_ok=True)
     stop = stop or threading.Event()
-    complaint, pauses = "", waits(30)
+    complaint, pauses, strangers = "", waits(30), 0
     with ending_on_terminate():
         while not stop.is_set():
-            problem = obstacle(address, authority)
-            event = "absent"
+            event, problem = "absent", obstacle(address, authority)
             if problem is None:
                 node = _Node(address, authority, key, folder, poll)
                 try:
                     node.answer_all(handler, log, stop, recovered=bool(complaint))
                 finally:
                     node.child.stop()
+                event, problem = node.farewell()
                 if node.connected.is_set():
                     complaint, pauses = "", waits(30)
-                event, problem = node.farewell(public)
-            if problem and problem != complaint and not stop.is_set():
+                # A server that has just started may not have registered its clients yet.
+                strangers = strangers + 1 if event == "stranger" else 0
+            if problem != complaint and strangers != 1 and not stop.is_set():
                 log(event, problem, {"server": address})
                 complaint = problem
             stop.wait(next(pauses))
@@ -90,8 +93,9 @@ class _Node:
 
     def __init__(self, address: str, authority: Path, key: Path, folder: Path, poll: float) -> None:
         flower, port, secret = flower_parts(), free_port(), folder / "executor.secret"
-        self._address, self._marker = address, folder / "node.id"
-        self.connected, self._wake = threading.Event(), threading.Event()
+        self._address, self._public = address, fingerprint(key.with_suffix(".pub"))
+        self._marker = folder / "accepted.key"
+        self.connected, self._wake, self._trouble = threading.Event(), threading.Event(), 0.0
         arguments = ["--superlink", address, "--root-certificates", str(authority)]
         arguments += ["--auth-supernode-private-key", str(key), "--isolation", "process"]
         arguments += ["--host", "127.0.0.1", "--port", str(port), "--superexec-auth-secret-file", str(secret)]
@@ -116,46 +120,53 @@ class _Node:
         """Its log says at once what asking would only show after a while; not to hear it costs time alone."""
         if "SuperNode ID:" in line:
             with suppress(OSError):
-                self._marker.write_text(line.rpartition(":")[2].strip(), "utf-8")
+                self._marker.write_text(self._public, "utf-8")
             self.connected.set()
             self._wake.set()
         elif "Received successfully" in line:
             self._wake.set()
+        elif "Connection attempt failed" in line:
+            self._trouble = self._trouble or time.monotonic()
+        elif "Connection successful" in line:
+            self._trouble = 0.0
 
     def answer_all(
         self, handler: Callable[[bytes], bytes], log: Log, stop: threading.Event, *, recovered: bool
     ) -> None:
         """Answers what the SuperNode receives, until it ends or ``stop`` is set."""
-        flower, greeted = flower_parts(), not recovered
+        flower, greeted, idle = flower_parts(), not recovered, time.monotonic()
         while self.child.code() is None and not stop.is_set():
             self._wake.wait(1.0)
+            asked = self._wake.is_set() or time.monotonic() > idle + 5
             self._wake.clear()
-            if not self.connected.is_set():
+            if self._trouble and time.monotonic() > self._trouble + _PATIENCE:
+                return  # it would try again less and less often, and may be unknown to the server by now
+            if not self.connected.is_set() or not asked:
                 continue
+            idle = time.monotonic()
             if not greeted:
                 log("resumed", f"The server at {self._address} is there again.", {"server": self._address})
                 greeted = True
             try:
-                while not stop.is_set() and self._answer(handler, log):
-                    pass
+                self._answer(handler, log)
             except (flower.HTTPError, flower.Unavailable):
                 continue  # it is ending, or was too busy: the loop sees which
 
-    def _answer(self, handler: Callable[[bytes], bytes], log: Log) -> bool:
+    def _answer(self, handler: Callable[[bytes], bytes], log: Log) -> None:
         """Answers one message, if there is one."""
         flower = flower_parts()
         task = self._client.AcquireTask(
             flower.runtime.AcquireTaskRequest(supported_task_types=["flwr-clientapp"])
         )
         if not task.token:
-            return False
+            return
         self._token.headers["flwr-task-token"] = task.token
         with beating(self._client):
             given = self._client.PullTaskInput(flower.runtime.PullTaskInputRequest())
             node, run = given.context.node_id, given.context.run_id
             pulled = self._client.PullMessages(flower.runtime.PullAppMessagesRequest())
             if not pulled.message_object_trees:
-                return True
+                return
             start = time.monotonic()
             message = pull(self._client, pulled.message_object_trees[0], node, run, seconds=60, most=2**40)
             metadata = message.metadata
@@ -169,7 +180,6 @@ class _Node:
                 log("late", sentence, {"seconds": round(seconds, 1)})
             push(self._client, [_reply_message(metadata, reply)], node, run)
             self._client.PushTaskOutput(flower.runtime.PushTaskOutputRequest(sub_status="completed"))
-        return True
 
     def _reply(self, handler: Callable[[bytes], bytes], message: Any, log: Log) -> Any:
         """The handler's answer, or an error that says no more than its type: its text may hold the client's data."""
@@ -181,28 +191,29 @@ class _Node:
             log("refused", f"This client could not answer a request ({kind}: {error}).", {"error": kind})
             return flower.Error(2, kind)
 
-    def farewell(self, public: str) -> tuple[str, str]:
+    def farewell(self) -> tuple[str, str]:
         """Why it ended, as an event and a sentence."""
         output, address = self.child.output(), self._address
+        was_here = self._marker.exists() and self._marker.read_text("utf-8") == self._public
         if self.connected.is_set():
             return "absent", f"The connection to the server at {address} was lost: trying again."
         if "401" in output and "2004" not in output:
             return (
                 "stranger",
                 f"The server at {address} does not accept this client's signature: set this machine's clock, and the "
-                f"server's, by a time server, and compare the key {public} with the server's roster.",
+                f"server's, by a time server, and compare the key {self._public} with the server's roster.",
             )
-        if "2004" in output and not self._marker.exists():
+        if "2004" in output and not was_here:
             return (
                 "stranger",
-                f"The key of this client, {public}, is not registered with the server at {address}: send node.pub to "
-                "the server's operator, who registers it with evenhand deploy add-client.",
+                f"The key of this client, {self._public}, is not registered with the server at {address}: send "
+                "node.pub to the server's operator, who registers it with evenhand deploy add-client.",
             )
         if "2004" in output:
             return (
                 "absent",
-                f"The server at {address} still counts this client as connected from before, or {public} is no longer "
-                "registered: trying again, which succeeds within a minute or two if the key is registered.",
+                f"The server at {address} still counts this client as connected from before, or its key "
+                f"{self._public} is no longer registered: trying again, which succeeds within two minutes if it is.",
             )
         last = next((line for line in reversed(output.splitlines()) if line.strip()), "it said nothing")
         return "absent", f"Flower's SuperNode ended ({last:.200}): trying again; supernode.log has the rest."

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -53,11 +52,11 @@ def link(
 ) -> Generator[FlowerCarrier]:
     """Runs a SuperLink for the clients of a roster, and yields the carrier that talks to them.
 
-    The SuperLink is started again if it ends.  After the end of this process, a new one on the same folder finds the
-    same nodes, which come back to it.
+    The SuperLink is started again if it ends, and after the end of this process a new one on the same folder takes its
+    place.  It keeps nothing on disk: the roster says who may come, and the nodes come back by themselves.
 
     Args:
-      folder: where Flower's database, log and files are kept.
+      folder: where Flower's log and files are kept.
       host: the address that it listens at, such as ``0.0.0.0`` for all of this machine.
       port: its port.
       certificates: the server's.
@@ -86,13 +85,6 @@ class _Session(NamedTuple):
     client: Any
 
 
-class _Post(NamedTuple):
-    """A message that was sent."""
-
-    number: int
-    seconds: float
-
-
 _REASONS = {
     "offline": "it is not connected",
     "silent": "no answer within {seconds:.0f} seconds",
@@ -115,7 +107,7 @@ class FlowerCarrier:
         self._keys: dict[int, bytes] = {}
         self._nodes: dict[int, int] = {}
         self._session: _Session | None = None
-        self._posts: OrderedDict[str, _Post] = OrderedDict()
+        self._sender = ""
         self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
         self._child: Child | None = None
@@ -131,13 +123,8 @@ class FlowerCarrier:
             flower_parts().ControlClient, {"authorization": f"Bearer {self._token}"}
         )
         self._await_start(60)
-        for run in self._control.ListRuns(flower_parts().control.ListRunsRequest()).run_dict.values():
-            if run.status.status != "finished":
-                with suppress(flower_parts().HTTPError):
-                    self._control.StopRun(flower_parts().control.StopRunRequest(run_id=run.run_id))
         for number, path in roster.items():
             self.register(number, path)
-        self._forget_others()
         for body in (self._supervise, self._beat):
             thread = threading.Thread(target=body, name="evenhand link", daemon=True)
             thread.start()
@@ -162,7 +149,7 @@ class FlowerCarrier:
         arguments = ["--host", self._host, "--port", str(self._port)]
         arguments += ["--ssl-ca-certfile", str(files.authority), "--ssl-certfile", str(files.certificate)]
         arguments += ["--ssl-keyfile", str(files.key), "--enable-supernode-auth"]
-        arguments += ["--database", str(folder / "link.db"), "--isolation", "process"]
+        arguments += ["--database", ":flwr-in-memory:", "--isolation", "process"]
         arguments += ["--superexec-auth-secret-file", str(folder / "executor.secret")]
         arguments += ["--disable-runtime-dependency-installation"]
         return Child(
@@ -233,7 +220,8 @@ class FlowerCarrier:
                 self._child = self._start()
                 try:
                     self._await_start(60)
-                except EvenhandError as error:
+                    self._admit()
+                except (EvenhandError, flower_parts().HTTPError) as error:
                     self._child.stop()
                     self._log("absent", str(error), {})
                     self._closed.wait(next(pauses))
@@ -262,12 +250,14 @@ class FlowerCarrier:
     def _hear(self, line: str) -> None:
         """What the SuperLink's log says: that an answer came, came too late, or that a stranger was turned away."""
         if "[Fleet.PushMessages]" in line:
+            self._sender = line.rpartition("=")[2].strip()
             self._wake.set()
-        elif "does not exist or has expired" in line:
-            post = next((post for name, post in list(self._posts.items()) if name in line), None)
-            if post is not None:
-                sentence = f"Client {post.number} answered after more than {post.seconds:.0f} seconds: nobody waited."
-                self._log("late", sentence, {"client": post.number})
+        elif "does not exist or has expired" in line or "Message TTL has expired" in line:
+            number = next((number for number, node in self._nodes.items() if str(node) == self._sender), None)
+            if number is not None:
+                self._log(
+                    "late", f"Client {number} answered too late: its answer was dropped.", {"client": number}
+                )
         elif "No SuperNode found with the given public key" in line:
             key = _key_in(line)
             self._log("stranger", f"A node whose key {key} is not registered was turned away.", {"key": key})
@@ -297,21 +287,20 @@ class FlowerCarrier:
         before = self._keys.get(number)
         if before == pem:
             return
-        nodes = self._nodes_now()
-        if before is not None and before in nodes:
-            self._control.UnregisterNode(flower.control.UnregisterNodeRequest(node_id=nodes[before][0]))
-        if pem in nodes:
-            node = nodes[pem][0]
-        else:
-            node = self._control.RegisterNode(flower.control.RegisterNodeRequest(public_key=pem)).node_id
-        self._keys[number], self._nodes[number] = pem, node
+        self._nodes[number], self._keys[number] = self._node_of(pem), pem
+        if before is not None:
+            node = self._nodes_now()[before][0]
+            self._control.UnregisterNode(flower.control.UnregisterNodeRequest(node_id=node))
 
-    def _forget_others(self) -> None:
-        """Keys of clients that are no longer in the roster lose their access."""
-        flower = flower_parts()
-        for pem, (node, _) in self._nodes_now().items():
-            if pem not in self._keys.values():
-                self._control.UnregisterNode(flower.control.UnregisterNodeRequest(node_id=node))
+    def _admit(self) -> None:
+        """Registers all keys with a new SuperLink, which knows none."""
+        self._session = None
+        for number, pem in self._keys.items():
+            self._nodes[number] = self._node_of(pem)
+
+    def _node_of(self, pem: bytes) -> int:
+        """Registers a key; the number of its node."""
+        return self._control.RegisterNode(flower_parts().control.RegisterNodeRequest(public_key=pem)).node_id
 
     def _nodes_now(self) -> dict[bytes, tuple[int, bool]]:
         """By public key: the number of the node, and whether it is there."""
@@ -430,11 +419,7 @@ class FlowerCarrier:
                 None  # given up, as after a link that was away for long: the next attempt begins a new run
             )
             raise
-        posted = {name: number for name, number in zip(names, asks, strict=True) if name}
-        self._posts.update({name: _Post(number, deadline) for name, number in posted.items()})
-        while len(self._posts) > 10_000:
-            self._posts.popitem(last=False)
-        return posted
+        return {name: number for name, number in zip(names, asks, strict=True) if name}
 
     def _gather(
         self, session: _Session, posted: Mapping[str, int], deadline: float, until: float
@@ -450,6 +435,10 @@ class FlowerCarrier:
                 arrived = session.client.PullMessages(
                     flower.runtime.PullAppMessagesRequest(message_ids=list(pending))
                 )
+            except flower.HTTPStatusError:  # another SuperLink, which knows nothing of this run
+                self._session = None
+                absent |= dict.fromkeys(pending.values(), _REASONS["link"])
+                break
             except flower.HTTPError:
                 self._wake.wait(min(0.5, left))
                 continue
@@ -475,7 +464,22 @@ class FlowerCarrier:
                 )
             else:
                 answers[number] = future.result()
+        self._forget(session, [name for name, number in posted.items() if number not in answers])
         return answers, absent
+
+    def _forget(self, session: _Session, names: list[str]) -> None:
+        """Has the SuperLink drop messages that were not answered, which it would keep with all their bytes."""
+        flower = flower_parts()
+        node = flower.node.Node(node_id=LINK_NODE)
+        with suppress(flower.HTTPError):
+            if names and self._session is session:
+                late = session.client.PullMessages(flower.runtime.PullAppMessagesRequest(message_ids=names))
+                for name in [*names, *(tree.object_id for tree in late.message_object_trees)]:
+                    session.client.ConfirmMessageReceived(
+                        flower.messages.ConfirmMessageReceivedRequest(
+                            node=node, run_id=session.run, message_object_id=name
+                        )
+                    )
 
     def _fetch(self, session: _Session, tree: Any, number: int, until: float) -> bytes:
         """One answer's bytes, if the answer is from the client that was asked."""
