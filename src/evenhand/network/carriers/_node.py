@@ -197,25 +197,26 @@ class _Node:
         was_here = self._marker.exists() and self._marker.read_text("utf-8") == self._public
         if self.connected.is_set():
             return "absent", f"The connection to the server at {address} was lost: trying again."
-        if "401" in output and "2004" not in output:
+        if "terminated gracefully" in output:  # of itself, before it was connected: as Flower does at status 401
             return (
                 "stranger",
                 f"The server at {address} does not accept this client's signature: set this machine's clock, and the "
                 f"server's, by a time server, and compare the key {self._public} with the server's roster.",
             )
-        if "2004" in output and not was_here:
+        if "[code: 2004]" in output and not was_here:
             return (
                 "stranger",
                 f"The key of this client, {self._public}, is not registered with the server at {address}: send "
                 "node.pub to the server's operator, who registers it with evenhand deploy add-client.",
             )
-        if "2004" in output:
+        if "[code: 2004]" in output:
             return (
                 "absent",
                 f"The server at {address} still counts this client as connected from before, or its key "
                 f"{self._public} is no longer registered: trying again, which succeeds within two minutes if it is.",
             )
-        last = next((line for line in reversed(output.splitlines()) if line.strip()), "it said nothing")
+        lines = [line for line in output.splitlines() if line.strip() and not line.startswith("INFO")]
+        last = lines[-1] if lines else "it said nothing"
         return "absent", f"Flower's SuperNode ended ({last:.200}): trying again; supernode.log has the rest."
 
 

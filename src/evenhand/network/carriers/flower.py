@@ -37,6 +37,7 @@ from evenhand.network.certificates import Certificates, fingerprint, public_pem
 __all__ = ["FlowerCarrier", "link", "serve"]
 
 _T = TypeVar("_T")
+_REMINDER = 600.0  # seconds
 
 
 @contextmanager
@@ -91,6 +92,7 @@ _REASONS = {
     "lost": "its connection was lost",
     "failed": "its process failed ({reason})",
     "link": "the SuperLink did not answer",
+    "new link": "the SuperLink was started again",
     "unreadable": "its answer could not be read ({reason})",
     "unregistered": "no key of it is registered",
 }
@@ -107,7 +109,7 @@ class FlowerCarrier:
         self._keys: dict[int, bytes] = {}
         self._nodes: dict[int, int] = {}
         self._session: _Session | None = None
-        self._sender = ""
+        self._sender, self._strangers = "", dict[str, float]()
         self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
         self._child: Child | None = None
@@ -260,15 +262,24 @@ class FlowerCarrier:
                 )
         elif "No SuperNode found with the given public key" in line:
             key = _key_in(line)
-            self._log("stranger", f"A node whose key {key} is not registered was turned away.", {"key": key})
-        elif "/v1/fleet/" in line and " 401" in line:
-            place = line.partition("INFO:")[2].split(" - ")[0].strip()
-            self._log(
-                "stranger",
-                f"A request from {place} was turned away: its signature is wrong, or that machine's clock differs by "
-                "more than 300 seconds.",
+            self._turned_away(key, f"A node whose key {key} is not registered was turned away.", {"key": key})
+        elif "/v1/fleet/activate-node" in line and " 401" in line:
+            place = line.split(" - ")[0].split()[-1].rpartition(":")[0]
+            self._turned_away(
+                place,
+                f"A node at {place} was turned away: its signature is wrong, or that machine's clock differs from this "
+                "one's by more than 300 seconds.",
                 {"address": place},
             )
+
+    def _turned_away(self, name: str, sentence: str, fields: dict[str, object]) -> None:
+        """Logs a stranger, who may try every few seconds, once in ten minutes."""
+        now = time.monotonic()
+        if now > self._strangers.get(name, -_REMINDER) + _REMINDER:
+            if len(self._strangers) > 1000:
+                self._strangers.clear()
+            self._strangers[name] = now
+            self._log("stranger", sentence, fields)
 
     # -- the clients
 
@@ -437,7 +448,7 @@ class FlowerCarrier:
                 )
             except flower.HTTPStatusError:  # another SuperLink, which knows nothing of this run
                 self._session = None
-                absent |= dict.fromkeys(pending.values(), _REASONS["link"])
+                absent |= dict.fromkeys(pending.values(), _REASONS["new link"])
                 break
             except flower.HTTPError:
                 self._wake.wait(min(0.5, left))
