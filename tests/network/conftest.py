@@ -1,4 +1,4 @@
-"""Tests of a network of Flower run in an environment of their own, which scripts/_flower makes; others run everywhere."""
+"""Tests of a network of Flower run in an environment of their own, which scripts/_flower makes; the others anywhere."""
 
 import os
 from importlib.util import find_spec

@@ -67,7 +67,7 @@ def server(folder, port, roster):
     files = Certificates(home / "authority.crt", home / "server.crt", home / "server.key")
     keys = {int(number): Path(key) for number, key in roster.items()}
     with link(home / "flower", "127.0.0.1", port, files, keys, log=log, largest=30_000_000) as carrier:
-        print(json.dumps("ready"), flush=True)
+        say("ready")
         for line in sys.stdin:
             order = json.loads(line)
             match order:
@@ -86,7 +86,12 @@ def server(folder, port, roster):
                     reply = sorted(carrier.connected())
                 case "link":
                     reply = carrier.process()
-            print(json.dumps(reply), flush=True)
+            say(reply)
+
+
+def say(reply):
+    sys.stdout.write(json.dumps(reply) + "\n")
+    sys.stdout.flush()
 
 
 def described(answer):

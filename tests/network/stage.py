@@ -125,7 +125,9 @@ class Network:
     def reply(self):
         """The answers, the reasons of those that gave none, and the seconds that it took."""
         reply = json.loads(self.server.process.stdout.readline())
-        return *({int(k): v for k, v in reply[part].items()} for part in ("answers", "absent")), reply["seconds"]
+        return *({int(k): v for k, v in reply[part].items()} for part in ("answers", "absent")), reply[
+            "seconds"
+        ]
 
     def ask(self, asks, deadline=30.0):
         self.tell(asks, deadline)

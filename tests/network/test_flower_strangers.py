@@ -1,9 +1,8 @@
 """Who may talk to the server, and what everybody else is told."""
 
-import json
+import ssl
 import urllib.error
 import urllib.request
-import ssl
 
 import pytest
 from stage import Network, until
@@ -90,7 +89,8 @@ def test_the_link_takes_orders_from_its_server_alone(network):
             request = urllib.request.Request(
                 f"https://localhost:{network.port}/v1/control/{call}",
                 data=b"",
-                headers={"content-type": "application/protobuf"} | ({"authorization": token} if token else {}),
+                headers={"content-type": "application/protobuf"}
+                | ({"authorization": token} if token else {}),
             )
             with pytest.raises(urllib.error.HTTPError) as error:
                 urllib.request.urlopen(request, context=trust)

@@ -10,6 +10,7 @@ Needs the package ``cryptography``, which ``pip install 'evenhand[flower]'`` bri
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -221,7 +222,8 @@ def fingerprint(key: Path | bytes) -> str:
 
     _, hashes, _ = _cryptography()
     pem = public_pem(key) if isinstance(key, Path) else key
-    return _fingerprint_text(ssh_key_fingerprint(load_pem_public_key(pem), hashes.SHA256()))
+    public: Any = load_pem_public_key(pem)
+    return "SHA256:" + b64encode(ssh_key_fingerprint(public, hashes.SHA256())).decode().rstrip("=")
 
 
 def certificate_names(certificate: bytes) -> list[str]:
@@ -253,13 +255,6 @@ def _cryptography() -> tuple[Any, Any, Any]:
             "pip install 'evenhand[flower]'."
         ) from error
     return x509, hashes, serialization
-
-
-def _fingerprint_text(digest: bytes) -> str:
-    """A digest as OpenSSH writes it."""
-    from base64 import b64encode
-
-    return "SHA256:" + b64encode(digest).decode().rstrip("=")
 
 
 def _authority_key(folder: Path) -> Path:

@@ -38,5 +38,5 @@ class Carrier(Protocol):
         ...
 
     def connected(self) -> frozenset[int]:
-        """The clients that are there now; one that lost its power may be counted for a minute more."""
+        """The clients that are there now; one that lost its power may be counted for half a minute."""
         ...

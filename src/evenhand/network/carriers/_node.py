@@ -197,7 +197,9 @@ class _Node:
         was_here = self._marker.exists() and self._marker.read_text("utf-8") == self._public
         if self.connected.is_set():
             return "absent", f"The connection to the server at {address} was lost: trying again."
-        if "terminated gracefully" in output:  # of itself, before it was connected: as Flower does at status 401
+        if (
+            "terminated gracefully" in output
+        ):  # of itself, before it was connected: as Flower does at status 401
             return (
                 "stranger",
                 f"The server at {address} does not accept this client's signature: set this machine's clock, and the "

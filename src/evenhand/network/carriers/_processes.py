@@ -237,8 +237,13 @@ def _clock_ahead(line: ssl.SSLSocket, host: str) -> float | None:
         for field in head.splitlines():
             if field.lower().startswith(b"date:"):
                 date = email.utils.parsedate_to_datetime(field[5:].decode("ascii", "replace").strip())
-                return time.time() - date.timestamp()
+                return _now() - date.timestamp()
     return None
+
+
+def _now() -> float:
+    """This machine's clock."""
+    return time.time()
 
 
 def _mistrust(error: ssl.SSLCertVerificationError, host: str, port: int, authority: Path) -> str:

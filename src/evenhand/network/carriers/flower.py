@@ -324,7 +324,7 @@ class FlowerCarrier:
         }
 
     def connected(self) -> frozenset[int]:
-        """The clients that are there now; one that lost its power may be counted for a minute more."""
+        """The clients that are there now; one that lost its power may be counted for half a minute."""
         try:
             nodes = self._nodes_now()
         except flower_parts().HTTPError:
