@@ -21,6 +21,14 @@ from tyro.conf import Positional, arg, subcommand
 from evenhand._version import __version__
 from evenhand.cli import _arguments, _methods
 from evenhand.cli._arguments import hyphenated, options_of, split, values_of
+from evenhand.cli._deploy import (
+    AddClientCommand,
+    ClientCommand,
+    InitCommand,
+    ServerCommand,
+    SplitCommand,
+    StatusCommand,
+)
 from evenhand.cli._fit import FitCommand
 from evenhand.cli._methods import COMPOSED, METHODS, NamedMethod
 from evenhand.cli._restored import PredictCommand, ResumeCommand, recorded, recorded_run
@@ -28,7 +36,7 @@ from evenhand.cli._run import RunCommand
 from evenhand.cli._show import CompareCommand, FiguresCommand, ListCommand, ReportCommand
 from evenhand.cli._study import StudyCommand, planned
 from evenhand.cli._terminal import remark
-from evenhand.errors import Argument, EvenhandError, EvenhandWarning, nearest
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning, nearest, perhaps
 from evenhand.expressions import plugins
 from evenhand.expressions.reading import outermost
 
@@ -82,6 +90,24 @@ _EXAMPLES = {
     "list": """\
   evenhand list
   evenhand list models""",
+    "deploy": """\
+  evenhand deploy init fed --method 'fedavg()' --clients 3 --rounds 20
+  evenhand deploy server fed                       until the last round is done
+  evenhand deploy client fed/clients/0 --data mine.csv""",
+    "deploy init": """\
+  evenhand deploy init fed --method 'ditto(fedavg(), lam=1)' --clients 4 --rounds 20
+  evenhand deploy init fed --method 'fedavg(aggregator=secure(mean()))' --clients 9
+  evenhand deploy init fed --host fed.example.org --listen 0.0.0.0 --signing-request""",
+    "deploy server": """\
+  evenhand deploy server fed                       run again, it continues""",
+    "deploy client": """\
+  evenhand deploy client fed/clients/0 --data mine.csv""",
+    "deploy add-client": """\
+  evenhand deploy add-client fed""",
+    "deploy split": """\
+  evenhand deploy split fed --data digits --clients 4 --alpha 0.5""",
+    "deploy status": """\
+  evenhand deploy status fed""",
     "completion": """\
   source <(evenhand completion bash)               in ~/.bashrc: <Tab> completes
   evenhand completion zsh > ~/.zfunc/_evenhand     where ~/.zfunc is in $fpath""",
@@ -123,9 +149,17 @@ _COMMANDS: dict[str, type[Command]] = {
     "report": ReportCommand,
     "figures": FiguresCommand,
     "list": ListCommand,
+    "deploy init": InitCommand,
+    "deploy server": ServerCommand,
+    "deploy client": ClientCommand,
+    "deploy add-client": AddClientCommand,
+    "deploy split": SplitCommand,
+    "deploy status": StatusCommand,
     "completion": CompletionCommand,
 }
 
+_DEPLOY = "deploy"
+"""The first word of commands of two words."""
 _RENAMED = {"client": "client-column", "label": "label-column", "weight": "weight-column"}
 """Arguments of the library whose options have other names."""
 
@@ -236,6 +270,8 @@ def parse(words: Sequence[str]) -> Command:
         words = [*words[1:], "--help"]
     if words[0] in _arguments.HELP:
         _help()
+    if words[0] == _DEPLOY:
+        words = _of_deployment(words[1:])
     if words[0] not in _COMMANDS:
         raise EvenhandError(_no_command(words[0]))
     command = _COMMANDS[words[0]]
@@ -252,6 +288,24 @@ def parse(words: Sequence[str]) -> Command:
     if isinstance(made, StudyCommand | FitCommand):
         made.check()
     return made
+
+
+def _of_deployment(words: Sequence[str]) -> list[str]:
+    """The words after ``deploy``, of which the first is part of the command's name.
+
+    Raises:
+      SystemExit: they ask for help.
+      EvenhandError: they name no such command.
+    """
+    names = [name.removeprefix(f"{_DEPLOY} ") for name in _COMMANDS if name.startswith(f"{_DEPLOY} ")]
+    if not words or words[0] in _arguments.HELP:
+        _help(_DEPLOY)
+    if words[0] not in names:
+        hint = perhaps(words[0], names) or f" among {', '.join(names)}"
+        raise EvenhandError(
+            f"There is no command `evenhand deploy {words[0]:.40}`{hint}: see `evenhand deploy --help`."
+        )
+    return [f"{_DEPLOY} {words[0]}", *words[1:]]
 
 
 def _run(words: Sequence[str]) -> RunCommand:
@@ -305,8 +359,16 @@ def _united(methods: Mapping[str, NamedMethod]) -> _arguments.Options:
 
 
 def _help(*words: str) -> NoReturn:
-    with suppress(SystemExit):
-        _arguments.show_help(_commands(*words or [""]), [*words, "--help"], description=_DESCRIPTION)
+    if words == (_DEPLOY,):
+        lines = [
+            f"  {name:<22}{(kind.__doc__ or '').strip().splitlines()[0]}"
+            for name, kind in _COMMANDS.items()
+            if name.startswith(f"{_DEPLOY} ")
+        ]
+        print("A federation on real machines, from its files to its results.\n", *lines, "", sep="\n")
+    else:
+        with suppress(SystemExit):
+            _arguments.show_help(_commands(*words or [""]), [*words, "--help"], description=_DESCRIPTION)
     print(f"examples:\n{_EXAMPLES[words[0] if words else '']}")
     raise SystemExit(0)
 

@@ -9,7 +9,7 @@ exchange, so that a server that was killed resumes where it was and never asks f
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -86,6 +86,10 @@ class Server:
       log: for events and sentences about them.
       authority: the public key of the federation's authority, for secure sums.
       colluding: how many clients may collude with the server in a secure sum.
+
+    Attributes:
+      on_round: is called after each round, with how many are done.
+      private: what clients have measured together under a secure sum, as ``summary.json`` has it; empty: nothing.
     """
 
     def __init__(
@@ -116,6 +120,8 @@ class Server:
         self._draw = jax.jit(self._drawn, static_argnums=1)
         self._effort = jax.jit(self._efforts, static_argnums=0)
         self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
+        self.on_round: Callable[[int], None] = lambda done: None
+        self.private: dict[str, Any] = {}
         resumed = self._loaded()
         self.is_resumed = resumed is not None
         self.progress = self._beginning() if resumed is None else resumed
@@ -134,6 +140,7 @@ class Server:
             begin = time.perf_counter()
             self.train_round()
             self.seconds["train"] += time.perf_counter() - begin
+            self.on_round(self.progress.done)
             done = self.progress.done
             if done % self._eval_every == 0 or done == rounds_asked:
                 self._evaluate()
@@ -399,8 +406,13 @@ def _number(value: Any) -> Any:
 # --- a run on a network as a result -----------------------------------------------------------------------------------
 
 
-def run_from(server: Server, progress: ServerRecord, data: FederatedDataset, state: RoundState) -> Run:
-    """The result of a run on a network, with the clients' states where they are at hand."""
+def run_from(
+    server: Server, progress: ServerRecord, data: FederatedDataset, state: RoundState, *, remote: bool = False
+) -> Run:
+    """The result of a run on a network, with the clients' states where they are at hand.
+
+    ``remote``: their examples are elsewhere, and ``data`` has their numbers alone.
+    """
     agreed, columns = server.agreed, dict[str, NDArray]()
     for name in dict.fromkeys(name for row in progress.history for name in row):
         columns[name] = np.array([row.get(name, np.nan) for row in progress.history])
@@ -417,6 +429,7 @@ def run_from(server: Server, progress: ServerRecord, data: FederatedDataset, sta
         classes=progress.last.classes,
         malicious=np.zeros(agreed.terms.clients, bool),
         last_round=np.asarray(state.last_round, np.int64),
+        remote=remote,
         initial_loss=progress.initial_loss,
         level=progress.last.level,
     )

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import jax
@@ -39,14 +40,25 @@ if TYPE_CHECKING:
     from evenhand.simulation import Run
 
 # What other packages take; the other names are for this package.
-__all__ = ["SAVED_BY", "configuration", "with_history", "write_results", "write_summary"]
+__all__ = ["SAVED_BY", "configuration", "save", "with_history", "write_results", "write_summary"]
 
 
 # --- a whole folder at once -----------------------------------------------------------------------------------
 
 
-def save(run: Run, folder: Path, *, overwrite: bool, unseen: FederatedDataset | None) -> None:
-    """Writes a complete run folder in one step; for the arguments see :meth:`evenhand.simulation.Run.save`."""
+def save(
+    run: Run,
+    folder: Path,
+    *,
+    overwrite: bool,
+    unseen: FederatedDataset | None,
+    personal: bool = True,
+    about: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Writes a complete run folder in one step; for the arguments see :meth:`evenhand.simulation.Run.save`.
+
+    ``personal`` says whether personal models are at hand, and ``about`` what the summary says besides.
+    """
     # A kill between the two renames of an earlier save has left that folder under another name.
     folder = records.recovered(folder)
     if folder.exists() and not folder.is_dir():
@@ -71,7 +83,8 @@ def save(run: Run, folder: Path, *, overwrite: bool, unseen: FederatedDataset | 
         if run.data.features is not None:
             records.write_text(part / files.FEATURES, records.json_text(run.data.features.to_json()))
         records.write_text(part / files.METRICS, files.metrics_text(run.history))
-        about = write_results(part, run, unseen=unseen, personal=run.has_personal_models)
+        written = write_results(part, run, unseen=unseen, personal=personal and run.has_personal_models)
+        about = {**written, **about}
         model = run.algorithm.client_model
         other = described(model.name)
         # A name describes a model if both make the same outputs by the same computation.

@@ -1,0 +1,421 @@
+"""``evenhand deploy``: one federation on real machines, from its files to its results."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import numpy as np
+from rich.console import Console
+from tyro.conf import Positional, arg
+
+from evenhand.cli._arguments import construct, flat, options_of
+from evenhand.cli._data import DataOptions
+from evenhand.cli._models import ModelOptions
+from evenhand.cli._options import LocalOptions, Recipe, trackers
+from evenhand.cli._terminal import new_table, say
+from evenhand.data import FederatedDataset, Form, Split
+from evenhand.errors import EvenhandError, ModelError, whole_number
+from evenhand.network import certificates, files
+from evenhand.network.deployed import client_node, event_log, read_status, serve_run
+from evenhand.network.files import ClientFile, ServerFile
+from evenhand.network.terms import check_deployable
+from evenhand.records import read_arrays, write_arrays
+from evenhand.report import latest
+from evenhand.simulation import Run
+from evenhand.testing import toy_model
+from evenhand.text import counted, visible
+from evenhand.types import Algorithm
+from evenhand.watch import Watching
+
+_Folder = Annotated[Positional[Path], arg(metavar="DIR")]
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_PARTS = ("train", "valid", "test")
+
+# --- the method of the files ------------------------------------------------------------------------------------------
+
+
+def builder(method: str, options: Mapping[str, Any]) -> Callable[[Form], Algorithm]:
+    """``form -> algorithm``, from an expression or a factory, and the options of the model and of the local work.
+
+    Raises:
+      EvenhandError: there is no such option, method or factory.
+    """
+    known = {**options_of(ModelOptions), **options_of(LocalOptions)}
+    for name, value in options.items():
+        taken = known.get(f"--{name.replace('_', '-')}")
+        if taken is None or not taken.holds(value):
+            raise EvenhandError(
+                f"[method.options] {name} = {value!r:.40}: there is no such option, or it takes another value: see "
+                "`evenhand deploy init --help`."
+            )
+    model_options, work_options = construct(ModelOptions, options), construct(LocalOptions, options)
+    if not _FACTORY.fullmatch(method):
+        recipe = Recipe(method, work_options.work)
+        return lambda form: recipe.build(model_options.build(form))
+    factory = _imported(method)
+    return lambda form: cast(Algorithm, factory(work_options.work(model_options.build(form))))
+
+
+def _imported(place: str) -> Callable[[Any], Any]:
+    """The factory at ``package.module:factory``."""
+    module, _, name = place.partition(":")
+    try:
+        factory = vars(importlib.import_module(module))[name]
+    except ImportError as error:
+        raise EvenhandError(
+            f"method {place!r}: {module} cannot be imported ({error}): install it here."
+        ) from None
+    except KeyError:
+        raise EvenhandError(
+            f"method {place!r}: {module} has no {name}: name a factory that is in it."
+        ) from None
+    return cast(Callable[[Any], Any], factory)
+
+
+# --- evenhand deploy init ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InitCommand:
+    """Write the files of a new federation: of its server, and of each client."""
+
+    folder: _Folder
+    """the folder of the federation, new or empty"""
+    method: str = "fedavg()"
+    """the method: an expression as in `evenhand run`, or package.module:factory, a function of the local work"""
+    clients: int = 3
+    """how many clients there are"""
+    rounds: int = 50
+    """rounds of training"""
+    cohort: int | Literal["all"] = "all"
+    """clients drawn per round"""
+    seed: int = 0
+    """seed of the initial model and of the cohorts"""
+    eval_every: Annotated[
+        int | None, arg(metavar="INT", help_behavior_hint="(default: 10 times in the run)")
+    ] = None
+    """rounds between two evaluations on all clients"""
+    host: Annotated[str, arg(metavar="NAME,...")] = "localhost,127.0.0.1"
+    """names and addresses of the server, which its certificate holds; clients use the first one"""
+    listen: Annotated[
+        str | None, arg(metavar="ADDRESS", help_behavior_hint="(default: this machine only)")
+    ] = None
+    """address at which the server listens: 0.0.0.0 for all addresses of its machine"""
+    port: int = 9092
+    """port of the server"""
+    deadline: float = 60.0
+    """seconds that clients have for each exchange"""
+    min_answers: int = 1
+    """clients of a cohort that must answer; with fewer, the exchange is repeated"""
+    colluding: int = 0
+    """clients that may collude with the server in secure sums, at most"""
+    metrics: Literal["numbers", "histogram", "none"] = "histogram"
+    """what clients' metrics may leave them: their numbers, counts in a secure histogram (5 clients or more), or none"""
+    signing_request: bool = False
+    """write a signing request for an authority of yours, rather than a certificate by an authority made here"""
+    test_keys: bool = False
+    """derive all keys from the seed, as a simulation does: equal numbers, and no secrets; for tests only"""
+    model: ModelOptions = field(default_factory=ModelOptions)
+    local: LocalOptions = field(default_factory=LocalOptions)
+
+    def execute(self) -> int:
+        """Writes the folder and returns the exit code."""
+        whole_number("clients", self.clients, 1)
+        whole_number("rounds", self.rounds, 1)
+        whole_number("min_answers", self.min_answers, 1, self.clients)
+        whole_number("port", self.port, 1, 65535)
+        if not self.deadline > 0:
+            raise EvenhandError(f"--deadline {self.deadline:g}: give a number of seconds above 0.")
+        method = self.method.strip()
+        if not (_FACTORY.fullmatch(method) or "(" in method):
+            method = f"{method}()"
+        options = {**flat(self.model), **flat(self.local)}
+        build = builder(method, options)
+        with suppress(ModelError):  # the toy model is not the user's: the rest shows once the data are known
+            check_deployable(
+                Recipe(method, self.local.work).build(toy_model()) if "(" in method else build(_TOY)
+            )
+        server = ServerFile(
+            run="",
+            method=method,
+            options=options,
+            rounds=self.rounds,
+            cohort=0 if self.cohort == "all" else self.cohort,
+            seed=self.seed,
+            eval_every=max(1, self.rounds // 10) if self.eval_every is None else self.eval_every,
+            names=tuple(name.strip() for name in self.host.split(",") if name.strip()),
+            host="127.0.0.1" if self.listen is None else self.listen,
+            port=self.port,
+            deadline=self.deadline,
+            min_answers=self.min_answers,
+            colluding=self.colluding,
+            test_keys=self.test_keys,
+            authority="",
+        )
+        files.make_federation(
+            self.folder, server, self.clients, {"metrics": self.metrics}, not self.signing_request
+        )
+        print(f"{visible(self.folder)}: a server and {counted(self.clients, 'client')}.")
+        if self.signing_request:
+            print(
+                f"Have {self.folder / 'server' / 'server.csr'} signed, and put the certificate beside it as "
+                "server.crt, and the authority's as authority.crt there and in each client's folder."
+            )
+        print(f"Copy {self.folder / files.CLIENTS / 'K'} to the machine of client K.")
+        print(f"Start the server with `evenhand deploy server {self.folder}`,")
+        print(
+            f"and each client with `evenhand deploy client {self.folder / files.CLIENTS / 'K'} --data FILE`."
+        )
+        return 0
+
+
+_TOY = Form("toy", (4,), "float32", 3, None, 1, 0)
+
+
+# --- evenhand deploy add-client, split, status ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AddClientCommand:
+    """Add a client to a federation, without touching the others."""
+
+    folder: _Folder
+    """the folder of the federation, with its authority's key"""
+    metrics: Literal["numbers", "histogram", "none"] = "histogram"
+    """what metrics may leave the client"""
+
+    def execute(self) -> int:
+        """Makes the client's folder and returns the exit code."""
+        number = files.add_client(self.folder, {"metrics": self.metrics})
+        print(f"Client {number}: copy {visible(files.client_folder(self.folder, number))} to its machine.")
+        print("A server that waits for clients meets it; one that trains needs to be started anew.")
+        return 0
+
+
+@dataclass(frozen=True)
+class SplitCommand:
+    """Write the examples of each client of a data set into its folder, to try a deployment on one machine."""
+
+    folder: _Folder
+    """the folder of the federation"""
+    data: DataOptions = field(default_factory=DataOptions)
+
+    def execute(self) -> int:
+        """Writes ``data.npz`` for each client and returns the exit code."""
+        clients = len(files.roster(self.folder))
+        data = self.data.load()
+        if data.num_clients != clients:
+            raise EvenhandError(
+                f"{data.name} has {counted(data.num_clients, 'client')}, and the federation {clients}: give "
+                f"--clients {clients}, or name other data."
+            )
+        for k in range(clients):
+            arrays = {}
+            for part, split in zip(_PARTS, (data.train, data.valid, data.test), strict=True):
+                arrays[f"x_{part}"], arrays[f"y_{part}"] = map(np.asarray, split.client(k))
+            write_arrays(files.client_folder(self.folder, k) / "data.npz", arrays)
+        print(
+            f"{visible(self.folder / files.CLIENTS / 'K' / 'data.npz')}: the examples of {clients} clients."
+        )
+        return 0
+
+
+@dataclass(frozen=True)
+class StatusCommand:
+    """Show who is there, how far the run is, and what was refused."""
+
+    folder: _Folder
+    """the folder of the federation"""
+
+    def execute(self) -> int:
+        """Prints it and returns the exit code."""
+        status, console = read_status(self.folder), Console(highlight=False)
+        age = time.time() - float(status["updated"])
+        state = "not running" if age > 10.0 else str(status["activity"])
+        if status["activity"] == "done":
+            state = "done"
+        done, seconds = int(status["round"]), float(status["seconds"])
+        say(
+            console,
+            f"Run {status['run']}: {state}, round {done} of {status['rounds']}, {seconds:.1f} s of training.",
+        )
+        connected = set(status["connected"]) if age <= 10.0 else set[int]()
+        table = new_table()
+        for title in ("client", "connected", "waited for"):
+            table.add_column(title)
+        for client in range(int(status["clients"])):
+            table.add_row(
+                str(client),
+                "yes" if client in connected else "no",
+                "yes" if client in status["waiting"] else "",
+            )
+        console.print(table)
+        counts = _events(self.folder / "server.log")
+        if counts:
+            say(
+                console,
+                "Events: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) + ".",
+            )
+        return 0
+
+
+def _events(path: Path) -> dict[str, int]:
+    """How often each event is in a log."""
+    counts: dict[str, int] = {}
+    if path.is_file():
+        for line in path.read_text("utf-8", "replace").splitlines():
+            if match := re.search(r'"event": "(\w+)"', line):
+                counts[match[1]] = counts.get(match[1], 0) + 1
+    return counts
+
+
+# --- evenhand deploy server -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """Run the server of a federation; a server that was stopped continues where it was."""
+
+    folder: _Folder
+    """the folder of the federation"""
+    watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
+    """experiment trackers to log to: tensorboard (files in the folder), mlflow, wandb"""
+    quiet: bool = False
+    """print nothing but errors"""
+
+    def execute(self) -> int:
+        """Trains to the last round and returns the exit code."""
+        from evenhand.network.carriers.flower import link
+
+        folder, file = self.folder, files.read_server(self.folder)
+        build, console = (
+            builder(file.method, file.options),
+            Console(stderr=True, quiet=self.quiet, highlight=False),
+        )
+        made = trackers(self.watch, folder / "run")
+        log = event_log(folder / "server.log", lambda sentence: say(console, sentence, style="yellow"))
+        say(
+            console,
+            f"Run {file.run} listens on {file.host}:{file.port} for {len(files.roster(folder))} clients.",
+        )
+        watching: Watching | None = None
+        status = "interrupted"
+        place = folder / "server"
+        authority = certificates.authority_file(folder / files.AUTHORITY)
+        if not authority.is_file():
+            authority = certificates.authority_file(place)
+        own = certificates.Certificates(authority, place / "server.crt", place / "server.key")
+        try:
+            with link(place / "flower", file.host, file.port, own, files.roster(folder), log=log) as carrier:
+                begin = time.perf_counter()
+                for run in serve_run(folder, build, carrier, log):
+                    if watching is None and made:
+                        watching = Watching(
+                            made, f"{file.method} in federation {file.run}", {"method": file.text}
+                        )
+                    if watching is not None:
+                        watching.show(run.history)
+                    _say_round(
+                        console, run, file.rounds, time.perf_counter() - begin, len(carrier.connected())
+                    )
+                status = "done"
+        finally:
+            if watching is not None:
+                watching.end(status)
+        say(console, f"Done: `evenhand report {folder / 'run'}` writes the page of the results.")
+        return 0
+
+
+def _say_round(console: Console, run: Run, rounds: int, seconds: float, connected: int) -> None:
+    """One line about an evaluation: how far the run is, how long it took, who is there, and what was measured."""
+    row = {name: float(values[-1]) for name, values in run.history.items()}
+    numbers = (
+        latest(row)
+        if any("accuracy" in name or "loss" in name for name in row)
+        else "no metrics leave the clients"
+    )
+    say(
+        console,
+        f"round {run.info['rounds']} of {rounds}, {seconds:.0f} s, {counted(connected, 'client')} connected: {numbers}",
+    )
+
+
+# --- evenhand deploy client -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClientCommand:
+    """Run one client: it trains on its own data when the server asks, until it is stopped."""
+
+    folder: _Folder
+    """the client's folder, with its client.toml"""
+    data: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(required)")] = None
+    """its examples: any data that `evenhand run` reads; all of them are this client's"""
+    quiet: bool = False
+    """print nothing but errors"""
+
+    def execute(self) -> int:
+        """Answers the server for ever."""
+        from evenhand.network.carriers.flower import serve
+
+        file = files.read_client(self.folder)
+        if self.data is None:
+            raise EvenhandError(f"client {file.number} has no data: give --data FILE.")
+        console = Console(stderr=True, quiet=self.quiet, highlight=False)
+        log = event_log(self.folder / "client.log", lambda sentence: say(console, sentence, style="yellow"))
+        data = own_data(self.data, file)
+        node = client_node(self.folder, file, builder(file.method, file.options), data, log)
+        say(console, f"Client {file.number} of run {file.run} has {data.train.rows:,} examples for training.")
+        serve(
+            node.answer,
+            address=file.server,
+            authority=certificates.authority_file(self.folder),
+            key=self.folder / "node.key",
+            folder=self.folder / "flower",
+            log=log,
+        )
+        return 0
+
+
+def own_data(path: str, file: ClientFile) -> FederatedDataset:
+    """The examples of one client, as a data set of this client alone.
+
+    Raises:
+      EvenhandError: they cannot be read, or the file's ``[data]`` has an option that there is not.
+    """
+    name, known = str(file.number), options_of(DataOptions)
+    for option, value in file.data.items():
+        taken = known.get(f"--{option.replace('_', '-')}")
+        if taken is None or not taken.holds(value):
+            raise EvenhandError(
+                f"[data] {option} = {value!r:.40}: there is no such option, or it takes another value: see "
+                "`evenhand run --help`."
+            )
+    if path.endswith(".npz") and (parts := _parts_in(Path(path), name)) is not None:
+        return parts
+    data = construct(DataOptions, {**file.data, "data": path}).pooled().load()
+    return data if data.num_clients == 1 else data.pooled
+
+
+def _parts_in(path: Path, name: str) -> FederatedDataset | None:
+    """The examples of a file with arrays ``x_train``, ``y_train`` and so on; None: it has none such."""
+    arrays = read_arrays(path)
+    if "x_train" not in arrays:
+        return None
+
+    def split(part: str) -> Split:
+        x = arrays.get(f"x_{part}", arrays["x_train"][:0])
+        return Split(x, arrays.get(f"y_{part}", arrays["y_train"][:0]), np.array([0, len(x)]))
+
+    try:
+        train, valid, test = map(split, _PARTS)
+        return FederatedDataset(train, valid, test, (name,), name=str(path))
+    except KeyError as error:
+        raise EvenhandError(f"{path} has no array {error}: it needs x_train and y_train.") from None

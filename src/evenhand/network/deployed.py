@@ -1,0 +1,364 @@
+"""A run on real machines: the server meets its clients, trains with them and writes a run folder; a client answers.
+
+Both sides are functions of their folder and of what carries the bytes, so that any carrier serves.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from evenhand import records
+from evenhand._version import __version__
+from evenhand.data import FederatedDataset, Form, Split
+from evenhand.errors import EvenhandError
+from evenhand.network import files
+from evenhand.network.carriers import Carrier, Log
+from evenhand.network.exchanging import Patience
+from evenhand.network.files import ClientFile, ServerFile
+from evenhand.network.keeping import FileStore
+from evenhand.network.node import Node, methods_of
+from evenhand.network.server import Server, run_from
+from evenhand.network.terms import Terms
+from evenhand.simulation import Run
+from evenhand.simulation.saving import save
+from evenhand.streams import Keys, Purpose, keys_of, stream
+from evenhand.types import Algorithm
+from evenhand.wire import Packet, PacketError, Protection, decode, encode
+
+__all__ = ["client_node", "event_log", "read_status", "serve_run"]
+
+NDArray = npt.NDArray[Any]
+_STATUS, _MET = "status.json", "clients.json"
+_REMINDER = 30.0
+"""Seconds after which the server says again whom it waits for."""
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def event_log(path: Path, show: Callable[[str], None]) -> Log:
+    """A log that appends a line of JSON to a file for each event, and shows its sentence."""
+    lock = threading.Lock()
+
+    def log(event: str, sentence: str, fields: Mapping[str, Any]) -> None:
+        moment = datetime.now(UTC).isoformat(timespec="seconds")
+        line = json.dumps({"time": moment, "event": event, "sentence": sentence, **fields}) + "\n"
+        # A full disk: the sentence is shown, and the work goes on without its log.
+        with lock, suppress(OSError), path.open("a", encoding="utf-8") as file:
+            file.write(line)
+        show(sentence)
+
+    return log
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+class Met(NamedTuple):
+    """What a client has said of its data: their form, the shape of a label, and examples in each split."""
+
+    form: Form
+    label: tuple[int, ...]
+    sizes: tuple[int, int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; :meth:`from_json` reads it."""
+        return {"form": self.form.to_json(), "label": list(self.label), "sizes": list(self.sizes)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Met:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+          KeyError, TypeError, ValueError: ``value`` is something else.
+        """
+        train, valid, test = (int(size) for size in value["sizes"])
+        if min(train - 1, valid, test) < 0 or max(train, valid, test) >= 2**31:
+            raise ValueError("a client has at least one example for training")
+        return Met(Form.from_json(value["form"]), tuple(map(int, value["label"])), (train, valid, test))
+
+
+def serve_run(
+    folder: Path,
+    build: Callable[[Form], Algorithm],
+    carrier: Carrier,
+    log: Log,
+    *,
+    pause: float = 1.0,
+) -> Iterator[Run]:
+    """Trains what ``server.toml`` says with the clients behind a carrier; yields the run so far at each evaluation.
+
+    What is done is in ``DIR/server``, so that a run that was killed is continued, and in the run folder ``DIR/run``.
+
+    Args:
+      folder: that of the federation.
+      build: ``form -> algorithm``, the method of the file for data of a form.
+      carrier: the way to the clients of the roster.
+      log: for events.
+      pause: seconds between two attempts to reach clients.
+
+    Raises:
+      EvenhandError: the files are damaged, or the clients do not fit together.
+    """
+    file = files.read_server(folder)
+    if file.min_answers > len(files.roster(folder)):
+        raise EvenhandError(
+            f"{folder / files.SERVER}: min_answers is {file.min_answers}, and there are {len(files.roster(folder))} "
+            "clients: lower it, or add clients."
+        )
+    with _status_of(folder, file, carrier) as status:
+        met = _meet(folder, file, carrier, log, pause, status)
+        server = _server(folder, file, build, carrier, log, met, pause)
+        if server.is_resumed and server.progress.done:
+            log("resumed", f"The run continues after round {server.progress.done} of {file.rounds}.", {})
+        data = _shadow(server.agreed.terms.form, server.agreed.terms.label, met, file.run)
+        status.update(activity="training", rounds=file.rounds)
+        server.on_round = lambda done: status.update(round=done, seconds=server.seconds["train"])
+        if server.is_resumed and server.progress.history and server.progress.done == file.rounds:
+            yield run_from(server, server.progress, data, server.progress.state, remote=True)
+        for record in server.run():
+            run = run_from(server, record, data, record.state, remote=True)
+            _write(folder / "run", run, file, server)
+            yield run
+        status.update(activity="done")
+
+
+def _server(
+    folder: Path,
+    file: ServerFile,
+    build: Callable[[Form], Algorithm],
+    carrier: Carrier,
+    log: Log,
+    met: Mapping[int, Met],
+    pause: float,
+) -> Server:
+    clients, form = len(met), _agreed_form(met, file.run)
+    sizes = np.array([met[client].sizes for client in range(clients)], np.int64).reshape(-1, 3)
+    algorithm = build(form)
+    sampling = algorithm.sampling
+    slots = clients if file.cohort == 0 else min(file.cohort, clients)
+    terms = Terms(
+        run=file.run,
+        method=file.text,
+        form=form,
+        label=met[0].label,
+        clients=clients,
+        capacity=int(sizes[:, 0].max()),
+        rounds=file.rounds,
+        slots=slots if sampling.slots is None else sampling.slots(clients),
+        seed=file.seed if file.test_keys else None,
+    )
+    first = keys_of(file.seed)
+    keys = first if file.test_keys else Keys(first.shared, _secret(folder))
+    return Server(
+        methods_of(build)(terms).agreed,
+        carrier,
+        FileStore(folder / "server" / "state.bin"),
+        keys=keys,
+        sizes={"train": sizes[:, 0], "valid": sizes[:, 1], "test": sizes[:, 2]},
+        start=algorithm.model.init(stream(first.shared, Purpose.INIT)),
+        eval_every=file.eval_every,
+        patience=Patience(deadline=file.deadline, min_answers=file.min_answers, pause=pause),
+        log=log,
+        authority=bytes.fromhex(file.authority),
+        colluding=file.colluding,
+    )
+
+
+def _secret(folder: Path) -> Any:
+    words = np.array(files.secret_words(folder), np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words))
+
+
+def _meet(
+    folder: Path, file: ServerFile, carrier: Carrier, log: Log, pause: float, status: Status
+) -> dict[int, Met]:
+    """What every client has said of its data; those that have not are asked until they have."""
+    path, met = folder / "server" / _MET, dict[int, Met]()
+    if path.is_file():
+        saved = records.read_json(path)
+        met = {int(client): Met.from_json(value) for client, value in saved.items()}
+    reminded, waiting = -_REMINDER, set(files.roster(folder)) - set(met)
+    hello = encode(Packet("hello", {"version": __version__, "method": file.text}))
+    while waiting:
+        connected = sorted(waiting & carrier.connected())
+        answers = carrier.ask(dict.fromkeys(connected, hello), file.deadline).answers if connected else {}
+        for client, data in answers.items():
+            try:
+                answer = decode(data)
+                if answer.kind != "here":
+                    raise PacketError(
+                        str(answer.fields.get("sentence", "it does not say what data it has."))[:500]
+                    )
+                met[client] = Met.from_json(answer.fields)
+            except (PacketError, KeyError, TypeError, ValueError) as error:
+                log("refused", f"Client {client}: {error}", {"client": client})
+        waiting -= set(met)
+        records.write_text(
+            path, records.json_text({str(client): known.to_json() for client, known in met.items()})
+        )
+        status.update(activity="waiting for clients", waiting=sorted(waiting))
+        if waiting:
+            if time.monotonic() - reminded >= _REMINDER:
+                reminded = time.monotonic()
+                names = ", ".join(map(str, sorted(waiting)))
+                log("absent", f"Waiting for clients {names}: start them with `evenhand deploy client`.", {})
+            time.sleep(pause)
+    status.update(waiting=[])
+    return met
+
+
+def _agreed_form(met: Mapping[int, Met], name: str) -> Form:
+    """The form of the examples of all clients.
+
+    Raises:
+      EvenhandError: they differ.
+    """
+    first = met[0]
+    for client, other in met.items():
+        mine, theirs = ((x.form.shape, x.form.dtype, x.label, x.form.classes is None) for x in (first, other))
+        if mine != theirs:
+            raise EvenhandError(
+                f"Client {client} has examples {other.form.dtype}{list(other.form.shape)} with labels "
+                f"{list(other.label)}, and client 0 {first.form.dtype}{list(first.form.shape)} with labels "
+                f"{list(first.label)}: load the files of both in the same way."
+            )
+    classes = [known.form.classes for known in met.values() if known.form.classes is not None]
+    return first.form._replace(
+        name=f"federation {name}",
+        classes=max(classes) if classes else None,
+        names=first.form.names
+        if all(known.form.names == first.form.names for known in met.values())
+        else None,
+        tokens=max(known.form.tokens for known in met.values()),
+    )
+
+
+def _shadow(form: Form, label: tuple[int, ...], met: Mapping[int, Met], run: str) -> FederatedDataset:
+    """A data set with as many examples as the clients have, all of them zeros that take no memory."""
+    kind = np.float32 if form.classes is None else np.int32
+
+    def split(place: int) -> Split:
+        sizes = [met[client].sizes[place] for client in range(len(met))]
+        rows = sum(sizes)
+        x = np.broadcast_to(np.zeros((), form.dtype), (rows, *form.shape))
+        y = np.broadcast_to(np.zeros((), kind), (rows, *label))
+        return Split(x, y, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
+
+    names = form.names or (None if form.classes is None else tuple(map(str, range(form.classes))))
+    ids = tuple(map(str, range(len(met))))
+    return FederatedDataset(split(0), split(1), split(2), ids, name=f"federation {run}", classes=names)
+
+
+def _write(folder: Path, run: Run, file: ServerFile, server: Server) -> None:
+    """Writes the run folder anew; models of single clients are on their machines."""
+    more = {"private_metrics": server.private} if server.private else {}
+    about = {"deployed": True, "method": file.text, **more}
+    save(run, folder, overwrite=True, unseen=None, personal=False, about=about)
+
+
+# --- who is there -----------------------------------------------------------------------------------------------------
+
+
+class Status:
+    """What `evenhand deploy status` shows, in a file that is written every second or two while the server runs."""
+
+    def __init__(self, path: Path, clients: int) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._facts: dict[str, Any] = {"clients": clients, "round": 0, "seconds": 0.0, "waiting": []}
+
+    def update(self, **facts: Any) -> None:
+        """Takes note of facts; they are written with the next :meth:`write`."""
+        with self._lock:
+            self._facts |= facts
+
+    def write(self, connected: frozenset[int]) -> None:
+        """Writes the file."""
+        with self._lock:
+            facts = {**self._facts, "connected": sorted(connected), "updated": time.time()}
+        records.write_text(self._path, records.json_text(facts))
+
+
+@contextmanager
+def _status_of(folder: Path, file: ServerFile, carrier: Carrier) -> Generator[Status]:
+    """A status that a thread keeps writing."""
+    status, ended = Status(folder / "server" / _STATUS, len(files.roster(folder))), threading.Event()
+    status.update(run=file.run, rounds=file.rounds, activity="starting")
+
+    def keep() -> None:
+        while True:
+            with suppress(
+                OSError, EvenhandError
+            ):  # a full disk or a link that is down: the next one may succeed
+                status.write(carrier.connected())
+            if ended.wait(2.0):
+                return
+
+    thread = threading.Thread(target=keep, name="evenhand status", daemon=True)
+    thread.start()
+    try:
+        yield status
+    finally:
+        ended.set()
+        thread.join(5)
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """What the server of a federation has last said of itself.
+
+    Raises:
+      EvenhandError: it has not run yet.
+    """
+    path = folder / "server" / _STATUS
+    files.read_server(folder)
+    if not path.is_file():
+        raise EvenhandError(
+            f"{folder}: its server has not run yet: start it with `evenhand deploy server {folder}`."
+        )
+    return records.read_json(path)
+
+
+# --- a client ---------------------------------------------------------------------------------------------------------
+
+
+def client_node(
+    folder: Path, file: ClientFile, build: Callable[[Form], Algorithm], data: FederatedDataset, log: Log
+) -> Node:
+    """The client of a folder, with its examples.
+
+    Args:
+      folder: the client's.
+      file: what its ``client.toml`` says.
+      build: ``form -> algorithm``, the method of the file for data of a form.
+      data: its examples, as a data set of one client.
+      log: for events.
+
+    Raises:
+      EvenhandError: the folder is not complete, or the data are of several clients.
+    """
+    if data.num_clients != 1:
+        raise EvenhandError(
+            f"{data.name} has {data.num_clients} clients: give the examples of client {file.number}."
+        )
+    return Node(
+        file.text,
+        methods_of(build),
+        data,
+        file.allowed,
+        FileStore(folder / "state.bin"),
+        identity=files.client_identity(folder, file),
+        protection=Protection(smallest=max(2, file.allowed.cohort), colluding=file.colluding),
+        log=log,
+    )

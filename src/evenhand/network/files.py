@@ -1,0 +1,408 @@
+"""The folder of a federation: what ``evenhand deploy init`` writes, and what its server and its clients read.
+
+::
+
+    DIR/server.toml            what the server trains, and where it listens
+    DIR/roster/K.pub           the public key of each client's node: who may come
+    DIR/server/                the server's certificate, its keys and its state
+    DIR/authority/             what signs certificates of the server and of clients; kept off both, once that is done
+    DIR/clients/K/client.toml  what client K allows
+    DIR/clients/K/             its keys, its certificate and its state: copied to the client's machine
+    DIR/run/                   the results, a run folder
+
+A file in TOML is written once, with comments for people, and only read afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evenhand.errors import EvenhandError
+from evenhand.network import certificates
+from evenhand.network.node import Allowed
+from evenhand.wire.identities import (
+    Identity,
+    certificate_of,
+    identity_of,
+    new_private_key,
+    public_key_of,
+)
+
+__all__ = [
+    "ClientFile",
+    "ServerFile",
+    "add_client",
+    "client_folder",
+    "client_identity",
+    "make_federation",
+    "read_client",
+    "read_server",
+    "roster",
+    "secret_words",
+]
+
+SERVER, CLIENT, CLIENTS, ROSTER, AUTHORITY = "server.toml", "client.toml", "clients", "roster", "authority"
+_SIGNER, _IDENTITY, _CERTIFICATE = "identities.key", "identity.key", "identity.certificate"
+_METRICS = ("numbers", "histogram", "none")
+
+
+class ServerFile(NamedTuple):
+    """What ``server.toml`` says.
+
+    Attributes:
+      run: the federation's name, which no other has.
+      method: an expression, or ``package.module:factory``.
+      options: of the model and of the local work, as ``evenhand run`` takes them.
+      rounds: of training.
+      cohort: clients drawn per round; 0: all.
+      seed: of the initial model and the cohorts.
+      eval_every: rounds between two evaluations.
+      names: host names and addresses under which clients reach the server, the first one in their files.
+      host: the address at which it listens.
+      port: its port.
+      deadline: seconds for each exchange.
+      min_answers: clients of a cohort that must answer.
+      colluding: clients that may collude with the server in secure sums.
+      test_keys: whether all keys come from the seed.
+      authority: the public key, in hexadecimal, of what signs the identities of clients.
+    """
+
+    run: str
+    method: str
+    options: Mapping[str, Any]
+    rounds: int
+    cohort: int
+    seed: int
+    eval_every: int
+    names: tuple[str, ...]
+    host: str
+    port: int
+    deadline: float
+    min_answers: int
+    colluding: int
+    test_keys: bool
+    authority: str
+
+    @property
+    def text(self) -> str:
+        """The method with its options, which server and clients compare."""
+        return described(self.method, self.options)
+
+
+class ClientFile(NamedTuple):
+    """What ``client.toml`` says.
+
+    Attributes:
+      run: the federation's name.
+      number: the client's.
+      method: as in :class:`ServerFile`, like the options.
+      options: likewise.
+      server: host and port.
+      authority: likewise.
+      allowed: what the client does, and what may leave it.
+      metrics: ``"numbers"``, ``"histogram"`` or ``"none"``.
+      colluding: other clients that may collude with the server in secure sums.
+      data: options of the loader.
+    """
+
+    run: str
+    number: int
+    method: str
+    options: Mapping[str, Any]
+    server: str
+    authority: str
+    allowed: Allowed
+    metrics: str
+    colluding: int
+    data: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The method with its options, which server and clients compare."""
+        return described(self.method, self.options)
+
+
+def described(method: str, options: Mapping[str, Any]) -> str:
+    """A method and its options in one line."""
+    words = ", ".join(f"{name}={options[name]}" for name in sorted(options))
+    return f"{method} with {words}" if words else method
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def make_federation(
+    folder: Path, server: ServerFile, clients: int, allows: Mapping[str, Any], test: bool
+) -> Path:
+    """Writes the folder of a new federation, and returns it.
+
+    Args:
+      folder: new or empty.
+      server: what it trains; its name and its authority are made here.
+      clients: how many there are.
+      allows: the table ``[allows]`` of each client's file.
+      test: whether an authority of the federation's own signs the server's certificate; else a signing request is
+        written for another one.
+
+    Raises:
+      EvenhandError: the folder is not empty, or the package ``cryptography`` is missing.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise EvenhandError(f"{folder} is not empty: name a new folder for the federation.")
+    signer = new_private_key()
+    server = server._replace(run=secrets.token_hex(4), authority=public_key_of(signer).hex())
+    (folder / AUTHORITY).mkdir(parents=True)
+    _write_secret(folder / AUTHORITY / _SIGNER, signer.hex())
+    names = list(server.names)
+    if test:
+        certificates.make_authority(folder / AUTHORITY)
+        certificates.server_certificate(folder / "server", names, authority=folder / AUTHORITY)
+    else:
+        certificates.signing_request(folder / "server", names)
+    if not server.test_keys:
+        _write_secret(folder / "server" / "secret.key", secrets.token_hex(8))
+    (folder / SERVER).write_text(_server_text(server), "utf-8")
+    for _ in range(clients):
+        add_client(folder, allows)
+    return folder
+
+
+def add_client(folder: Path, allows: Mapping[str, Any]) -> int:
+    """Makes the folder and the keys of one more client, and returns its number; nothing of the others is touched.
+
+    Raises:
+      EvenhandError: there is no federation, or its authority's key is elsewhere.
+    """
+    server, number = read_server(folder), len(roster(folder))
+    signer = folder / AUTHORITY / _SIGNER
+    if not signer.is_file():
+        raise EvenhandError(f"{signer} is missing: only where the authority's key is can a client be added.")
+    place = client_folder(folder, number)
+    public = certificates.node_key(place)
+    (folder / ROSTER).mkdir(exist_ok=True)
+    (folder / ROSTER / f"{number}.pub").write_bytes(public.read_bytes())
+    authority = certificates.authority_file(folder / AUTHORITY)
+    if authority.is_file():
+        certificates.authority_file(place).write_bytes(authority.read_bytes())
+    private = new_private_key()
+    certificate = certificate_of(
+        bytes.fromhex(signer.read_text("utf-8")), server.run, number, public_key_of(private)
+    )
+    _write_secret(place / _IDENTITY, private.hex())
+    (place / _CERTIFICATE).write_text(certificate.hex(), "utf-8")
+    (place / CLIENT).write_text(_client_text(server, number, allows), "utf-8")
+    return number
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """Writes a file that only its owner can read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(text, "utf-8")
+
+
+def _server_text(server: ServerFile) -> str:
+    return f"""\
+# What the server of this federation trains, and where it listens: `evenhand deploy server` reads it.
+run = {_toml(server.run)}
+
+[method]  # the same as in each client's file
+method = {_toml(server.method)}
+{_table("method.options", server.options)}
+[training]
+rounds = {server.rounds}
+cohort = {server.cohort}  # clients drawn in each round; 0: all
+seed = {server.seed}
+eval_every = {server.eval_every}
+
+[network]
+names = {_toml(list(server.names))}  # under which clients reach the server; its certificate names them
+host = {_toml(server.host)}  # where it listens
+port = {server.port}
+deadline = {_toml(server.deadline)}  # seconds for each exchange
+min_answers = {server.min_answers}  # with fewer answers of a cohort, the exchange is repeated
+
+[secrets]
+authority = {_toml(server.authority)}  # signs the identities of clients
+colluding = {server.colluding}  # clients that may collude with the server in secure sums
+test_keys = {_toml(server.test_keys)}  # true: all keys come from the seed, as in a simulation; for tests only
+"""
+
+
+def _client_text(server: ServerFile, number: int, allows: Mapping[str, Any]) -> str:
+    metrics = allows.get("metrics", "histogram")
+    limits = {"cohort": 1, **{name: value for name, value in allows.items() if name != "metrics"}}
+    data = {"test_fraction": 0.2}
+    return f"""\
+# What client {number} does in this federation: `evenhand deploy client` reads it, and no message overrides it.
+run = {_toml(server.run)}
+number = {number}
+server = {_toml(f"{server.names[0]}:{server.port}")}
+authority = {_toml(server.authority)}
+
+[method]  # the same as in the server's file
+method = {_toml(server.method)}
+{_table("method.options", server.options)}
+[allows]
+metrics = {_toml(metrics)}  # numbers: its losses and metrics may leave it; histogram: only in a secure sum; none
+test_keys = {_toml(server.test_keys)}  # true: the server may know all keys, those of noise included
+colluding = {server.colluding}  # other clients that may collude with the server in secure sums
+{_lines(limits)}# noise_multiplier = 1.0 asks for at least so much; epsilon = 8.0 and clip = 1.0 for at most so much
+
+[data]  # options of the loader, as `evenhand run` has them
+{_lines(data)}"""
+
+
+def _table(name: str, values: Mapping[str, Any]) -> str:
+    return f"[{name}]\n{_lines(values)}"
+
+
+def _lines(values: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in values.items() if value is not None)
+
+
+def _toml(value: Any) -> str:
+    """A value of TOML: for texts, numbers, booleans and lists, JSON is that."""
+    return json.dumps(value)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_server(folder: Path) -> ServerFile:
+    """What ``server.toml`` says.
+
+    Raises:
+      EvenhandError: it is missing or not as it should be.
+    """
+    path = folder / SERVER
+    tables = _read(path, "evenhand deploy init")
+    try:
+        method, training = tables["method"], tables["training"]
+        network, keys = tables["network"], tables["secrets"]
+        return ServerFile(
+            run=str(tables["run"]),
+            method=str(method["method"]),
+            options=dict(method.get("options", {})),
+            rounds=_whole(training["rounds"]),
+            cohort=_whole(training["cohort"]),
+            seed=_whole(training["seed"]),
+            eval_every=max(1, _whole(training["eval_every"])),
+            names=tuple(map(str, network["names"])),
+            host=str(network["host"]),
+            port=_whole(network["port"]),
+            deadline=float(network["deadline"]),
+            min_answers=_whole(network["min_answers"]),
+            colluding=_whole(keys["colluding"]),
+            test_keys=keys["test_keys"] is True,
+            authority=str(keys["authority"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _foreign(path, error) from None
+
+
+def read_client(folder: Path) -> ClientFile:
+    """What ``client.toml`` says.
+
+    Raises:
+      EvenhandError: it is missing or not as it should be.
+    """
+    path = folder / CLIENT
+    tables = _read(path, "evenhand deploy add-client")
+    try:
+        allows, method = dict(tables["allows"]), tables["method"]
+        metrics = allows.get("metrics", "none")
+        if metrics not in _METRICS:
+            raise ValueError(f"metrics = {metrics!r}; give one of {', '.join(_METRICS)}")
+        allowed = Allowed(
+            cohort=_whole(allows.get("cohort", 1)),
+            noise_multiplier=float(allows.get("noise_multiplier", 0.0)),
+            epsilon=float(allows.get("epsilon", math.inf)),
+            clip=float(allows.get("clip", math.inf)),
+            metrics=metrics == "numbers",
+            test_keys=allows.get("test_keys", False) is True,
+        )
+        return ClientFile(
+            run=str(tables["run"]),
+            number=_whole(tables["number"]),
+            method=str(method["method"]),
+            options=dict(method.get("options", {})),
+            server=str(tables["server"]),
+            authority=str(tables["authority"]),
+            allowed=allowed,
+            metrics=metrics,
+            colluding=_whole(allows.get("colluding", 0)),
+            data=dict(tables.get("data", {})),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _foreign(path, error) from None
+
+
+def _read(path: Path, command: str) -> dict[str, Any]:
+    if not path.is_file():
+        raise EvenhandError(f"{path} does not exist: name a folder that `{command}` wrote.")
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise EvenhandError(f"{path} is not TOML ({error}): correct that line.") from None
+
+
+def _foreign(path: Path, error: Exception) -> EvenhandError:
+    fault = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return EvenhandError(f"{path} is not as `evenhand deploy` writes it ({fault}): correct it.")
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number of at least 0")
+    return value
+
+
+def client_folder(folder: Path, number: int) -> Path:
+    """Where client ``number`` of a federation is made."""
+    return folder / CLIENTS / str(number)
+
+
+def roster(folder: Path) -> dict[int, Path]:
+    """The public key of each client's node, by the client's number."""
+    place = folder / ROSTER
+    keys = {path.stem: path for path in place.glob("*.pub")} if place.is_dir() else {}
+    return {number: keys[str(number)] for number in range(len(keys)) if str(number) in keys}
+
+
+def client_identity(folder: Path, file: ClientFile) -> Identity:
+    """What a client signs its offers in secure sums with.
+
+    Raises:
+      EvenhandError: a file is missing, or the certificate is not this client's.
+    """
+    try:
+        private, certificate = (
+            bytes.fromhex((folder / name).read_text("utf-8")) for name in (_IDENTITY, _CERTIFICATE)
+        )
+        authority = bytes.fromhex(file.authority)
+    except (OSError, ValueError) as error:
+        raise EvenhandError(
+            f"{folder} has no identity to sign with ({error}): copy the whole folder that `evenhand deploy` made."
+        ) from None
+    return identity_of(file.run, file.number, private, certificate, authority)
+
+
+def secret_words(folder: Path) -> Sequence[int]:
+    """The words of the server's secret root, which only it knows.
+
+    Raises:
+      EvenhandError: the file is missing.
+    """
+    path = folder / "server" / "secret.key"
+    try:
+        text = path.read_text("utf-8")
+        return int(text[:8], 16), int(text[8:16], 16)
+    except (OSError, ValueError) as error:
+        raise EvenhandError(f"{path} cannot be read ({error}): restore it from a backup.") from None
