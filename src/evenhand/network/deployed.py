@@ -313,6 +313,8 @@ def _status_of(folder: Path, file: ServerFile, carrier: Carrier) -> Generator[St
     finally:
         ended.set()
         thread.join(5)
+        with suppress(OSError, EvenhandError):
+            status.write(carrier.connected())
 
 
 def read_status(folder: Path) -> dict[str, Any]:
