@@ -60,7 +60,7 @@ def encode(message: Packet) -> bytes:
       3
     """
     arrays = [np.ascontiguousarray(array) for array in message.arrays]
-    about = [[str(array.dtype), list(np.shape(array))] for array in message.arrays]
+    about = [[array.dtype.name, list(np.shape(array))] for array in message.arrays]
     header = json.dumps(
         {"kind": message.kind, "fields": message.fields, "arrays": about}, sort_keys=True, allow_nan=False
     ).encode()
@@ -80,7 +80,9 @@ def decode(data: bytes) -> Packet:
     if len(data) < 12 or length > min(_LONGEST_HEADER, len(data) - 12):
         raise PacketError("A message is cut off in its header.")
     try:
-        header: Any = json.loads(data[12 : 12 + length], parse_constant=_refused)
+        header: Any = json.loads(
+            data[12 : 12 + length], parse_constant=_refused, parse_float=_finite, object_pairs_hook=_entries
+        )
         kind, fields, about = header["kind"], header["fields"], header["arrays"]
     # RecursionError: nested too deeply; the others: not UTF-8, not JSON, or not an object with these entries
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -94,6 +96,8 @@ def decode(data: bytes) -> Packet:
         if size > len(data) - position:
             raise PacketError("A message is cut off: its arrays are longer than what came.")
         flat = np.frombuffer(data, dtype, math.prod(shape), position)
+        if dtype == np.bool_ and np.any(flat.view(np.uint8) > 1):
+            raise PacketError("A message has numbers where true or false is due.")
         # A copy: what came is read-only, and not aligned.
         arrays.append(flat.astype(dtype.newbyteorder("="), copy=True).reshape(shape))
         position += size
@@ -107,7 +111,9 @@ def _form(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
     match entry:
         case [str(name), list(sizes)] if name in _TYPES and len(cast(list[Any], sizes)) <= _MOST_DIMENSIONS:
             shape = cast(list[Any], sizes)
-            if all(type(size) is int and 0 <= size < 2**40 for size in shape):
+            # An empty array may not be of sizes that no array can have, either.
+            whole = all(type(size) is int and size >= 0 for size in shape)
+            if whole and math.prod(size for size in shape if size) < 2**40:
                 return jnp.dtype(name).newbyteorder("<"), tuple(shape)
         case _:
             pass
@@ -120,6 +126,17 @@ def _little_endian(array: NDArray) -> NDArray:
 
 def _refused(text: str) -> Any:
     raise ValueError(text)
+
+
+def _finite(text: str) -> float:
+    """A number of JSON; ``1e999`` would be infinite."""
+    return value if math.isfinite(value := float(text)) else _refused(text)
+
+
+def _entries(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; two readers of one that has a name twice may disagree about it."""
+    entries = dict(pairs)
+    return entries if len(entries) == len(pairs) else _refused("a name twice")
 
 
 # --- trees of arrays --------------------------------------------------------------------------------------------------
