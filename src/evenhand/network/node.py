@@ -36,7 +36,7 @@ from evenhand.rounds import Wire
 from evenhand.streams import Keys, keys_of
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, PyTree, Report, Sum, Upload
 from evenhand.wire.identities import Identity
-from evenhand.wire.messages import Packet, PacketError, decode, encode, packed, unpacked
+from evenhand.wire.messages import Packet, PacketError, decode, encode, packed, unpacked, whole
 from evenhand.wire.secure_sums import Protection, SumSession
 from evenhand.wire.sum_messages import REVEAL, Occasion
 
@@ -293,7 +293,7 @@ class Node:
 
     def _terms(self, message: Packet) -> Packet:
         self._check_method(message)
-        terms, client = Terms.from_json(message.fields["terms"]), int(message.fields["client"])
+        terms, client = Terms.from_json(message.fields["terms"]), whole(message.fields, "client")
         kept = self._loaded()
         if kept is not None and kept.terms.run != terms.run:
             raise Refusal(
@@ -373,7 +373,7 @@ class Node:
         report = method.parts[index].report(
             wire, kept.state, self._window(message, round), self._work_key(message, kept, index, round)
         )
-        self._keep(kept._replace(tag=int(message.fields["tag"])))
+        self._keep(kept._replace(tag=whole(message.fields, "tag")))
         return Packet("reported", {}, packed(report))
 
     def _work(self, message: Packet) -> Packet:
@@ -383,7 +383,7 @@ class Node:
         broadcast, rest = self._received(message, wire)
         key = self._work_key(message, kept, index, round)
         done, accepted = method.parts[index].work(broadcast, kept.state, self._window(message, round), key)
-        tag = int(message.fields["tag"])
+        tag = whole(message.fields, "tag")
         kept = kept._replace(
             tag=tag, pending=tag, next=done.state, closes=index == len(agreed.algorithm.phases) - 1
         )
@@ -412,22 +412,22 @@ class Node:
     def _pass(self, message: Packet) -> Packet:
         kept, method = self._opened(message)
         index, round = self._checked(message, kept)
-        exchange, number = int(message.fields["exchange"]), int(message.fields["number"])
+        exchange, number = whole(message.fields, "exchange"), whole(message.fields, "number")
         if self._upload is None or self._upload[:2] != (exchange, index):
             raise Refusal("The server asks for a pass of an exchange that this client does not take part in.")
         lifted = self._lifted(kept, method, index, round, number, self._upload[2], message.arrays)
-        self._keep(kept._replace(tag=int(message.fields["tag"])))
+        self._keep(kept._replace(tag=whole(message.fields, "tag")))
         return Packet("worked", {}, packed(lifted))
 
     def _sum(self, message: Packet) -> Packet:
         """One step of a secure sum."""
         kept, method = self._opened(message)
         index, round = self._checked(message, kept)
-        exchange, number = int(message.fields["exchange"]), int(message.fields["number"])
+        exchange, number = whole(message.fields, "exchange"), whole(message.fields, "number")
         if self._upload is None or self._upload[:2] != (exchange, index):
             raise Refusal("The server asks for a sum of an exchange that this client does not take part in.")
         inner = message.fields["inner"]
-        count = int(message.fields["count"])
+        count = whole(message.fields, "count")
         step = Packet(str(inner["kind"]), dict(inner["fields"]), message.arrays[:count])
         if self._session is None or self._session[0] != (exchange, number):
             public = message.arrays[count:]
@@ -437,7 +437,7 @@ class Node:
             )
         if step.kind == REVEAL:
             kept = kept._replace(revealed=(round, index, number))
-        kept = kept._replace(tag=int(message.fields["tag"]))
+        kept = kept._replace(tag=whole(message.fields, "tag"))
         try:
             answer = self._session[1].answer(step)
         except EvenhandError as error:
@@ -505,14 +505,14 @@ class Node:
 
     def _settle(self, message: Packet) -> Packet:
         kept, _ = self._opened(message)
-        self._keep(kept._replace(tag=int(message.fields["tag"])))
+        self._keep(kept._replace(tag=whole(message.fields, "tag")))
         return Packet("settled", {})
 
     # Evaluation.
 
     def _evaluate(self, message: Packet) -> Packet:
         kept, method = self._opened(message)
-        tag = int(message.fields["tag"])
+        tag = whole(message.fields, "tag")
         if not self._allowed.metrics:
             self._keep(kept._replace(tag=tag))
             return Packet("withheld", {})
@@ -576,7 +576,7 @@ class Node:
                 "The message has another schema than this client: the two sides differ in the method, the model, the "
                 "number of clients or the version; start both anew with the same files."
             )
-        tag = int(message.fields["tag"])
+        tag = whole(message.fields, "tag")
         if tag <= kept.tag:
             raise Refusal(
                 f"The message has tag {tag}, and this client has answered tag {kept.tag}: it is late or replayed, and "
@@ -585,7 +585,7 @@ class Node:
             )
         exchange = message.fields.get("exchange", tag)
         if kept.pending is not None and exchange > kept.pending:
-            counted = message.fields["counted"] == kept.pending
+            counted = whole(message.fields, "counted") == kept.pending
             state = kept.next if counted else kept.state
             kept = kept._replace(
                 pending=None, state=state, next=state, trained=kept.trained or (counted and kept.closes)
@@ -594,7 +594,7 @@ class Node:
 
     def _checked(self, message: Packet, kept: ClientRecord) -> tuple[int, int]:
         """The phase and the round of a message, if the client works in it."""
-        index, round, cohort = (int(message.fields[name]) for name in ("phase", "round", "cohort"))
+        index, round, cohort = (whole(message.fields, name) for name in ("phase", "round", "cohort"))
         assert self._method is not None
         if not (0 <= index < len(self._method.parts) and 0 <= round < kept.terms.rounds):
             raise Refusal(
@@ -619,8 +619,10 @@ class Node:
         if self._rows is None:
             capacity, train = self._kept.terms.capacity, self._data.train
             self._rows = jnp.asarray(padded(train.x, capacity)), jnp.asarray(padded(train.y, capacity))
-        progress = jnp.float32(message.fields.get("progress", 1.0))
-        return (*self._rows, jnp.int32(self._data.train.rows), progress, jnp.int32(round))
+        progress = message.fields["progress"]
+        if type(progress) not in (int, float) or not 0 <= progress <= 1:
+            raise ValueError("progress is no part of the work")
+        return (*self._rows, jnp.int32(self._data.train.rows), jnp.float32(progress), jnp.int32(round))
 
     def _loaded(self) -> ClientRecord | None:
         """What the client keeps, from its store after a restart."""
@@ -668,8 +670,8 @@ class Node:
 
 def _wrapped(message: Packet) -> Key:
     """The key that the server has sent."""
-    words = [int(word) for word in message.fields["key"]]
-    if len(words) != 2 or not all(0 <= word < 2**32 for word in words):
+    words = message.fields["key"]
+    if len(words) != 2 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
         raise ValueError("no key")
     return jax.random.wrap_key_data(jnp.asarray(np.array(words, np.uint32)))
 

@@ -16,6 +16,7 @@ from evenhand.data import Form
 from evenhand.errors import EvenhandError
 from evenhand.rounds import Wire
 from evenhand.types import Aggregator, Algorithm, Params, PyTree, Sum
+from evenhand.wire.messages import whole
 from evenhand.wire.secure_sums import SumForm, sum_form
 
 __all__ = ["Agreed", "Terms", "agree", "check_deployable", "example_rows", "is_masked", "sum_form_of"]
@@ -60,16 +61,19 @@ class Terms(NamedTuple):
         Raises:
           KeyError, TypeError, ValueError: ``value`` is something else.
         """
-        numbers = {name: int(value[name]) for name in ("clients", "capacity", "rounds", "slots")}
-        if min(numbers.values()) < 0 or numbers["capacity"] >= 2**31:
+        numbers = {name: whole(value, name) for name in ("clients", "capacity", "rounds", "slots")}
+        if min(numbers.values()) < 0 or max(numbers.values()) >= 2**31:
             raise ValueError("a number is out of range")
+        texts = value["run"], value["method"], value["version"]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("a name is no text")
         return Terms(
             run=str(value["run"]),
             method=str(value["method"]),
             form=Form.from_json(value["form"]),
             label=tuple(int(size) for size in value["label"]),
             **numbers,
-            seed=None if value["seed"] is None else int(value["seed"]),
+            seed=None if value["seed"] is None else whole(value, "seed"),
             version=str(value["version"]),
         )
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from evenhand.errors import EvenhandError
 from evenhand.types import PyTree
 
-__all__ = ["Packet", "PacketError", "decode", "encode", "packed", "unpacked"]
+__all__ = ["Packet", "PacketError", "decode", "encode", "packed", "unpacked", "whole"]
 
 NDArray = npt.NDArray[Any]
 
@@ -137,6 +137,18 @@ def _entries(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON; two readers of one that has a name twice may disagree about it."""
     entries = dict(pairs)
     return entries if len(entries) == len(pairs) else _refused("a name twice")
+
+
+def whole(fields: Mapping[str, Any], name: str) -> int:
+    """A whole number of 64 bits among the fields of a message.
+
+    Raises:
+      KeyError, ValueError: there is none; a text of digits, ``true`` and ``3.0`` are none, either.
+    """
+    value = fields[name]
+    if type(value) is not int or abs(value) >= 2**63:
+        raise ValueError(f"{name} is no whole number")
+    return value
 
 
 # --- trees of arrays --------------------------------------------------------------------------------------------------
