@@ -318,22 +318,29 @@ class Node:
                 f"The federation trains on examples {terms.form.dtype}{list(terms.form.shape)}, and this client has "
                 f"{self._data.train.x.dtype}{list(self._data.feature_shape)}: load its file as the others do."
             )
-        self._method = method = self._methods(terms)
+        # The terms of a run are settled: more rounds would spend more privacy than was agreed on.
+        if kept is not None and (kept.terms, kept.client) != (terms, client):
+            raise Refusal(
+                f"The server changes the terms of run {terms.run:.40}, which this client has agreed to: begin another "
+                "run."
+            )
+        method = self._methods(terms)
         self._check_privacy(method.agreed)
-        if kept is None or not kept.trained:
+        # Once a message of the run was answered, its state is more than the initial model, even while work is pending.
+        if kept is None or kept.tag < 0:
             start = unpacked(message.arrays, method.agreed.params, "the initial model")
             state = method.newcomer(jax.tree.map(jnp.asarray, start))
             kept = ClientRecord(
                 terms=terms,
                 client=client,
-                tag=-1 if kept is None else kept.tag,
+                tag=-1,
                 trained=False,
                 pending=None,
                 state=state,
                 next=state,
             )
-        self._keep(kept._replace(terms=terms, client=client))
-        self._rows = self._measuring = None
+        self._keep(kept)
+        self._method, self._rows, self._measuring = method, None, None
         return Packet("agreed", {"schema": method.agreed.schema})
 
     def _check_privacy(self, agreed: Agreed) -> None:
@@ -596,7 +603,11 @@ class Node:
         """The phase and the round of a message, if the client works in it."""
         index, round, cohort = (whole(message.fields, name) for name in ("phase", "round", "cohort"))
         assert self._method is not None
-        if not (0 <= index < len(self._method.parts) and 0 <= round < kept.terms.rounds):
+        if not 0 <= index < len(self._method.parts):
+            raise Refusal(
+                f"The server asks for exchange {index + 1} of a round, and the method has {len(self._method.parts)}."
+            )
+        if not 0 <= round < kept.terms.rounds:
             raise Refusal(
                 f"The server asks for round {round + 1}, and the run has {kept.terms.rounds}: more would spend more "
                 "privacy than was agreed on."
