@@ -216,8 +216,10 @@ class Node:
         self._method: ClientMethod | None = None
         self._rows: tuple[Array, Array] | None = None
         self._measuring: Measuring | None = None
-        # The upload of the exchange in progress, which passes of a sum lift again; its tag.
+        # The upload of the exchange in progress, which passes of a sum lift again, with its tag and phase; and the
+        # last of these passes.
         self._upload: tuple[int, int, Upload] | None = None
+        self._passed = 0
         self._identity, self._protection = identity, protection
         # The secure sum in progress, by exchange and pass.
         self._session: tuple[tuple[int, int], SumSession] | None = None
@@ -408,22 +410,30 @@ class Node:
         if aggregator.weigh is not None:
             weight, rest = unpacked(rest[:1], jax.eval_shape(lambda x: x, weight), "the weight"), rest[1:]
         upload = Upload(done.delta, jnp.asarray(weight), done.report.loss)
-        self._upload = tag, index, upload
         if is_masked(aggregator):
             self._keep(kept)
+            self._upload = tag, index, upload
             return Packet("worked")  # nothing of what it has reported or made leaves it but in sums
         lifted = self._lifted(kept, method, index, round, 0, upload, rest)
         self._keep(kept)
+        self._upload, self._passed = (tag, index, upload), 0
         return Packet("worked", {}, (*packed(done.report), *packed(lifted)))
 
     def _pass(self, message: Packet) -> Packet:
         kept, method = self._opened(message)
         index, round = self._checked(message, kept)
         exchange, number = whole(message.fields, "exchange"), whole(message.fields, "number")
-        if self._upload is None or self._upload[:2] != (exchange, index):
-            raise Refusal("The server asks for a pass of an exchange that this client does not take part in.")
-        lifted = self._lifted(kept, method, index, round, number, self._upload[2], message.arrays)
+        upload = self._uploaded(kept, index, exchange, "pass")
+        aggregator = method.agreed.algorithm.phases[index].aggregator
+        passes = aggregator.passes if isinstance(aggregator, Sum) else 1
+        if number != self._passed + 1 or number >= passes:
+            raise Refusal(
+                f"The server asks for pass {number + 1} of an exchange after pass {self._passed + 1} of {passes}: this "
+                "client sends each of them once."
+            )
+        lifted = self._lifted(kept, method, index, round, number, upload, message.arrays)
         self._keep(kept._replace(tag=whole(message.fields, "tag")))
+        self._passed = number
         return Packet("worked", {}, packed(lifted))
 
     def _sum(self, message: Packet) -> Packet:
@@ -431,8 +441,7 @@ class Node:
         kept, method = self._opened(message)
         index, round = self._checked(message, kept)
         exchange, number = whole(message.fields, "exchange"), whole(message.fields, "number")
-        if self._upload is None or self._upload[:2] != (exchange, index):
-            raise Refusal("The server asks for a sum of an exchange that this client does not take part in.")
+        upload = self._uploaded(kept, index, exchange, "sum")
         inner = message.fields["inner"]
         count = whole(message.fields, "count")
         step = Packet(str(inner["kind"]), dict(inner["fields"]), message.arrays[:count])
@@ -440,7 +449,7 @@ class Node:
             public = message.arrays[count:]
             self._session = (
                 (exchange, number),
-                self._new_session(kept, method, (round, index, number), exchange, public),
+                self._new_session(kept, method, (round, index, number), (exchange, upload), public),
             )
         if step.kind == REVEAL:
             kept = kept._replace(revealed=(round, index, number))
@@ -457,11 +466,12 @@ class Node:
         kept: ClientRecord,
         method: ClientMethod,
         place: tuple[int, int, int],
-        exchange: int,
+        worked: tuple[int, Upload],
         public: tuple[NDArray, ...],
     ) -> SumSession:
-        """This client's half of a secure sum of pass ``place[2]`` in phase ``place[1]`` of round ``place[0]``."""
-        round, index, number = place
+        """This client's half of a secure sum of pass ``place[2]`` in phase ``place[1]`` of round ``place[0]``, with the
+        upload of the exchange ``worked[0]``."""
+        (round, index, number), (exchange, upload) = place, worked
         if self._identity is None:
             raise Refusal("This client has no identity to sign with, so it takes part in no secure sum.")
         if place <= kept.revealed:
@@ -469,14 +479,21 @@ class Node:
                 "This client has revealed its shares in a sum of the same numbers already: the difference of two sums "
                 "could be its update."
             )
-        assert self._upload is not None
-        upload, form = self._upload[2], sum_form_of(method.agreed, index)
+        form = sum_form_of(method.agreed, index)
 
         def numbers() -> NDArray:
             return form.flat(self._lifted(kept, method, index, round, number, upload, public))
 
         run = kept.terms.run
         return SumSession(self._identity, Occasion(run, run, exchange, number), numbers, self._protection)
+
+    def _uploaded(self, kept: ClientRecord, index: int, exchange: int, kind: str) -> Upload:
+        """The upload of an exchange, while nothing has been said of whether it counted."""
+        if self._upload is None or (kept.pending, *self._upload[:2]) != (exchange, exchange, index):
+            raise Refusal(
+                f"The server asks for a {kind} of an exchange that this client does not take part in."
+            )
+        return self._upload[2]
 
     def _lifted(
         self,
@@ -590,8 +607,9 @@ class Node:
                 "nothing is worked twice.",
                 "replayed",
             )
-        exchange = message.fields.get("exchange", tag)
-        if kept.pending is not None and exchange > kept.pending:
+        # Passes and sums go on with the pending work; any other message says whether it has counted.
+        goes_on = message.kind in ("pass", "sum") and message.fields["exchange"] == kept.pending
+        if kept.pending is not None and not goes_on:
             counted = whole(message.fields, "counted") == kept.pending
             state = kept.next if counted else kept.state
             kept = kept._replace(
