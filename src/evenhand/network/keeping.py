@@ -9,10 +9,21 @@ import jax
 import numpy as np
 
 from evenhand import records
+from evenhand.network.terms import Terms
 from evenhand.streams import Keys, Purpose, client_stream, stream
-from evenhand.types import Key
+from evenhand.types import Key, PyTree
+from evenhand.wire.messages import Packet, packed, unpacked, whole
 
-__all__ = ["FileStore", "MemoryStore", "StateStore", "adapt_key", "key_words"]
+__all__ = [
+    "ClientRecord",
+    "FileStore",
+    "MemoryStore",
+    "StateStore",
+    "adapt_key",
+    "key_words",
+    "record_from",
+    "record_message",
+]
 
 
 class StateStore(Protocol):
@@ -60,6 +71,78 @@ class MemoryStore:
     def write(self, data: bytes) -> None:
         """Replaces it."""
         self._data = data
+
+
+class ClientRecord(NamedTuple):
+    """What is in the store.
+
+    Attributes:
+      terms: of the run.
+      client: the client's number in it.
+      tag: the largest tag of any message that it has answered.
+      trained: whether an upload of its last exchange in a round has ever counted.
+      pending: the tag of the work whose state is not settled yet; None: all is settled.
+      state: what it keeps between rounds.
+      next: what it will keep if the pending work counts.
+      closes: whether the pending work is that of a round's last exchange.
+      place: ``(round, phase)`` of the latest work.
+      repeats: how often it has worked where it had worked before, since the server was killed or missed others.
+      revealed: ``(round, phase, pass)`` of the last secure sum in which it has revealed shares: it takes part in no
+        second sum of the same numbers, whose difference from the first would be those of single clients.
+    """
+
+    terms: Terms
+    client: int
+    tag: int
+    trained: bool
+    pending: int | None
+    state: PyTree
+    next: PyTree
+    closes: bool = False
+    place: tuple[int, int] = (-1, 0)
+    repeats: int = 0
+    revealed: tuple[int, int, int] = (-1, 0, 0)
+
+
+def record_message(kept: ClientRecord) -> Packet:
+    """What a client keeps, as a message to itself."""
+    fields = {
+        "terms": kept.terms.to_json(),
+        "client": kept.client,
+        "tag": kept.tag,
+        "trained": kept.trained,
+        "pending": kept.pending,
+        "closes": kept.closes,
+        "place": list(kept.place),
+        "repeats": kept.repeats,
+        "revealed": list(kept.revealed),
+    }
+    following = () if kept.pending is None else packed(kept.next)
+    return Packet("kept", fields, (*packed(kept.state), *following))
+
+
+def record_from(message: Packet, terms: Terms, like: PyTree) -> ClientRecord:
+    """The inverse of :func:`record_message`; ``like`` has the shapes of a client's state.
+
+    Raises:
+      PacketError, KeyError, TypeError, ValueError: the message is something else.
+    """
+    fields, count = message.fields, len(jax.tree.leaves(like))
+    state = unpacked(message.arrays[:count], like, "the client's state")
+    is_settled = fields["pending"] is None
+    return ClientRecord(
+        terms=terms,
+        client=whole(fields, "client"),
+        tag=whole(fields, "tag"),
+        trained=bool(fields["trained"]),
+        pending=fields["pending"],
+        state=state,
+        next=state if is_settled else unpacked(message.arrays[count:], like, "the client's state"),
+        closes=bool(fields["closes"]),
+        place=(fields["place"][0], fields["place"][1]),
+        repeats=whole(fields, "repeats"),
+        revealed=(fields["revealed"][0], fields["revealed"][1], fields["revealed"][2]),
+    )
 
 
 def adapt_key(roots: Keys, client: int) -> Key:

@@ -28,7 +28,7 @@ from evenhand.data import FederatedDataset, Form
 from evenhand.errors import EvenhandError
 from evenhand.exchange import ClientHalf, Worked
 from evenhand.network.carriers import Log
-from evenhand.network.keeping import StateStore, adapt_key
+from evenhand.network.keeping import ClientRecord, StateStore, adapt_key, record_from, record_message
 from evenhand.network.measuring import Measuring, served_message
 from evenhand.network.terms import Agreed, Terms, agree, is_masked, sum_form_of
 from evenhand.privacy import account
@@ -75,36 +75,6 @@ class Allowed(NamedTuple):
     clip: float = math.inf
     metrics: bool = False
     test_keys: bool = False
-
-
-# --- what a client keeps ----------------------------------------------------------------------------------------------
-
-
-class ClientRecord(NamedTuple):
-    """What is in the store.
-
-    Attributes:
-      terms: of the run.
-      client: the client's number in it.
-      tag: the largest tag of any message that it has answered.
-      trained: whether an upload of its last exchange in a round has ever counted.
-      pending: the tag of the work whose state is not settled yet; None: all is settled.
-      state: what it keeps between rounds.
-      next: what it will keep if the pending work counts.
-      closes: whether the pending work is that of a round's last exchange.
-      revealed: ``(round, phase, pass)`` of the last secure sum in which it has revealed shares: it takes part in no
-        second sum of the same numbers, whose difference from the first would be those of single clients.
-    """
-
-    terms: Terms
-    client: int
-    tag: int
-    trained: bool
-    pending: int | None
-    state: PyTree
-    next: PyTree
-    closes: bool = False
-    revealed: tuple[int, int, int] = (-1, 0, 0)
 
 
 # --- the method, compiled ---------------------------------------------------------------------------------------------
@@ -362,14 +332,29 @@ class Node:
                 f"The method's noise multiplier is {least:g}, and this client's file asks for at least "
                 f"{allowed.noise_multiplier:g}: deploy the method with more noise."
             )
+        self._check_epsilon(agreed, agreed.terms.rounds, "The run would spend")
+
+    def _check_epsilon(self, agreed: Agreed, count: int, begin: str) -> None:
+        """So many rounds spend no more than its own file allows."""
+        promise, most = agreed.algorithm.privacy, self._allowed.epsilon
+        if promise is None or math.isinf(most):
+            return
         units = agreed.terms.clients if promise.unit == "client" else max(self._data.train.rows, 2)
-        if math.isfinite(allowed.epsilon):
-            spent = account(promise, rounds=agreed.terms.rounds, units=units).epsilon
-            if not spent <= allowed.epsilon:
-                raise Refusal(
-                    f"The run would spend epsilon {spent:.3g}, and this client's file allows {allowed.epsilon:g}: "
-                    "deploy the method with more noise or fewer rounds."
-                )
+        spent = account(promise, rounds=count, units=units).epsilon
+        if not spent <= most:
+            raise Refusal(
+                f"{begin} epsilon {spent:.3g}, and this client's file allows {most:g}: deploy the method with more "
+                "noise or fewer rounds."
+            )
+
+    def _placed(self, kept: ClientRecord, agreed: Agreed, place: tuple[int, int]) -> ClientRecord:
+        """Counts work in a round and phase: where it has worked before, that is one release more than agreed on."""
+        if place > kept.place:
+            return kept._replace(place=place)
+        kept = kept._replace(repeats=kept.repeats + 1)
+        begin = f"The server repeats round {place[0] + 1}, with which the run would spend"
+        self._check_epsilon(agreed, agreed.terms.rounds + kept.repeats, begin)
+        return kept
 
     # One exchange.
 
@@ -390,6 +375,7 @@ class Node:
         index, round = self._checked(message, kept)
         wire, agreed = method.agreed.wires[index], method.agreed
         broadcast, rest = self._received(message, wire)
+        kept = self._placed(kept, agreed, (round, index))
         key = self._work_key(message, kept, index, round)
         done, accepted = method.parts[index].work(broadcast, kept.state, self._window(message, round), key)
         tag = whole(message.fields, "tag")
@@ -404,6 +390,7 @@ class Node:
             )
         aggregator = agreed.algorithm.phases[index].aggregator
         if not isinstance(aggregator, Sum) or aggregator.compression is not None:
+            self._check_norm(done.delta, aggregator)
             self._keep(kept)  # on disk before anything leaves the client, so that no kill makes it work twice
             return Packet("worked", {}, (*packed(done.report), *packed(done.delta)))
         weight = done.report.weight
@@ -656,25 +643,17 @@ class Node:
     def _loaded(self) -> ClientRecord | None:
         """What the client keeps, from its store after a restart."""
         if self._kept is None and (data := self._store.read()) is not None:
-            message = decode(data)
-            fields, terms = message.fields, Terms.from_json(message.fields["terms"])
-            self._method = method = self._methods(terms)
-            count, like = len(jax.tree.leaves(method.agreed.state)), method.agreed.state
-            state = unpacked(message.arrays[:count], like, "the client's state")
-            pending = fields["pending"]
-            self._kept = ClientRecord(
-                terms=terms,
-                client=int(fields["client"]),
-                tag=int(fields["tag"]),
-                trained=bool(fields["trained"]),
-                pending=pending,
-                state=state,
-                next=state
-                if pending is None
-                else unpacked(message.arrays[count:], like, "the client's state"),
-                closes=bool(fields["closes"]),
-                revealed=(int(fields["revealed"][0]), int(fields["revealed"][1]), int(fields["revealed"][2])),
-            )
+            try:
+                message = decode(data)
+                terms = Terms.from_json(message.fields["terms"])
+                self._method = method = self._methods(terms)
+                self._kept = record_from(message, terms, method.agreed.state)
+            except (PacketError, KeyError, TypeError, ValueError) as error:
+                raise Refusal(
+                    f"The client's state is damaged ({error}): restore it from a backup, or move it away and begin "
+                    "another run.",
+                    "disk",
+                ) from None
         return self._kept
 
     def _keep(self, kept: ClientRecord) -> None:
@@ -683,17 +662,7 @@ class Node:
         Raises:
           OSError: it cannot be written; the client then keeps what it had.
         """
-        fields = {
-            "terms": kept.terms.to_json(),
-            "client": kept.client,
-            "tag": kept.tag,
-            "trained": kept.trained,
-            "pending": kept.pending,
-            "closes": kept.closes,
-            "revealed": list(kept.revealed),
-        }
-        following = () if kept.pending is None else packed(kept.next)
-        self._store.write(encode(Packet("kept", fields, (*packed(kept.state), *following))))
+        self._store.write(encode(record_message(kept)))
         self._kept = kept
 
 
