@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 
-from evenhand.network.messages import Packet, PacketError, decode, encode, packed, unpacked
+from evenhand.wire.messages import Packet, PacketError, decode, encode, packed, unpacked
 
 TYPES = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
