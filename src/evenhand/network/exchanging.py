@@ -291,7 +291,9 @@ class ServerExchange:
         """What each client of the cohort gets beside the broadcast: its weight, and what the aggregator publishes."""
         if weights is None:
             return dict.fromkeys(self._ids, tuple(public))
-        return {k: (np.asarray(weights[slot]), *public) for slot, k in enumerate(self._ids)}
+        # Empty slots have numbers, too, perhaps those of clients that are there.
+        slots = [slot for slot in range(len(self._ids)) if self._present[slot]]
+        return {self._ids[slot]: (np.asarray(weights[slot]), *public) for slot in slots}
 
     def _gathered(
         self,
