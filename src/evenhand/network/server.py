@@ -437,7 +437,7 @@ def run_from(
 
 def _info(server: Server, progress: ServerRecord) -> dict[str, Any]:
     agreed, sums = server.agreed, {name: sum(progress.per_round.get(name, [])) for name in WORK}
-    traffic = communication.traffic(agreed.algorithm, agreed.wires)
+    traffic, sampling = communication.traffic(agreed.algorithm, agreed.wires), agreed.algorithm.sampling
     secure_sums = progress.done * sum(load.secure_sums for load in traffic)
     down, up = (
         communication.added(*loads) for loads in zip(*((load.down, load.up) for load in traffic), strict=True)
@@ -447,7 +447,10 @@ def _info(server: Server, progress: ServerRecord) -> dict[str, Any]:
     info: dict[str, Any] = {
         "rounds": progress.done,
         "charged": progress.attempts,
-        "cohort": agreed.terms.slots,
+        # How many clients are drawn on average, where a cohort has more slots than that.
+        "cohort": round((sampling.rate or 0.0) * agreed.terms.clients)
+        if sampling.independent
+        else agreed.terms.slots,
         "lanes": 1,
         "devices": 1,
         "floats": {"down": down.numbers, "up": up.numbers},
