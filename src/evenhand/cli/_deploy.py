@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -19,8 +19,9 @@ from evenhand.cli._arguments import construct, flat, options_of
 from evenhand.cli._data import DataOptions
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._options import LocalOptions, Recipe, trackers
-from evenhand.cli._terminal import new_table, say
-from evenhand.data import FederatedDataset, Form, Split
+from evenhand.cli._terminal import new_table, remark, say
+from evenhand.data import Column, Features, FederatedDataset, Form, Split, from_arrays
+from evenhand.data.loaders import new_rows
 from evenhand.errors import EvenhandError, ModelError, whole_number
 from evenhand.network import certificates, files
 from evenhand.network.deployed import client_node, event_log, read_status, serve_run
@@ -36,6 +37,8 @@ from evenhand.watch import Watching
 
 _Folder = Annotated[Positional[Path], arg(metavar="DIR")]
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_OF_TABLES = {"numbers", "categories", "classes"}
+"""What a client's file says of the columns of its table, besides options of the loader."""
 _PARTS = ("train", "valid", "test")
 
 # --- the method of the files ------------------------------------------------------------------------------------------
@@ -216,8 +219,10 @@ class SplitCommand:
                 f"{data.name} has {counted(data.num_clients, 'client')}, and the federation {clients}: give "
                 f"--clients {clients}, or name other data."
             )
+        # One client may lack the last class.
+        classes = {} if data.num_classes is None else {"classes": np.array(data.num_classes)}
         for k in range(clients):
-            arrays = {}
+            arrays = dict(classes)
             for part, split in zip(_PARTS, (data.train, data.valid, data.test), strict=True):
                 arrays[f"x_{part}"], arrays[f"y_{part}"] = map(np.asarray, split.client(k))
             write_arrays(files.client_folder(self.folder, k) / "data.npz", arrays)
@@ -391,7 +396,8 @@ def own_data(path: str, file: ClientFile) -> FederatedDataset:
       EvenhandError: they cannot be read, or the file's ``[data]`` has an option that there is not.
     """
     name, known = str(file.number), options_of(DataOptions)
-    for option, value in file.data.items():
+    options = {option: value for option, value in file.data.items() if option not in _OF_TABLES}
+    for option, value in options.items():
         taken = known.get(f"--{option.replace('_', '-')}")
         if taken is None or not taken.holds(value):
             raise EvenhandError(
@@ -400,8 +406,55 @@ def own_data(path: str, file: ClientFile) -> FederatedDataset:
             )
     if path.endswith(".npz") and (parts := _parts_in(Path(path), name)) is not None:
         return parts
-    data = construct(DataOptions, {**file.data, "data": path}).pooled().load()
-    return data if data.num_clients == 1 else data.pooled
+    chosen = construct(DataOptions, {**options, "data": path})
+    if "numbers" in file.data or "categories" in file.data:
+        return _rows_of_table(path, chosen, file)
+    data = chosen.pooled().load()
+    return replace(data if data.num_clients == 1 else data.pooled, client_ids=(name,))
+
+
+def _rows_of_table(path: str, options: DataOptions, file: ClientFile) -> FederatedDataset:
+    """The rows of a table, whose columns and categories are those of the client's file, as in all others.
+
+    Raises:
+      EvenhandError: a column or the labels are missing, or a label is none of the classes.
+    """
+    categories = dict(file.data.get("categories", {}))
+    numbers = [Column(str(name), "number") for name in file.data.get("numbers", [])]
+    texts = [
+        Column(str(name), "category", categories=tuple(map(str, values)))
+        for name, values in categories.items()
+    ]
+    features = Features((*numbers, *texts), options.standardize)
+    rows = new_rows(path, features=features, label=options.label_column)
+    if rows.labels is None:
+        raise EvenhandError(
+            f"{path} has no column {options.label_column!r}: say in [data] which is label_column."
+        )
+    for column, (count, text) in rows.unseen.items():
+        remark(
+            f"{path}: {count} rows have {text!r} or the like in {column!r}, which is none of its categories."
+        )
+    classes = [str(name) for name in file.data.get("classes", [])]
+    if classes:
+        if unknown := sorted(set(rows.labels.tolist()) - set(classes)):
+            raise EvenhandError(
+                f"{path}: the label {unknown[0]!r} is none of the classes in [data]: {classes}."
+            )
+        y = np.array([classes.index(label) for label in rows.labels.tolist()], np.int32)
+    else:
+        y = rows.labels.astype(np.float32 if options.regression else np.int32)
+    data = from_arrays(
+        rows.x,
+        y,
+        np.full(len(y), str(file.number)),
+        test_fraction=options.test_fraction,
+        valid_fraction=options.valid_fraction,
+        seed=options.data_seed,
+        name=path,
+        classes=classes or None,
+    )
+    return replace(data, features=features)
 
 
 def _parts_in(path: Path, name: str) -> FederatedDataset | None:
@@ -416,6 +469,8 @@ def _parts_in(path: Path, name: str) -> FederatedDataset | None:
 
     try:
         train, valid, test = map(split, _PARTS)
-        return FederatedDataset(train, valid, test, (name,), name=str(path))
+        count = int(arrays["classes"]) if "classes" in arrays else 0
+        names = tuple(map(str, range(count))) or None
+        return FederatedDataset(train, valid, test, (name,), name=str(path), classes=names)
     except KeyError as error:
         raise EvenhandError(f"{path} has no array {error}: it needs x_train and y_train.") from None

@@ -217,6 +217,10 @@ def _not_finite(history: Columns, split: str, *, scaled: bool) -> Finding | None
 def _risen(history: Columns, blank: float, *, scaled: bool) -> Finding | None:
     """The training loss, which is finite at the end, is far above its floor (:func:`_diverged`)."""
     rounds, loss = history["round"], np.asarray(history["train_loss"], np.float64)
+    if (
+        len(loss) < 2
+    ):  # as of a client that has been restarted: there is nothing that it could have risen from
+        return None
     finite = np.where(np.isfinite(loss), loss, np.inf)
     floor = max(float(np.min(finite)), blank if blank > 0 else float(finite[0]), _TINY)
     if np.min(finite[1:][-_LATEST:]) < _WORSE * floor and finite[-1] < _MUCH_WORSE * floor:

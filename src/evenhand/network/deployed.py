@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,21 +25,30 @@ from evenhand.data import FederatedDataset, Form, Split
 from evenhand.errors import EvenhandError
 from evenhand.network import files
 from evenhand.network.carriers import Carrier, Log
+from evenhand.network.compiled import methods_of
 from evenhand.network.exchanging import Patience
 from evenhand.network.files import ClientFile, ServerFile
 from evenhand.network.keeping import FileStore
-from evenhand.network.node import Node, methods_of
+from evenhand.network.node import Evaluated, Node
 from evenhand.network.server import Server, run_from
+from evenhand.network.summing import scales
 from evenhand.network.terms import Terms
+from evenhand.rounds import RoundState
 from evenhand.simulation import Run
+from evenhand.simulation.evaluating import columns_of
 from evenhand.simulation.saving import save
+from evenhand.simulation.store import Kept
 from evenhand.streams import Keys, Purpose, keys_of, stream
 from evenhand.types import Algorithm
 from evenhand.wire import Packet, PacketError, Protection, decode, encode
+from evenhand.wire.messages import whole
+from evenhand.wire.secure_sums import Asks, secure_total
+from evenhand.wire.sum_messages import Occasion, sum_terms
 
 __all__ = ["client_node", "event_log", "read_status", "serve_run"]
 
 NDArray = npt.NDArray[Any]
+Scale: TypeAlias = tuple[tuple[float, float], ...]
 _STATUS, _MET = "status.json", "clients.json"
 _REMINDER = 30.0
 """Seconds after which the server says again whom it waits for."""
@@ -67,15 +76,25 @@ def event_log(path: Path, show: Callable[[str], None]) -> Log:
 
 
 class Met(NamedTuple):
-    """What a client has said of its data: their form, the shape of a label, and examples in each split."""
+    """What a client has said of its data.
+
+    Attributes:
+      form: of the examples.
+      label: the shape of one label.
+      sizes: examples in each split.
+      columns: of a table, as JSON has them; empty for others.
+      numbers: how many of these are numbers whose scale is to be agreed on.
+    """
 
     form: Form
     label: tuple[int, ...]
     sizes: tuple[int, int, int]
+    columns: list[Any]
+    numbers: int
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; :meth:`from_json` reads it."""
-        return {"form": self.form.to_json(), "label": list(self.label), "sizes": list(self.sizes)}
+        return {**self._asdict(), "form": self.form.to_json()}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Met:
@@ -87,7 +106,9 @@ class Met(NamedTuple):
         train, valid, test = (int(size) for size in value["sizes"])
         if min(train - 1, valid, test) < 0 or max(train, valid, test) >= 2**31:
             raise ValueError("a client has at least one example for training")
-        return Met(Form.from_json(value["form"]), tuple(map(int, value["label"])), (train, valid, test))
+        columns, numbers = list(value["columns"]), whole(value, "numbers")
+        label = tuple(map(int, value["label"]))
+        return Met(Form.from_json(value["form"]), label, (train, valid, test), columns, numbers)
 
 
 def serve_run(
@@ -120,7 +141,8 @@ def serve_run(
         )
     with _status_of(folder, file, carrier) as status:
         met = _meet(folder, file, carrier, log, pause, status)
-        server = _server(folder, file, build, carrier, log, met, pause)
+        form, scale = _agreed_form(met, file.run), _agreed_scale(folder, file, carrier, met, log, pause)
+        server = _server(folder, file, build, carrier, log, met, (form, scale), pause)
         if server.is_resumed and server.progress.done:
             log("resumed", f"The run continues after round {server.progress.done} of {file.rounds}.", {})
         data = _shadow(server.agreed.terms.form, server.agreed.terms.label, met, file.run)
@@ -142,9 +164,10 @@ def _server(
     carrier: Carrier,
     log: Log,
     met: Mapping[int, Met],
+    data: tuple[Form, Scale | None],
     pause: float,
 ) -> Server:
-    clients, form = len(met), _agreed_form(met, file.run)
+    clients, (form, scale) = len(met), data
     sizes = np.array([met[client].sizes for client in range(clients)], np.int64).reshape(-1, 3)
     algorithm = build(form)
     sampling = algorithm.sampling
@@ -159,6 +182,7 @@ def _server(
         rounds=file.rounds,
         slots=slots if sampling.slots is None else sampling.slots(clients),
         seed=file.seed if file.test_keys else None,
+        scale=scale,
     )
     first = keys_of(file.seed)
     keys = first if file.test_keys else Keys(first.shared, _secret(folder))
@@ -229,6 +253,11 @@ def _agreed_form(met: Mapping[int, Met], name: str) -> Form:
     first = met[0]
     for client, other in met.items():
         mine, theirs = ((x.form.shape, x.form.dtype, x.label, x.form.classes is None) for x in (first, other))
+        if first.columns != other.columns:
+            raise EvenhandError(
+                f"Client {client} has other columns, or other categories in them, than client 0: give both the same "
+                "[data.columns] in their client.toml."
+            )
         if mine != theirs:
             raise EvenhandError(
                 f"Client {client} has examples {other.form.dtype}{list(other.form.shape)} with labels "
@@ -244,6 +273,70 @@ def _agreed_form(met: Mapping[int, Met], name: str) -> Form:
         else None,
         tokens=max(known.form.tokens for known in met.values()),
     )
+
+
+def _agreed_scale(
+    folder: Path, file: ServerFile, carrier: Carrier, met: Mapping[int, Met], log: Log, pause: float
+) -> Scale | None:
+    """Mean and deviation of each column of numbers, from a secure sum over all clients; None: there are none."""
+    numbers, path = met[0].numbers, folder / "server" / "scale.json"
+    if numbers == 0:
+        return None
+    if path.is_file():
+        return tuple((float(mean), float(deviation)) for mean, deviation in records.read_json(path)["scale"])
+    if len(met) < 2:
+        raise EvenhandError(
+            f"{folder}: the scale of the columns of one client would be that client's: write standardize = false into "
+            "its [data.columns]."
+        )
+    about = {"version": __version__, "method": file.text, "clients": len(met)}
+
+    def ask(asks: Asks) -> Asks:
+        questions = {
+            client: encode(
+                Packet(
+                    "moments",
+                    {
+                        **about,
+                        "inner": {"kind": step.kind, "fields": dict(step.fields)},
+                        "count": len(step.arrays),
+                    },
+                    step.arrays,
+                )
+            )
+            for client, step in asks.items()
+        }
+        came = carrier.ask(questions, file.deadline)
+        for client, reason in came.absent.items():
+            log("absent", f"Client {client}: {reason}", {"client": client})
+        answers = dict[int, Packet]()
+        for client, data in came.answers.items():
+            answer = decode(data)
+            if answer.kind == "summed":
+                answers[client] = Packet(
+                    str(answer.fields.get("kind")), answer.fields.get("fields") or {}, answer.arrays
+                )
+            else:
+                sentence = (
+                    f"Client {client}: {str(answer.fields.get('sentence', 'it does not answer'))[:500]}"
+                )
+                log("refused", sentence, {"client": client})
+        return answers
+
+    attempt = 0
+    while True:
+        occasion, size = Occasion(file.run, file.run, 0, attempt), 2 * (1 + 3 * numbers)
+        try:
+            terms = sum_terms(occasion, list(met), bits=64, size=size, colluding=file.colluding)
+            total = secure_total(ask, terms, bytes.fromhex(file.authority))
+            if len(total.clients) == len(met):
+                scale = scales(total.numbers)
+                records.write_text(path, records.json_text({"scale": scale}))
+                return tuple(scale)
+        except EvenhandError as error:
+            log("absent", f"The scale of the columns: {error}", {})
+        attempt += 1
+        time.sleep(pause)
 
 
 def _shadow(form: Form, label: tuple[int, ...], met: Mapping[int, Met], run: str) -> FederatedDataset:
@@ -350,6 +443,14 @@ def client_node(
     Raises:
       EvenhandError: the folder is not complete, or the data are of several clients.
     """
+    rows = list[dict[str, float]]()
+
+    def show(evaluated: Evaluated) -> None:
+        try:
+            _write_own(folder / "run", evaluated, rows)
+        except (OSError, EvenhandError) as error:  # its own copy of the results is no reason not to answer
+            log("disk", f"What client {file.number} is served could not be written: {error}", {})
+
     if data.num_clients != 1:
         raise EvenhandError(
             f"{data.name} has {data.num_clients} clients: give the examples of client {file.number}."
@@ -363,4 +464,45 @@ def client_node(
         identity=files.client_identity(folder, file),
         protection=Protection(smallest=max(2, file.allowed.cohort), colluding=file.colluding),
         log=log,
+        show=show,
     )
+
+
+def _write_own(folder: Path, evaluated: Evaluated, rows: list[dict[str, float]]) -> None:
+    """Writes what a client is served as a run folder of its own, for `evenhand predict` on its machine."""
+    agreed, served = evaluated.agreed, evaluated.served
+    data = evaluated.data
+    sizes = {"train": data.train.sizes, "valid": data.valid.sizes, "test": data.test.sizes}
+    rows.append({"round": evaluated.round, **columns_of(served, sizes, np.ones(1, bool))})
+    history = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    last = jnp.full(1, evaluated.round if evaluated.own else 0, jnp.int32)
+    clients = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], evaluated.client)
+    info: dict[str, Any] = {
+        "rounds": evaluated.round,
+        "cohort": 1,
+        "lanes": 1,
+        "devices": 1,
+        "communication": None,
+        "seconds": {},
+        "examples_per_second": 0.0,
+        "padded": 0.0,
+        "secure_sums": 0,
+    }
+    if levels := agreed.algorithm.levels:
+        info["levels"] = [level.name for level in levels]
+    run = Run(
+        algorithm=agreed.algorithm,
+        data=data,
+        seed=0,
+        history={**history, "round": history["round"].astype(np.int64)},
+        per_round={},
+        info=info,
+        kept=Kept(RoundState(evaluated.server, (), clients, last)),
+        clients=served.clients,
+        classes=served.classes,
+        malicious=np.zeros(1, bool),
+        last_round=np.asarray(last, np.int64),
+        level=served.level,
+        remote=True,
+    )
+    save(run, folder, overwrite=True, unseen=None, about={"deployed": True})

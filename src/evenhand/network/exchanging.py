@@ -25,7 +25,7 @@ from evenhand.wire.messages import Packet, PacketError, packed, unpacked
 from evenhand.wire.secure_sums import Asks, SecureTotal, secure_exchanges
 from evenhand.wire.sum_messages import OFFER, REVEAL, SURVIVORS, Occasion, sum_terms
 
-__all__ = ["Patience", "PhaseOfServer", "ServerExchange", "SharedSetting", "phase_of_server"]
+__all__ = ["Patience", "PhaseOfServer", "ServerExchange", "SharedSetting", "carried", "phase_of_server"]
 
 NDArray = npt.NDArray[Any]
 
@@ -247,39 +247,18 @@ class ServerExchange:
     def _summation(
         self, exchanges: Generator[Asks, Asks, SecureTotal], number: int, public: Sequence[NDArray]
     ) -> SecureTotal:
-        """Carries the messages of a secure sum, and stops before shares are revealed if too few have sent numbers."""
-        asks = next(exchanges)
+        """A secure sum, which stops before shares are revealed if too few have sent numbers."""
         least = min(self._setting.patience.min_answers, int(np.sum(np.asarray(self._cohort.present))))
-        while True:
-            kind = next((message.kind for message in asks.values()), "")
-            if kind == SURVIVORS and len(asks) < least:
+
+        def begin(kind: str, clients: int) -> None:
+            if kind == SURVIVORS and clients < least:
                 raise EvenhandError(
-                    f"{len(asks)} clients have sent their numbers, and {least} are needed: the sum is begun anew."
+                    f"{clients} clients have sent their numbers, and {least} are needed: the sum is begun anew."
                 )
             self.is_revealed |= kind == REVEAL
-            questions = {
-                client: (
-                    {
-                        **self._common(),
-                        "exchange": self.tag,
-                        "number": number,
-                        "inner": {"kind": message.kind, "fields": dict(message.fields)},
-                        "count": len(message.arrays),
-                    },
-                    (*message.arrays, *(public if kind == OFFER else ())),
-                )
-                for client, message in asks.items()
-            }
-            answers = {
-                client: Packet(
-                    str(answer.fields.get("kind")), answer.fields.get("fields") or {}, answer.arrays
-                )
-                for client, answer in self._caller.ask("sum", questions).answers.items()
-            }
-            try:
-                asks = exchanges.send(answers)
-            except StopIteration as end:
-                return end.value
+
+        fields = {**self._common(), "exchange": self.tag, "number": number}
+        return carried(self._caller, exchanges, fields, public, begin)
 
     # What is asked, and what comes.
 
@@ -345,6 +324,47 @@ class ServerExchange:
     def _among(self, accepted: Array) -> None:
         """Leaves out the slots whose answers do not count."""
         self._present &= np.asarray(accepted)
+
+
+def carried(
+    caller: Caller,
+    exchanges: Generator[Asks, Asks, SecureTotal],
+    fields: Mapping[str, Any],
+    public: Sequence[NDArray] = (),
+    begin: Callable[[str, int], None] = lambda kind, clients: None,
+) -> SecureTotal:
+    """Carries the messages of a secure sum.
+
+    Args:
+      caller: the way to the clients.
+      exchanges: the server's half.
+      fields: what each message says besides.
+      public: what the aggregator publishes, which goes with the first message.
+      begin: is called with the kind of each step and how many clients are asked, and may raise an error.
+    """
+    asks = next(exchanges)
+    while True:
+        kind = next((message.kind for message in asks.values()), "")
+        begin(kind, len(asks))
+        questions = {
+            client: (
+                {
+                    **fields,
+                    "inner": {"kind": message.kind, "fields": dict(message.fields)},
+                    "count": len(message.arrays),
+                },
+                (*message.arrays, *(public if kind == OFFER else ())),
+            )
+            for client, message in asks.items()
+        }
+        answers = {
+            client: Packet(str(answer.fields.get("kind")), answer.fields.get("fields") or {}, answer.arrays)
+            for client, answer in caller.ask("sum", questions).answers.items()
+        }
+        try:
+            asks = exchanges.send(answers)
+        except StopIteration as end:
+            return end.value
 
 
 @jax.jit

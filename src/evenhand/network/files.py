@@ -326,6 +326,7 @@ def read_client(folder: Path) -> ClientFile:
             epsilon=float(allows.get("epsilon", math.inf)),
             clip=float(allows.get("clip", math.inf)),
             metrics=metrics == "numbers",
+            histogram=metrics == "histogram",
             test_keys=allows.get("test_keys", False) is True,
         )
         return ClientFile(

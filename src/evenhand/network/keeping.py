@@ -89,6 +89,7 @@ class ClientRecord(NamedTuple):
       repeats: how often it has worked where it had worked before, since the server was killed or missed others.
       revealed: ``(round, phase, pass)`` of the last secure sum in which it has revealed shares: it takes part in no
         second sum of the same numbers, whose difference from the first would be those of single clients.
+      counted: the last evaluation, by the rounds before it, in whose histogram it has been counted.
     """
 
     terms: Terms
@@ -102,6 +103,7 @@ class ClientRecord(NamedTuple):
     place: tuple[int, int] = (-1, 0)
     repeats: int = 0
     revealed: tuple[int, int, int] = (-1, 0, 0)
+    counted: int = -1
 
 
 def record_message(kept: ClientRecord) -> Packet:
@@ -116,6 +118,7 @@ def record_message(kept: ClientRecord) -> Packet:
         "place": list(kept.place),
         "repeats": kept.repeats,
         "revealed": list(kept.revealed),
+        "counted": kept.counted,
     }
     following = () if kept.pending is None else packed(kept.next)
     return Packet("kept", fields, (*packed(kept.state), *following))
@@ -142,6 +145,7 @@ def record_from(message: Packet, terms: Terms, like: PyTree) -> ClientRecord:
         place=(fields["place"][0], fields["place"][1]),
         repeats=whole(fields, "repeats"),
         revealed=(fields["revealed"][0], fields["revealed"][1], fields["revealed"][2]),
+        counted=whole(fields, "counted"),
     )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,23 +23,36 @@ import numpy.typing as npt
 
 from evenhand import rounds, tree
 from evenhand._version import __version__
-from evenhand.data import FederatedDataset, Form
+from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
-from evenhand.exchange import ClientHalf, Worked
+from evenhand.evaluation import private_metrics
 from evenhand.network.carriers import Log
+from evenhand.network.compiled import ClientMethod
 from evenhand.network.keeping import ClientRecord, StateStore, adapt_key, record_from, record_message
 from evenhand.network.measuring import Measuring, served_message
-from evenhand.network.terms import Agreed, Terms, agree, is_masked, sum_form_of
+from evenhand.network.summing import (
+    COUNTED,
+    HISTOGRAM,
+    Summing,
+    histogram,
+    inner,
+    moments,
+    number_columns,
+    scaled,
+    words_of_moments,
+)
+from evenhand.network.terms import Agreed, Terms, is_masked, sum_form_of
 from evenhand.privacy import account
 from evenhand.rounds import Wire
+from evenhand.simulation.evaluating import Served
 from evenhand.streams import Keys, keys_of
-from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, PyTree, Report, Sum, Upload
+from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Upload
 from evenhand.wire.identities import Identity
 from evenhand.wire.messages import Packet, PacketError, decode, encode, packed, unpacked, whole
-from evenhand.wire.secure_sums import Protection, SumSession
+from evenhand.wire.secure_sums import Protection
 from evenhand.wire.sum_messages import REVEAL, Occasion
 
-__all__ = ["Allowed", "Node", "Refusal", "methods_of"]
+__all__ = ["Allowed", "Evaluated", "Node", "Refusal"]
 
 NDArray = npt.NDArray[Any]
 
@@ -66,6 +78,7 @@ class Allowed(NamedTuple):
       epsilon: the most that the method may spend in the whole run.
       clip: the largest norm of an upload.
       metrics: whether its losses and metrics may leave it.
+      histogram: whether its accuracy may be counted in a histogram under a secure sum.
       test_keys: whether all its keys, those of noise included, may come from a seed that the server knows.
     """
 
@@ -74,79 +87,30 @@ class Allowed(NamedTuple):
     epsilon: float = math.inf
     clip: float = math.inf
     metrics: bool = False
+    histogram: bool = False
     test_keys: bool = False
 
 
-# --- the method, compiled ---------------------------------------------------------------------------------------------
-
-
-class ClientParts(NamedTuple):
-    """A client's part in one phase, compiled.
+class Evaluated(NamedTuple):
+    """One evaluation of a client.
 
     Attributes:
-      report: ``(message, state, data..., key) -> Report``.
-      work: likewise, ``-> (Worked, accepted)``.
-      lift: ``(upload, public, round, key) -> lifted``.
+      agreed: the run.
+      data: its examples.
+      server: the server's state, as far as the client's models depend on it.
+      client: what the client keeps.
+      own: whether it is served a model of its own, where the method has such.
+      served: what was measured.
+      round: rounds done.
     """
-
-    report: Callable[..., Report]
-    work: Callable[..., tuple[Worked, Array]]
-    lift: Callable[..., PyTree]
-
-
-class ClientMethod(NamedTuple):
-    """A method as a client runs it: what both sides agree on, and its compiled parts."""
 
     agreed: Agreed
-    parts: tuple[ClientParts, ...]
-    newcomer: Callable[[PyTree], PyTree]
-
-
-def methods_of(build: Callable[[Form], Algorithm]) -> Callable[[Terms], ClientMethod]:
-    """``terms -> ClientMethod``; several clients in one process share the method of equal terms.
-
-    ``build`` makes the algorithm for data of a form.
-    """
-    made = dict[tuple[Any, ...], ClientMethod]()
-
-    def method(terms: Terms) -> ClientMethod:
-        key = tuple(terms)
-        if key not in made:
-            made.clear()
-            made[key] = _method(agree(build(terms.form), terms))
-        return made[key]
-
-    return method
-
-
-def _method(agreed: Agreed) -> ClientMethod:
-    algorithm, capacity = agreed.algorithm, agreed.terms.capacity
-    largest = rounds.largest_weight(algorithm, capacity)
-
-    def part(index: int) -> ClientParts:
-        half = ClientHalf(algorithm, index)
-        aggregator = half.phase.aggregator
-
-        def data(x: Array, y: Array, size: Array, progress: Array, round: Array) -> ClientData:
-            return ClientData(
-                x=x, y=y, start=jnp.int32(0), size=size, progress=progress, capacity=capacity, round=round
-            )
-
-        def report(message: PyTree, state: PyTree, rows: tuple[Array, ...], key: Key) -> Report:
-            return half.report(message, state, data(*rows), False, key)
-
-        def work(message: PyTree, state: PyTree, rows: tuple[Array, ...], key: Key) -> tuple[Worked, Array]:
-            done = half.work(message, state, data(*rows), False, key)
-            sane = rounds.accepts_report(aggregator, done.report, largest)
-            return done, sane & rounds.accepts_delta(done.delta)
-
-        def lift(upload: Upload, public: PyTree, round: Array, key: Key) -> PyTree:
-            return half.lift(upload, public, False, round, key)
-
-        return ClientParts(jax.jit(report), jax.jit(work), jax.jit(lift))
-
-    newcomer = jax.jit(partial(rounds.newcomer, algorithm, examples=capacity))
-    return ClientMethod(agreed, tuple(part(index) for index in range(len(algorithm.phases))), newcomer)
+    data: FederatedDataset
+    server: PyTree
+    client: PyTree
+    own: bool
+    served: Served
+    round: int
 
 
 # --- the client -------------------------------------------------------------------------------------------------------
@@ -165,6 +129,7 @@ class Node:
       protection: what it asks of every secure sum.
       log: for events and sentences about them.
       random: a source of random bytes, the operating system's.
+      show: is given what each evaluation finds, whatever of it may leave the client.
     """
 
     def __init__(
@@ -179,9 +144,12 @@ class Node:
         protection: Protection = Protection(),  # noqa: B008  (immutable)
         log: Log = lambda event, sentence, fields: None,
         random: Callable[[int], bytes] = secrets.token_bytes,
+        show: Callable[[Evaluated], None] | None = None,
     ) -> None:
-        self._text, self._methods, self._data, self._allowed = method, methods, data, allowed
-        self._store, self._log, self._random = store, log, random
+        self._text, self._methods, self._raw, self._allowed = method, methods, data, allowed
+        self._data = data  # on the scale of the terms, once there are any
+        self._store, self._log, self._random, self._show = store, log, random, show
+        self._public: tuple[NDArray, ...] = ()
         self._kept: ClientRecord | None = None
         self._method: ClientMethod | None = None
         self._rows: tuple[Array, Array] | None = None
@@ -190,9 +158,9 @@ class Node:
         # last of these passes.
         self._upload: tuple[int, int, Upload] | None = None
         self._passed = 0
-        self._identity, self._protection = identity, protection
-        # The secure sum in progress, by exchange and pass.
-        self._session: tuple[tuple[int, int], SumSession] | None = None
+        self._summing = Summing(identity, protection)
+        # The tag of the latest evaluation whose metric may be counted, the rounds before it, and what it adds.
+        self._counting: tuple[int, int, NDArray] | None = None
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a message; a refusal, or a failure, is an answer, too."""
@@ -226,6 +194,7 @@ class Node:
             "sum": self._sum,
             "evaluate": self._evaluate,
             "settle": self._settle,
+            "moments": self._moments,
         }
         if message.kind not in handlers:
             raise Refusal(
@@ -248,7 +217,29 @@ class Node:
         sizes = [int(split.rows) for split in splits]
         label = list(self._data.train.y.shape[1:])
         run = None if (kept := self._loaded()) is None else kept.terms.run
-        return Packet("here", {"form": form.to_json(), "label": label, "sizes": sizes, "run": run})
+        about = {"form": form.to_json(), "label": label, "sizes": sizes, "run": run}
+        columns = [] if self._raw.features is None else self._raw.features.to_json()["columns"]
+        return Packet("here", {**about, "columns": columns, "numbers": len(number_columns(self._raw))})
+
+    def _moments(self, message: Packet) -> Packet:
+        """One step of the secure sum from which the scale of columns of numbers follows."""
+        self._check_method(message)
+        if self._loaded() is not None:
+            raise Refusal(
+                "The server asks for the scale of columns, which this client has agreed on already."
+            )
+        fields, clients = inner(message).fields, whole(message.fields, "clients")
+        run = str(fields["run"])
+        occasion = Occasion(run, run, 0, whole(fields, "number"))
+
+        def numbers() -> NDArray:
+            return words_of_moments(moments(self._raw))
+
+        try:
+            # All of them or nobody: two sums without different clients would give away what these have.
+            return self._summing.step(message, occasion, numbers, smallest=clients)[0]
+        except EvenhandError as error:
+            raise Refusal(str(error)) from None
 
     def _check_method(self, message: Packet) -> None:
         """The server's method and version are those of this client."""
@@ -277,14 +268,15 @@ class Node:
                 "The server asks for keys from a seed that it knows, with which it could subtract this client's noise: "
                 "only a client whose own file says test_keys = true does that."
             )
+        data = self._raw if terms.scale is None else scaled(self._raw, terms.scale)
         if not 0 <= client < terms.clients or terms.capacity < self._data.train.rows:
             raise Refusal(
                 "The terms of the run do not fit this client: its number or its examples are not in them."
             )
         if (terms.form.shape, terms.form.dtype, terms.label) != (
-            self._data.feature_shape,
-            str(self._data.train.x.dtype),
-            tuple(self._data.train.y.shape[1:]),
+            self._raw.feature_shape,
+            str(self._raw.train.x.dtype),
+            tuple(self._raw.train.y.shape[1:]),
         ):
             raise Refusal(
                 f"The federation trains on examples {terms.form.dtype}{list(terms.form.shape)}, and this client has "
@@ -312,7 +304,7 @@ class Node:
                 next=state,
             )
         self._keep(kept)
-        self._method, self._rows, self._measuring = method, None, None
+        self._method, self._data, self._rows, self._measuring = method, data, None, None
         return Packet("agreed", {"schema": method.agreed.schema})
 
     def _check_privacy(self, agreed: Agreed) -> None:
@@ -426,53 +418,58 @@ class Node:
     def _sum(self, message: Packet) -> Packet:
         """One step of a secure sum."""
         kept, method = self._opened(message)
+        if message.fields["phase"] == HISTOGRAM:
+            return self._count(message, kept)
         index, round = self._checked(message, kept)
         exchange, number = whole(message.fields, "exchange"), whole(message.fields, "number")
         upload = self._uploaded(kept, index, exchange, "sum")
-        inner = message.fields["inner"]
-        count = whole(message.fields, "count")
-        step = Packet(str(inner["kind"]), dict(inner["fields"]), message.arrays[:count])
-        if self._session is None or self._session[0] != (exchange, number):
-            public = message.arrays[count:]
-            self._session = (
-                (exchange, number),
-                self._new_session(kept, method, (round, index, number), (exchange, upload), public),
-            )
-        if step.kind == REVEAL:
-            kept = kept._replace(revealed=(round, index, number))
-        kept = kept._replace(tag=whole(message.fields, "tag"))
-        try:
-            answer = self._session[1].answer(step)
-        except EvenhandError as error:
-            raise Refusal(str(error)) from None
-        self._keep(kept)  # before shares leave the client, so that no restart makes it reveal twice
-        return Packet("summed", {"kind": answer.kind, "fields": dict(answer.fields)}, answer.arrays)
-
-    def _new_session(
-        self,
-        kept: ClientRecord,
-        method: ClientMethod,
-        place: tuple[int, int, int],
-        worked: tuple[int, Upload],
-        public: tuple[NDArray, ...],
-    ) -> SumSession:
-        """This client's half of a secure sum of pass ``place[2]`` in phase ``place[1]`` of round ``place[0]``, with the
-        upload of the exchange ``worked[0]``."""
-        (round, index, number), (exchange, upload) = place, worked
-        if self._identity is None:
-            raise Refusal("This client has no identity to sign with, so it takes part in no secure sum.")
-        if place <= kept.revealed:
+        run, place = kept.terms.run, (round, index, number)
+        occasion = Occasion(run, run, exchange, number)
+        if self._summing.is_new(occasion) and place <= kept.revealed:
             raise Refusal(
                 "This client has revealed its shares in a sum of the same numbers already: the difference of two sums "
                 "could be its update."
             )
-        form = sum_form_of(method.agreed, index)
+        form, public = sum_form_of(method.agreed, index), message.arrays[whole(message.fields, "count") :]
 
         def numbers() -> NDArray:
-            return form.flat(self._lifted(kept, method, index, round, number, upload, public))
+            return form.flat(self._lifted(kept, method, index, round, number, upload, self._public))
 
-        run = kept.terms.run
-        return SumSession(self._identity, Occasion(run, run, exchange, number), numbers, self._protection)
+        if self._summing.is_new(occasion):
+            self._public = public  # it comes with the first step
+        answer, step = self._stepped(message, occasion, numbers)
+        # On disk before shares leave the client, so that no restart makes it reveal twice.
+        revealed = place if step == REVEAL else kept.revealed
+        self._keep(kept._replace(tag=whole(message.fields, "tag"), revealed=revealed))
+        return answer
+
+    def _stepped(
+        self, message: Packet, occasion: Occasion, numbers: Callable[[], NDArray], smallest: int = 0
+    ) -> tuple[Packet, str]:
+        try:
+            return self._summing.step(message, occasion, numbers, smallest)
+        except Refusal:
+            raise
+        except EvenhandError as error:
+            raise Refusal(str(error)) from None
+
+    def _count(self, message: Packet, kept: ClientRecord) -> Packet:
+        """One step of the secure sum of a histogram."""
+        exchange = whole(message.fields, "exchange")
+        if self._counting is None or self._counting[0] != exchange:
+            raise Refusal("The server asks for the counts of an evaluation that this client has not made.")
+        _, done, counts = self._counting
+        occasion = Occasion(kept.terms.run, kept.terms.run, exchange, 0)
+        if self._summing.is_new(occasion) and done <= kept.counted:
+            raise Refusal(
+                "This client has been counted in the histogram of this evaluation already: the difference of two could "
+                "be its metric."
+            )
+        smallest = max(private_metrics.LEAST, self._allowed.cohort)
+        answer, step = self._stepped(message, occasion, lambda: counts, smallest)
+        counted = done if step == REVEAL else kept.counted
+        self._keep(kept._replace(tag=whole(message.fields, "tag"), counted=counted))
+        return answer
 
     def _uploaded(self, kept: ClientRecord, index: int, exchange: int, kind: str) -> Upload:
         """The upload of an exchange, while nothing has been said of whether it counted."""
@@ -524,7 +521,7 @@ class Node:
     def _evaluate(self, message: Packet) -> Packet:
         kept, method = self._opened(message)
         tag = whole(message.fields, "tag")
-        if not self._allowed.metrics:
+        if not (self._allowed.metrics or self._allowed.histogram or self._show is not None):
             self._keep(kept._replace(tag=tag))
             return Packet("withheld", {})
         if self._measuring is None:
@@ -532,7 +529,28 @@ class Node:
         server = self._measuring.server_state(message.arrays)
         served = self._measuring.served(server, kept.state, bool(message.fields["own"]))
         self._keep(kept._replace(tag=tag))
-        return served_message(served)
+        done, split = whole(message.fields, "round"), str(message.fields["split"])
+        if not 0 <= done <= kept.terms.rounds:
+            raise ValueError("no round of the run")
+        if self._show is not None:
+            self._show(
+                Evaluated(
+                    agreed=method.agreed,
+                    data=self._data,
+                    server=server,
+                    client=kept.state,
+                    own=kept.trained,
+                    served=served,
+                    round=done,
+                )
+            )
+        if self._allowed.metrics:
+            return served_message(served)
+        values = served.clients[split].get(COUNTED)
+        if not self._allowed.histogram or values is None:
+            return Packet("withheld", {})
+        self._counting = tag, done, histogram(float(values[0]))
+        return Packet("withheld", {"histogram": True})
 
     # Keys.
 
@@ -647,6 +665,7 @@ class Node:
                 message = decode(data)
                 terms = Terms.from_json(message.fields["terms"])
                 self._method = method = self._methods(terms)
+                self._data = self._raw if terms.scale is None else scaled(self._raw, terms.scale)
                 self._kept = record_from(message, terms, method.agreed.state)
             except (PacketError, KeyError, TypeError, ValueError) as error:
                 raise Refusal(

@@ -8,8 +8,9 @@ exchange, so that a server that was killed resumes where it was and never asks f
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,14 +22,22 @@ import numpy.typing as npt
 from evenhand import communication, evaluation, rounds
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import ClassMetrics
+from evenhand.evaluation import ClassMetrics, private_metrics
 from evenhand.exchange import ServerHalf
 from evenhand.network.calling import Caller
 from evenhand.network.carriers import Carrier, Log
-from evenhand.network.exchanging import Patience, ServerExchange, SharedSetting, phase_of_server
+from evenhand.network.exchanging import (
+    Patience,
+    ServerExchange,
+    SharedSetting,
+    carried,
+    phase_of_server,
+)
 from evenhand.network.keeping import StateStore, adapt_key, key_words
 from evenhand.network.measuring import served_from, shown_state
+from evenhand.network.summing import HISTOGRAM, histogram, private_summary
 from evenhand.network.terms import Agreed, example_rows
+from evenhand.report import private_json
 from evenhand.rounds import RoundState
 from evenhand.simulation import Run
 from evenhand.simulation.evaluating import Served, columns_of
@@ -37,6 +46,8 @@ from evenhand.simulation.store import Kept
 from evenhand.streams import Keys
 from evenhand.types import Array, Cohort, Effort, Params
 from evenhand.wire.messages import Packet, PacketError, decode, encode, packed, unpacked
+from evenhand.wire.secure_sums import secure_exchanges
+from evenhand.wire.sum_messages import Occasion, sum_terms
 
 __all__ = ["Server", "ServerRecord", "run_from"]
 
@@ -198,28 +209,32 @@ class Server:
     def _evaluate(self) -> None:
         begin = time.perf_counter()
         agreed, state = self.agreed, self.progress.state
-        arrays = shown_state(agreed, state.server)
+        arrays, split = shown_state(agreed, state.server), "test" if self.sizes["test"].any() else "train"
         last = np.asarray(state.last_round)
         shared_keys = agreed.terms.seed is None and agreed.algorithm.privacy is None
         questions = {
             client: (
                 {
                     "own": bool(last[client] > 0),
+                    "round": self.progress.done,
+                    "split": split,
                     **({"key": key_words(adapt_key(self._keys, client))} if shared_keys else {}),
                 },
                 arrays,
             )
             for client in range(agreed.terms.clients)
         }
-        measured: dict[int, Served] = {}
+        measured, countable = dict[int, Served](), list[int]()
         for client, answer in self.caller.ask("evaluate", questions).answers.items():
             if answer.kind != "measured":  # its own file keeps its numbers
+                countable += [client] if answer.fields.get("histogram") is True else []
                 continue
             try:
                 measured[client] = served_from(answer)
             except PacketError as error:
                 self.caller.refuse(client, error)
-        served = joined(measured, agreed.terms.clients)
+        self.private = self._counted(countable, split) if countable else {}
+        served = joined(measured, agreed.terms.clients, ("loss", *agreed.algorithm.client_model.metrics))
         initial = self.progress.initial_loss
         if self.progress.done == 0 and not self.progress.history and "train" in served.clients:
             initial = served.clients["train"].get(evaluation.of_global("loss"), initial)
@@ -236,6 +251,32 @@ class Server:
         history = [*self.progress.history, row]
         self.progress = self.progress._replace(history=history, last=served, initial_loss=initial)
         self.seconds["evaluate"] += time.perf_counter() - begin
+
+    def _counted(self, clients: list[int], split: str) -> dict[str, Any]:
+        """The statistics of the accuracy over clients that count themselves in a histogram, as ``summary.json`` has
+        them."""
+        run, size, tag = self.agreed.terms.run, len(histogram(math.nan)), self.caller.tag
+        try:
+            if len(clients) < private_metrics.LEAST:
+                raise EvenhandError(
+                    f"{len(clients)} clients would be in the histogram, and {private_metrics.LEAST} are needed, so "
+                    "that no single one can be told from it."
+                )
+            terms = sum_terms(
+                Occasion(run, run, tag, 0), clients, bits=32, size=size, colluding=self._setting.colluding
+            )
+            exchanges = secure_exchanges(terms, self._setting.authority)
+            cohort = {
+                "phase": HISTOGRAM,
+                "round": self.progress.done,
+                "cohort": len(clients),
+                "exchange": tag,
+            }
+            total = carried(self.caller, exchanges, cohort)
+            return private_json(private_summary(total.numbers, len(total.clients), split))
+        except EvenhandError as error:
+            self.caller.log("refused", f"Private metrics: {error}", {})
+            return private_json(refused=str(error))
 
     # What is kept.
 
@@ -294,10 +335,11 @@ _RESERVED = 2**16
 """Tags that a server may send between two saves."""
 
 
-def joined(measured: Mapping[int, Served], clients: int) -> Served:
-    """The measurements of all clients, NaN for those that sent none."""
+def joined(measured: Mapping[int, Served], clients: int, names: Sequence[str]) -> Served:
+    """The measurements of all clients, NaN for those that sent none; ``names`` are the metrics if nobody did."""
     if not measured:
-        return Served({}, {})
+        unknown = {name: np.full(clients, np.nan) for name in names}
+        return Served({split: dict(unknown) for split in ("train", "valid", "test")}, {})
     first = next(iter(measured.values()))
     rows = {
         split: {name: np.full(clients, np.nan) for name in metrics}

@@ -35,6 +35,7 @@ class Terms(NamedTuple):
       capacity: training examples of the largest client.
       rounds: of the whole run; no client works in more.
       slots: clients drawn in a round.
+      scale: mean and deviation of each column of numbers, where the examples are rows of a table.
       seed: of the run in the test mode, in which both sides derive all keys from it; None: the keys of noise and of
         private work come from the operating system of the machine that uses them.
     """
@@ -48,6 +49,7 @@ class Terms(NamedTuple):
     rounds: int
     slots: int
     seed: int | None = None
+    scale: tuple[tuple[float, float], ...] | None = None
     version: str = __version__
 
     def to_json(self) -> dict[str, Any]:
@@ -74,6 +76,9 @@ class Terms(NamedTuple):
             label=tuple(int(size) for size in value["label"]),
             **numbers,
             seed=None if value["seed"] is None else whole(value, "seed"),
+            scale=None
+            if value["scale"] is None
+            else tuple((float(mean), float(deviation)) for mean, deviation in value["scale"]),
             version=str(value["version"]),
         )
 

@@ -145,6 +145,8 @@ class Run(Results):
     @cached_property
     def _findings(self) -> tuple[Finding, ...]:
         """It reads all features for their scales."""
+        if self.remote and not any(np.isfinite(values).any() for values in self.clients["train"].values()):
+            return ()  # clients have kept their numbers to themselves
         needs = [need for phase in self.algorithm.phases for need in phase.aggregator.needs]
         # How many clients a round draws, where that is a fixed number.
         drawn = None if self.algorithm.sampling.independent else self.info.get("cohort")

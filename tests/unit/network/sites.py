@@ -7,9 +7,10 @@ import numpy as np
 import evenhand as eh
 from evenhand import rounds
 from evenhand._version import __version__
+from evenhand.network.compiled import methods_of
 from evenhand.network.keeping import MemoryStore
 from evenhand.network.measuring import shown_state
-from evenhand.network.node import Allowed, Node, methods_of
+from evenhand.network.node import Allowed, Node
 from evenhand.network.terms import Terms
 from evenhand.wire.messages import Packet as Message
 from evenhand.wire.messages import decode, encode, packed, unpacked

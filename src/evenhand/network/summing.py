@@ -1,0 +1,212 @@
+"""What a client adds to secure sums: its part in each of them, the counts of a histogram, and the moments of columns.
+
+Before a run on tables, clients agree on the scale of each column of numbers.  They add how many examples they have, the
+sums of the numbers and of their squares, and how many numbers are neither 0 nor 1, all in whole numbers under masks.
+The server learns the totals, and from them means and deviations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from evenhand.data import Column, FederatedDataset, Split
+from evenhand.errors import EvenhandError
+from evenhand.evaluation import private_metrics
+from evenhand.report import PrivateSummary
+from evenhand.text import counted
+from evenhand.wire.identities import Identity
+from evenhand.wire.messages import Packet, PacketError, whole
+from evenhand.wire.secure_sums import Protection, SumSession
+from evenhand.wire.sum_messages import Occasion
+
+__all__ = [
+    "COUNTED",
+    "HISTOGRAM",
+    "Summing",
+    "histogram",
+    "inner",
+    "moments",
+    "number_columns",
+    "private_summary",
+    "scaled",
+    "scales",
+    "words_of_moments",
+]
+
+NDArray = npt.NDArray[Any]
+COUNTED = "accuracy"
+"""The metric that is counted: it is in [0, 1], so that the edges of the bins are known."""
+HISTOGRAM = -1
+"""In place of the number of a phase: the sum is that of a histogram."""
+
+
+# --- a client's part --------------------------------------------------------------------------------------------------
+
+
+class Summing:
+    """A client's part in secure sums, one after the other.
+
+    Args:
+      identity: what it signs with; None: it takes part in none.
+      protection: what it asks of every sum.
+    """
+
+    def __init__(self, identity: Identity | None, protection: Protection) -> None:
+        self._identity, self._protection = identity, protection
+        self._session: SumSession | None = None
+
+    def step(
+        self, message: Packet, occasion: Occasion, numbers: Callable[[], NDArray], smallest: int = 0
+    ) -> tuple[Packet, str]:
+        """The answer to one step of a sum, and which step it was.
+
+        Args:
+          message: the server's, with the step inside it.
+          occasion: the sum.
+          numbers: what the client adds, when that is due.
+          smallest: the fewest clients whose numbers may be in this sum, if they are more than in others.
+
+        Raises:
+          EvenhandError: the client refuses.
+        """
+        step = inner(message)
+        if self._session is None or self._session.occasion != occasion:
+            if self._identity is None:
+                raise EvenhandError(
+                    "This client has no identity to sign with, so it takes part in no secure sum."
+                )
+            least = max(smallest, self._protection.smallest)
+            protection = self._protection._replace(smallest=least)
+            self._session = SumSession(self._identity, occasion, numbers, protection)
+        answer = self._session.answer(step)
+        return Packet(
+            "summed", {"kind": answer.kind, "fields": dict(answer.fields)}, answer.arrays
+        ), step.kind
+
+    def is_new(self, occasion: Occasion) -> bool:
+        """Whether this sum is not the one in progress."""
+        return self._session is None or self._session.occasion != occasion
+
+
+def inner(message: Packet) -> Packet:
+    """The step of a sum that a message of the server carries."""
+    step, count = message.fields["inner"], whole(message.fields, "count")
+    return Packet(str(step["kind"]), dict(step["fields"]), message.arrays[:count])
+
+
+# --- a histogram of one metric ----------------------------------------------------------------------------------------
+
+
+def histogram(value: float) -> NDArray:
+    """What a client adds to the histogram of its accuracy; NaN without examples."""
+    return private_metrics.cells(value, not np.isnan(value), private_metrics.edges())
+
+
+def private_summary(counts: NDArray, clients: int, split: str) -> PrivateSummary:
+    """The statistics of the accuracy over so many clients, from the sum of what they have added.
+
+    Raises:
+      EvenhandError: there are too few clients, or the counts are impossible.
+    """
+    edges = private_metrics.edges()
+    return PrivateSummary(
+        private_metrics.statistics(counts, edges, clients=clients),
+        metric=COUNTED,
+        split=split,
+        clients=counted(clients, "client"),
+        bins=len(edges) - 1,
+        largest=float(edges[-1]),
+    )
+
+
+# --- the scale of columns of numbers ----------------------------------------------------------------------------------
+
+_FRACTION = 2.0**40
+"""Parts of one that are counted; the whole part of a number is counted apart."""
+
+
+def number_columns(data: FederatedDataset) -> list[int]:
+    """The positions of the inputs that are numbers of a table whose scale is to be agreed on."""
+    positions, place = list[int](), 0
+    if data.features is None or not data.features.standardized:
+        return positions
+    for column in data.features.columns:
+        if column.kind == "number":
+            positions.append(place)
+        place += len(column.inputs)
+    return positions
+
+
+def moments(data: FederatedDataset) -> NDArray:
+    """Examples, sums, sums of squares and numbers that are neither 0 nor 1, of the training examples, float64."""
+    x = np.asarray(data.train.x, np.float64)[:, number_columns(data)]
+    others = np.sum((x != 0) & (x != 1), axis=0)
+    return np.concatenate([[len(x)], x.sum(axis=0), np.square(x).sum(axis=0), others])
+
+
+def words_of_moments(values: NDArray) -> NDArray:
+    """Real numbers as whole ones modulo ``2**64``, two for each: whole parts first, then fractions.
+
+    Raises:
+      EvenhandError: a number is too large.
+    """
+    if np.max(np.abs(values), initial=0.0) >= 2.0**49:
+        raise EvenhandError(
+            "A column has numbers too large to be added in secret: divide it by a power of ten."
+        )
+    whole_part = np.floor(values)
+    fraction = np.round((values - whole_part) * _FRACTION)
+    return np.concatenate([whole_part.astype(np.int64), fraction.astype(np.int64)]).view(np.uint64)
+
+
+def scales(total: NDArray) -> list[tuple[float, float]]:
+    """The mean and the deviation of each column, from the total of :func:`words_of_moments` over all clients.
+
+    Columns of zeros and ones are left as they are, and get 0 and 1.
+    """
+    whole_part, fraction = np.split(total.view(np.int64).astype(np.float64), 2)
+    values = whole_part + fraction / _FRACTION
+    count, (sums, squares, others) = values[0], np.split(values[1:], 3)
+    means = sums / count
+    deviations = np.sqrt(np.maximum(squares / count - np.square(means), 0.0))
+    return [
+        (float(mean), float(deviation)) if other > 0 else (0.0, 1.0)
+        for mean, deviation, other in zip(means, deviations, others, strict=True)
+    ]
+
+
+def scaled(data: FederatedDataset, scale: Sequence[Sequence[float]]) -> FederatedDataset:
+    """The data with columns of numbers on the scale that was agreed on.
+
+    Raises:
+      PacketError: it is that of other columns.
+    """
+    places, features = number_columns(data), data.features
+    if features is None or len(scale) != len(places):
+        raise PacketError(f"The scale has {len(scale)} columns of numbers, and the data have {len(places)}.")
+    means, deviations = (np.array([pair[i] for pair in scale], np.float64) for i in (0, 1))
+
+    def split(part: Split) -> Split:
+        x = np.array(part.x, np.float64)
+        # A column that is the same everywhere says nothing, and is left out, as in a simulation.
+        safe = np.where(deviations > 0, deviations, 1.0)
+        x[:, places] = np.where(deviations > 0, (x[:, places] - means) / safe, 0.0)
+        return Split(x.astype(np.float32), part.y, part.offsets)
+
+    pairs = iter(zip(means, deviations, strict=True))
+
+    def column(before: Column) -> Column:
+        if before.kind != "number":
+            return before
+        mean, deviation = next(pairs)
+        return before._replace(mean=float(mean), deviation=float(deviation))
+
+    features = features._replace(columns=tuple(map(column, features.columns)))
+    return replace(
+        data, train=split(data.train), valid=split(data.valid), test=split(data.test), features=features
+    )

@@ -1,0 +1,264 @@
+"""A federation by its files, in one process: what ``evenhand deploy`` runs, without Flower in between."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand import EvenhandError
+from evenhand.cli import main
+from evenhand.cli._deploy import builder, own_data
+from evenhand.network import files
+from evenhand.network.deployed import client_node, event_log, read_status, serve_run
+from evenhand.network.in_process import LocalCarrier
+
+CLIENTS = 5
+LOCAL = ("--lr", "0.2", "--batch-size", "5")
+
+
+def federation(folder, *options, data=True):
+    """The folder of a federation, with the examples of its clients."""
+    words = ("--clients", str(CLIENTS), "--rounds", "3", "--eval-every", "2", *LOCAL, *options)
+    assert main(["deploy", "init", str(folder), *words]) == 0
+    if data:
+        assert (
+            main(["deploy", "split", str(folder), "--data", "synthetic:1,1", "--clients", str(CLIENTS)]) == 0
+        )
+    return folder
+
+
+def events(folder):
+    path = folder / "server.log"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def nodes_of(folder, data="data.npz"):
+    made = []
+    for number in files.roster(folder):
+        place = files.client_folder(folder, number)
+        file = files.read_client(place)
+        log = event_log(place / "client.log", lambda sentence: None)
+        build = builder(file.method, file.options)
+        made.append(client_node(place, file, build, own_data(str(place / data), file), log))
+    return made
+
+
+def trained(folder, nodes=None, data="data.npz"):
+    """The last result of a run of the federation."""
+    nodes = nodes_of(folder, data) if nodes is None else nodes
+    file = files.read_server(folder)
+    log = event_log(folder / "server.log", lambda sentence: None)
+    carrier = LocalCarrier({number: node.answer for number, node in enumerate(nodes)})
+    *_, last = serve_run(folder, builder(file.method, file.options), carrier, log, pause=0.0)
+    return last
+
+
+def gap(a, b):
+    return max(
+        float(np.max(np.abs(x - y))) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def simulated(tmp_path, method):
+    words = (
+        "--data",
+        "synthetic:1,1",
+        "--clients",
+        str(CLIENTS),
+        "--rounds",
+        "3",
+        "--eval-every",
+        "2",
+        "--quiet",
+    )
+    assert main(["run", method, *words, *LOCAL, "--out", str(tmp_path / "simulated")]) == 0
+    return eh.load_run(tmp_path / "simulated")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto(delta_fl(theta=0.5), lam=0.5)"])
+def test_a_federation_by_its_files_is_the_run_of_the_command_line(tmp_path, method):
+    """The run folder has the numbers of the simulated one, without seeds that the server knows of noise."""
+    folder = federation(tmp_path / "fed", "--method", method, "--metrics", "numbers")
+    trained(folder)
+    saved, other = eh.load_run(folder / "run"), simulated(tmp_path, method)
+    assert gap(saved.params, other.params) < 1e-6
+    ours, theirs = saved.summary(), other.summary()
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name] == pytest.approx(theirs[name], abs=1e-6) for name in ours)
+    assert saved.summary("train") == pytest.approx(dict(other.summary("train")), abs=1e-6)
+    assert main(["report", str(folder / "run")]) == 0
+    assert main(["compare", str(folder / "run"), str(tmp_path / "simulated")]) == 0
+    status = read_status(folder)
+    assert (status["activity"], status["round"], status["waiting"]) == ("done", 3, [])
+
+
+def test_a_client_keeps_its_personal_model_to_itself(tmp_path, capsys):
+    """``evenhand predict`` applies it on the client's machine; the server's folder has none."""
+    method = "ditto(fedavg(), lam=0.5)"
+    folder = federation(tmp_path / "fed", "--method", method, "--metrics", "numbers")
+    trained(folder)
+    assert not (folder / "run" / "personal").exists()
+    own = files.client_folder(folder, 2) / "run"
+    arrays = np.load(files.client_folder(folder, 2) / "data.npz")
+    np.savez(tmp_path / "new.npz", x=arrays["x_test"], client=np.full(len(arrays["x_test"]), "2"))
+    capsys.readouterr()
+    assert main(["predict", str(own), "--data", str(tmp_path / "new.npz")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) >= len(arrays["x_test"])
+    words = ("--data", "synthetic:1,1", "--clients", str(CLIENTS), "--rounds", "3", "--quiet", *LOCAL)
+    assert main(["run", method, *words, "--out", str(tmp_path / "sim")]) == 0
+    simulated_run, saved = eh.load_run(tmp_path / "sim"), eh.load_run(own)
+    outputs = saved.predict(arrays["x_test"], client="2")
+    wanted = simulated_run.predict(arrays["x_test"], client=str(simulated_run.facts.client_ids[2]))
+    np.testing.assert_allclose(outputs, wanted, atol=1e-5)
+    assert np.max(np.abs(outputs - saved.predict(arrays["x_test"]))) > 1e-3
+
+
+def test_metrics_that_may_not_leave_are_counted_in_secret(tmp_path):
+    """The server has percentiles with their bounds and no client's number; the exact ones lie within."""
+    folder = federation(tmp_path / "fed", "--metrics", "histogram")
+    run = trained(folder)
+    assert not any("accuracy" in name or "loss" in name for name in run.history)
+    [summary] = json.loads((folder / "run" / "summary.json").read_text())["private_metrics"][
+        "metrics"
+    ].values()
+    statistics = summary["statistics"]
+    exact = simulated(tmp_path, "fedavg").summary("test")
+    assert statistics["clients"]["estimate"] == CLIENTS
+    for name in ("mean", "worst10", "p50", "std"):
+        assert abs(statistics[name]["estimate"] - exact[name]) <= statistics[name]["bound"] + 1e-9, name
+    assert statistics["mean"]["bound"] < 0.01
+    # Resumed once it is done, it measures nothing anew.
+    trained(folder)
+
+
+def test_fewer_clients_than_a_histogram_needs_have_no_statistics(tmp_path):
+    folder = tmp_path / "fed"
+    main(["deploy", "init", str(folder), "--clients", "3", "--rounds", "1", *LOCAL])
+    main(["deploy", "split", str(folder), "--data", "synthetic:1,1", "--clients", "3"])
+    trained(folder)
+    private = json.loads((folder / "run" / "summary.json").read_text())["private_metrics"]
+    assert private["metrics"] == {} and private["refused"].startswith("3 clients would be in the histogram")
+
+
+def test_a_second_histogram_of_one_evaluation_is_refused(tmp_path):
+    """Two of different clients would differ by a client's metric."""
+    folder = federation(tmp_path / "fed")
+    nodes = nodes_of(folder)
+    trained(folder, nodes)
+    kept = nodes[0]._loaded()
+    assert kept is not None and kept.counted == 3
+    state = folder / "server" / "state.bin"
+    state.unlink()  # a server that begins the evaluations anew
+    log = event_log(folder / "server.log", lambda sentence: None)
+    file = files.read_server(folder)
+    carrier = LocalCarrier({number: node.answer for number, node in enumerate(nodes)})
+    next(iter(serve_run(folder, builder(file.method, file.options), carrier, log, pause=0.0)))
+    assert any(event["event"] == "replayed" for event in events(folder))
+
+
+def tables(folder, standardize=True):
+    """A table for each client, with other numbers and categories at each."""
+    rng = np.random.default_rng(0)
+    for number in files.roster(folder):
+        rows = [
+            f"{rng.normal(40 + 5 * number, 10):.3f},{rng.integers(0, 2)},{'north' if number % 2 else 'south'},"
+            f"{'yes' if rng.random() < 0.5 else 'no'}"
+            for _ in range(20)
+        ]
+        place = files.client_folder(folder, number)
+        (place / "data.csv").write_text("\n".join(["age,member,region,sold", *rows]) + "\n")
+        text = (place / files.CLIENT).read_text()
+        text += (
+            'label_column = "sold"\nclasses = ["no", "yes"]\nnumbers = ["age", "member"]\n'
+            f"standardize = {str(standardize).lower()}\n"
+            '[data.categories]\nregion = ["north", "south"]\n'
+        )
+        (place / files.CLIENT).write_text(text)
+
+
+def test_clients_agree_on_the_scale_of_columns_in_secret(tmp_path):
+    """Means and deviations are those of all training rows together; zeros and ones, and categories, stay."""
+    folder = federation(tmp_path / "fed", "--metrics", "numbers", data=False)
+    tables(folder)
+    nodes = nodes_of(folder, "data.csv")
+    pooled = np.concatenate([node._raw.train.x for node in nodes])
+    trained(folder, nodes)
+    scale = json.loads((folder / "server" / "scale.json").read_text())["scale"]
+    ages = pooled[:, 0].astype(np.float64)
+    assert scale[0] == pytest.approx([ages.mean(), ages.std()], rel=1e-6)
+    assert scale[1] == [0.0, 1.0]
+    x = np.concatenate([node._data.train.x for node in nodes])
+    assert abs(x[:, 0].mean()) < 1e-5 and abs(x[:, 0].std() - 1) < 1e-5
+    np.testing.assert_array_equal(x[:, 1:], pooled[:, 1:])
+    assert eh.load_run(files.client_folder(folder, 0) / "run").config["data"]["form"]["classes"] == 2
+    # A client's own folder predicts from a table, on the agreed scale.
+    assert (files.client_folder(folder, 0) / "run" / "features.json").is_file()
+
+
+def test_other_columns_at_one_client_are_a_sentence(tmp_path):
+    folder = federation(tmp_path / "fed", data=False)
+    tables(folder)
+    place = files.client_folder(folder, 3) / files.CLIENT
+    place.write_text(place.read_text().replace('["north", "south"]', '["north", "west"]'))
+    with pytest.raises(
+        EvenhandError, match=r"Client 3 has other columns, or other categories in them, than client 0"
+    ):
+        trained(folder, data="data.csv")
+
+
+def test_a_client_is_added_without_touching_the_others(tmp_path):
+    folder = federation(tmp_path / "fed", "--metrics", "numbers")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(["deploy", "add-client", str(folder)]) == 0
+    assert all(path.read_bytes() == content for path, content in before.items())
+    source = files.client_folder(folder, 0) / "data.npz"
+    (files.client_folder(folder, CLIENTS) / "data.npz").write_bytes(source.read_bytes())
+    run = trained(folder)
+    assert run.data.num_clients == CLIENTS + 1 and run.info["cohort"] == CLIENTS + 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--method", "fit()"), "trains on the examples of all clients in one place"),
+        (("--method", "nothing()"), "nothing"),
+        (("--min-answers", "9"), "min_answers"),
+        (("--port", "99999"), "port"),
+        (("--method", "no.such.module:make"), "cannot be imported"),
+    ],
+)
+def test_what_cannot_be_deployed_is_said_before_anything_is_written(tmp_path, capsys, words, sentence):
+    assert main(["deploy", "init", str(tmp_path / "fed"), *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "fed").exists()
+
+
+def test_a_factory_of_a_module_is_a_method(tmp_path, monkeypatch):
+    (tmp_path / "ours.py").write_text(
+        "import evenhand as eh\n\n\ndef make(work):\n    return eh.algorithms.fedprox(work, mu=0.5)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = federation(tmp_path / "fed", "--method", "ours:make", "--metrics", "numbers")
+    trained(folder)
+    assert gap(eh.load_run(folder / "run").params, simulated(tmp_path, "fedprox(mu=0.5)").params) < 1e-6
+
+
+def test_secret_files_are_for_their_owner_alone(tmp_path):
+    folder = federation(tmp_path / "fed", data=False)
+    secrets = list(folder.rglob("*.key"))
+    assert len(secrets) >= 3 + 2 * CLIENTS
+    assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
+
+
+def test_test_keys_are_the_simulation_to_the_noise(tmp_path):
+    """With keys from the seed even noise is that of the simulation; without, it is not."""
+    method = "dp_fedavg(clip=1.0, noise_multiplier=0.5, rate=0.6)"
+    params = {}
+    for name, options in {"test": ("--test-keys",), "secret": ()}.items():
+        folder = federation(tmp_path / name, "--method", method, *options)
+        trained(folder)
+        params[name] = eh.load_run(folder / "run").params
+    wanted = simulated(tmp_path, method).params
+    assert gap(params["test"], wanted) < 1e-6 < 1e-3 < gap(params["secret"], wanted)
