@@ -260,7 +260,10 @@ def reveal(
             raise EvenhandError(
                 f"Client {me} got no share from client {other}, which made an offer: start the round again."
             )
-        both = primitives.unseal(_channel(secret, offers[other], other, me), sealed[other])
+        try:
+            both = primitives.unseal(_channel(secret, offers[other], other, me), sealed[other])
+        except EvenhandError as error:
+            raise EvenhandError(f"What client {other} has shared with client {me}: {error}") from error
         if other in alive:
             seeds[other] = both[:SHARE_BYTES]
         else:

@@ -292,6 +292,32 @@ def test_swapped_offers_are_refused():
     assert "offer of client 1 has no certificate" in refused(server, 0) and not server.sealed
 
 
+def test_an_offer_of_one_client_is_not_anothers_even_if_both_have_one_key():
+    """One device that is certified under two numbers."""
+    public = CLIENTS[1].public
+    second = CLIENTS[1]._replace(client=2, certificate=certificate_of(SIGNER, "clinics", 2, public))
+    server, _ = served(4, clients={**CLIENTS, 2: second})
+    server.offers()
+    first = checked_offer(AUTHORITY, server.terms, 1, server.records[1])
+    copied = first._replace(certificate=second.certificate).record
+    server.lies["offers"] = lambda client, real: {**real, 2: copied}
+    server.shares()
+    assert "Client 2 has not signed this offer" in refused(server, 0)
+    server.lies["offers"] = same
+    server.shares()
+    assert 0 in server.sealed
+
+
+def test_a_table_whose_parts_do_not_fit_is_refused():
+    server, _ = served(4)
+    server.offers()
+    ids, records = table(server.records)
+    with pytest.raises(PacketError, match="has 4 rows for 3 clients"):
+        server.sessions[0].answer(WHEN.message(SHARES, ids[:3], records))
+    server.shares()
+    assert 0 in server.sealed
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -520,7 +546,8 @@ def test_shares_that_were_changed_or_swapped_on_their_way_keep_a_client_from_rev
         4, shares=lambda client, sealed: {k: sealed[j] for k, j in zip(sealed, [*sealed][::-1], strict=True)}
     )
     server.run()
-    assert not server.revealed and "do not open" in refused(server, 0)
+    assert not server.revealed
+    assert "What client 1 has shared with client 0: Shares of a client do not open" in refused(server, 0)
 
 
 # --- secrets and identities -------------------------------------------------------------------------------------------
