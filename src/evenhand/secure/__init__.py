@@ -15,7 +15,7 @@ from evenhand.secure._fixed_point import (
     masked_words,
     to_limbs,
 )
-from evenhand.secure._primitives import SHARE_BYTES, join, split
+from evenhand.secure._primitives import SEED_BYTES, SHARE_BYTES, join, public_key, split
 from evenhand.secure._protocol import (
     SEALED_BYTES,
     Cost,
@@ -38,6 +38,7 @@ from evenhand.secure._protocol import (
 __all__ = [
     "LIMB_BITS",
     "SEALED_BYTES",
+    "SEED_BYTES",
     "SHARE_BYTES",
     "Cost",
     "FixedPoint",
@@ -57,6 +58,7 @@ __all__ = [
     "masked_uploads",
     "masked_words",
     "plan",
+    "public_key",
     "recover",
     "reveal",
     "run_protocol",

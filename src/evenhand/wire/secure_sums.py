@@ -15,7 +15,8 @@ stand in each client's own :class:`Protection`.
 
 It does not cover several sums.  A server that asks two cohorts that differ in one client for the same training learns
 that client's numbers from the difference, to the extent that both trainings agree: against that only noise helps.  A
-registered client can falsify a sum by false numbers or shares, or make it fail; nobody sees which one did.
+registered client can falsify a sum by false numbers, which nobody sees, or make it fail by false shares.  A false share
+that is revealed is seen, and does not count.
 """
 
 from __future__ import annotations
@@ -32,7 +33,17 @@ import numpy.typing as npt
 
 from evenhand import secure
 from evenhand.errors import EvenhandError
-from evenhand.secure import SEALED_BYTES, SHARE_BYTES, Cost, Offer, Plan, Revealed, Secret, TooFewError
+from evenhand.secure import (
+    SEALED_BYTES,
+    SEED_BYTES,
+    SHARE_BYTES,
+    Cost,
+    Offer,
+    Plan,
+    Revealed,
+    Secret,
+    TooFewError,
+)
 from evenhand.types import PyTree, Summation
 from evenhand.wire.identities import SIGNATURE_BYTES, Identity, is_signed, signature_of
 from evenhand.wire.messages import Packet, PacketError, encode
@@ -55,6 +66,7 @@ from evenhand.wire.sum_messages import (
     occasion_of,
     quorum,
     rows_of,
+    seed_hash,
     signed_offer,
     table,
     terms_of,
@@ -246,7 +258,7 @@ class SumSession:
             )
         plan = terms.plan
         secret, offer = secure.advertise(secrets.token_bytes)
-        own = signed_offer(self.identity, terms, offer)
+        own = signed_offer(self.identity, terms, offer, secret.seed)
         return _Offered(terms, plan, secret, own), (np.frombuffer(own.record, np.uint8),)
 
     def _shared(self, stage: _Offered, message: Packet) -> tuple[_Shared, Arrays]:
@@ -408,16 +420,70 @@ def secure_exchanges(terms: SumTerms, authority: bytes) -> Generator[Asks, Asks,
     )
     proof = occasion.message(REVEAL, *table(signatures))
 
-    def read_reveal(client: int, message: Packet) -> Revealed:
+    def read_reveal(client: int, message: Packet) -> dict[int, bytes]:
         revealed = rows_of(message, SHARE_BYTES)
         if set(revealed) != set(shares):
             raise PacketError("It has not revealed one share of each client.")
-        seeds = {other: text for other, text in revealed.items() if other in masked}
-        return Revealed(seeds, {other: text for other, text in revealed.items() if other not in masked})
+        return revealed
 
-    revealed = yield from _collected(terms, dict.fromkeys(signatures, proof), rejected, read_reveal)
+    rows = yield from _collected(terms, dict.fromkeys(signatures, proof), rejected, read_reveal)
+    truthful = _truthful(terms, {client: records[client] for client in shares}, masked.keys(), rows, rejected)
+    revealed = {
+        by: Revealed(
+            {client: text for client, text in held.items() if client in masked},
+            {client: text for client, text in held.items() if client not in masked},
+        )
+        for by, held in truthful.items()
+    }
     total = secure.recover(terms.plan, {client: offers[client] for client in shares}, masked, revealed)
     return SecureTotal(total, tuple(sorted(masked)), rejected)
+
+
+def _truthful(
+    terms: SumTerms,
+    records: Mapping[int, SignedOffer],
+    survivors: Collection[int],
+    rows: Mapping[int, Mapping[int, bytes]],
+    rejected: dict[int, str],
+) -> Mapping[int, Mapping[int, bytes]]:
+    """The shares that clients have revealed, without those of clients that have revealed false ones.
+
+    A share that is wrong in its last bits gives a seed that is, and so a sum that is wrong in all: nothing else tells.
+    What is left gives the right sum; that the client left out is the one to blame is not certain if two collude.
+
+    Raises:
+      EvenhandError: so many are false that no client but the one whose secret they are of is to blame for sure.
+    """
+
+    def fits(client: int, by: Collection[int]) -> bool:
+        # Those that recover() takes.
+        first = [other for other in rows if other in by][: terms.threshold]
+        shares = {terms.clients.index(other) + 1: rows[other][client] for other in first}
+        offer = records[client].offer
+        try:
+            if client in survivors:
+                return seed_hash(secure.join(shares, SEED_BYTES)) == records[client].seed_hash
+            return secure.public_key(secure.join(shares, len(offer.mask_key))) == offer.mask_key
+        except EvenhandError:
+            return False
+
+    for client in records:
+        if fits(client, rows):
+            continue
+        for liar in rows:
+            others = {by: held for by, held in rows.items() if by != liar}
+            if len(others) >= terms.threshold and fits(client, others):
+                rejected[liar] = (
+                    f"Client {liar} is left out of the last step of the secure sum of {terms.occasion}. It has "
+                    f"revealed a false share of a secret of client {client}."
+                )
+                # From the beginning, as other shares take the place of its own.
+                return _truthful(terms, records, survivors, others, rejected)
+        raise EvenhandError(
+            f"In the secure sum of {terms.occasion}, shares of a secret of client {client} are false: it has made "
+            "false ones, or more clients have revealed false ones than can be left out. The sum is lost."
+        )
+    return rows
 
 
 def _collected(

@@ -28,6 +28,7 @@ from evenhand.wire.identities import (
 from evenhand.wire.messages import Packet, PacketError, encode
 
 __all__ = [
+    "MOST_CLIENTS",
     "NUMBERS",
     "OFFER",
     "OFFER_BYTES",
@@ -50,6 +51,9 @@ OFFER, SHARES, NUMBERS, SURVIVORS, REVEAL = STEPS = (
     "sum-reveal",
 )
 """The kinds of the messages, one for each of the five exchanges; an answer has the kind of its question."""
+
+MOST_CLIENTS = 2**11
+"""Of one sum, so that no server can fill a client's memory with a plan."""
 
 NDArray = npt.NDArray[Any]
 
@@ -102,8 +106,16 @@ class SumTerms(NamedTuple):
 
     @property
     def plan(self) -> Plan:
-        """The plan of the protocol."""
-        near = len(self.clients) - 1
+        """The plan of the protocol.
+
+        Raises:
+          EvenhandError: there are too few clients, or too many, or other bits.
+        """
+        if (m := len(self.clients)) > MOST_CLIENTS:
+            raise EvenhandError(
+                f"A secure sum of {m:,} clients, each masked with every other: give at most {MOST_CLIENTS:,}."
+            )
+        near = m - 1
         return secure.plan(self.clients, bits=self.bits, neighbours=near, threshold=self.threshold)
 
     @property
@@ -148,7 +160,7 @@ def sum_terms(
       colluding: how many clients may collude with the server; a client whose file says more refuses.
 
     Raises:
-      EvenhandError: fewer than two clients, equal numbers of clients, or other bits.
+      EvenhandError: fewer than two clients, more than :data:`MOST_CLIENTS`, equal numbers of clients, or other bits.
 
     Example:
       >>> sum_terms(Occasion("clinics", "a", 7, 0), [3, 1, 2], bits=64, size=10).threshold
@@ -192,8 +204,11 @@ def terms_of(message: Packet) -> SumTerms:
 # --- offers -----------------------------------------------------------------------------------------------------------
 
 
-OFFER_BYTES = KEY_BYTES + CERTIFICATE_BYTES + 2 * KEY_BYTES + SIGNATURE_BYTES
-"""Of an offer on the wire: identity key, certificate, the two keys of this sum, and the signature of these."""
+_PARTS = (KEY_BYTES, CERTIFICATE_BYTES, KEY_BYTES, KEY_BYTES, 32, SIGNATURE_BYTES)
+
+
+OFFER_BYTES = sum(_PARTS)
+"""Of an offer on the wire: identity key, certificate, the two keys of this sum, hash of the seed, signature."""
 
 
 class SignedOffer(NamedTuple):
@@ -203,24 +218,32 @@ class SignedOffer(NamedTuple):
       public: the public key of the client's identity.
       certificate: that of the authority.
       offer: the keys of this sum.
-      signature: of the offer and the terms, by the client's identity.
+      seed_hash: of the seed of the client's own mask, by which the server sees whether its shares are false.
+      signature: of the offer, the hash and the terms, by the client's identity.
     """
 
     public: bytes
     certificate: bytes
     offer: Offer
+    seed_hash: bytes
     signature: bytes
 
     @property
     def record(self) -> bytes:
         """The bytes on the wire."""
-        return b"".join([self.public, self.certificate, *self.offer, self.signature])
+        return b"".join([self.public, self.certificate, *self.offer, self.seed_hash, self.signature])
 
 
-def signed_offer(identity: Identity, terms: SumTerms, offer: Offer) -> SignedOffer:
-    """A client's offer, signed."""
-    signature = signature_of(identity.private, _offered(terms, identity.client, offer))
-    return SignedOffer(identity.public, identity.certificate, offer, signature)
+def signed_offer(identity: Identity, terms: SumTerms, offer: Offer, seed: bytes) -> SignedOffer:
+    """A client's offer, signed, with the hash of its seed."""
+    hashed = seed_hash(seed)
+    signature = signature_of(identity.private, _offered(terms, identity.client, offer, hashed))
+    return SignedOffer(identity.public, identity.certificate, offer, hashed, signature)
+
+
+def seed_hash(seed: bytes) -> bytes:
+    """A hash that only this seed has, and from which nobody finds its 16 random bytes."""
+    return hashlib.sha256(b"evenhand seed" + seed).digest()
 
 
 def checked_offer(authority: bytes, terms: SumTerms, client: int, record: bytes) -> SignedOffer:
@@ -229,8 +252,8 @@ def checked_offer(authority: bytes, terms: SumTerms, client: int, record: bytes)
     Raises:
       EvenhandError: it is not.
     """
-    ends = np.cumsum([KEY_BYTES, CERTIFICATE_BYTES, KEY_BYTES, KEY_BYTES, SIGNATURE_BYTES]).tolist()
-    public, certificate, first, second, signature = (
+    ends = np.cumsum(_PARTS).tolist()
+    public, certificate, first, second, hashed, signature = (
         record[start:end] for start, end in zip([0, *ends], ends, strict=False)
     )
     offer = Offer(first, second)
@@ -239,17 +262,17 @@ def checked_offer(authority: bytes, terms: SumTerms, client: int, record: bytes)
             f"The offer of client {client} has no certificate of the federation's authority: this client is not "
             "registered, or its offer is another's."
         )
-    if not is_signed(public, _offered(terms, client, offer), signature):
+    if not is_signed(public, _offered(terms, client, offer, hashed), signature):
         raise EvenhandError(
             f"Client {client} has not signed this offer for the sum of {terms.occasion}: it was changed, or made for "
             "another sum or plan."
         )
-    return SignedOffer(public, certificate, offer, signature)
+    return SignedOffer(public, certificate, offer, hashed, signature)
 
 
-def _offered(terms: SumTerms, client: int, offer: Offer) -> Packet:
+def _offered(terms: SumTerms, client: int, offer: Offer, hashed: bytes) -> Packet:
     """The statement that an offer's signature signs."""
-    return _statement("evenhand offer", terms, {"client": client}, *offer)
+    return _statement("evenhand offer", terms, {"client": client}, *offer, hashed)
 
 
 # --- survivors --------------------------------------------------------------------------------------------------------

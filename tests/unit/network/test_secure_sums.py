@@ -138,7 +138,7 @@ def zeros(message):
 @pytest.mark.parametrize(
     ("step", "change", "sentence", "left"),
     [
-        (OFFER, cut, r"uint8\[223\], where uint8\[224\] is due", (0, 1, 3)),
+        (OFFER, cut, r"uint8\[255\], where uint8\[256\] is due", (0, 1, 3)),
         (OFFER, zeros, "has no certificate of the federation's authority", (0, 1, 3)),
         (OFFER, lambda message: message._replace(kind=SHARES), "'sum-offer' by 'sum-shares'", (0, 1, 3)),
         (SHARES, cut, "has not sent one share for each of the others", (0, 1, 3)),
@@ -169,6 +169,60 @@ def test_a_client_whose_answer_is_not_due_is_as_good_as_absent(step, change, sen
     np.testing.assert_array_equal(found.numbers, total(numbers, left), strict=True)
     assert list(found.rejected) == [2]
     assert re.search(sentence, found.rejected[2])
+
+
+def low_bit(client, bit=16):
+    """Changes a low bit of the share of a client's secret; the last three of a key do not count."""
+
+    def change(message):
+        ids, rows = message.arrays
+        wrong = rows.copy()
+        wrong[[*ids].index(client), 0] ^= bit
+        return message._replace(arrays=(ids, wrong))
+
+    return change
+
+
+@pytest.mark.parametrize("client", [1, 4])
+def test_a_false_share_is_seen_and_its_client_left_out_where_enough_are_left(client):
+    """Client 1 has survived, and client 4 not: a share of its seed, and one of its key."""
+    numbers = numbers_of(range(5))
+    for liar in range(4):
+        ask = changed(Network(sessions_of(numbers), {NUMBERS: (4,)}), REVEAL, liar, low_bit(client))
+        found = secure_total(ask, terms_for(numbers), AUTHORITY)
+        np.testing.assert_array_equal(found.numbers, total(numbers, range(4)))
+        # Three of four shares are taken, so that the last is not.
+        assert list(found.rejected) == ([liar] if liar < 3 else [])
+        assert all(f"false share of a secret of client {client}" in text for text in found.rejected.values())
+
+
+def test_false_shares_by_more_than_can_be_left_out_lose_the_sum_in_a_sentence():
+    numbers = numbers_of(range(5))
+    two = changed(Network(sessions_of(numbers), {REVEAL: (4,)}), REVEAL, 0, low_bit(1))
+
+    def ask(asks):
+        answers = dict(two(asks))
+        if 2 in answers and asks[2].kind == REVEAL:
+            answers[2] = low_bit(1, 32)(answers[2])  # with equal bits, two can cancel
+        return answers
+
+    with pytest.raises(EvenhandError, match=r"tag 7.* a secret of client 1 are false.*The sum is lost"):
+        secure_total(ask, terms_for(numbers), AUTHORITY)
+
+
+def test_two_clients_with_false_shares_of_several_clients_are_left_out():
+    numbers = numbers_of(range(6))  # four of six
+    first = changed(Network(sessions_of(numbers)), REVEAL, 0, low_bit(3))
+
+    def ask(asks):
+        answers = dict(first(asks))
+        if asks[1].kind == REVEAL:
+            answers[1] = low_bit(5)(answers[1])
+        return answers
+
+    found = secure_total(ask, terms_for(numbers), AUTHORITY)
+    np.testing.assert_array_equal(found.numbers, total(numbers, range(6)))
+    assert set(found.rejected) == {0, 1}
 
 
 def test_answers_of_clients_that_were_not_asked_do_not_count():

@@ -235,7 +235,7 @@ def test_clients_that_were_shown_other_offers_of_one_client_do_not_reveal():
     server.offers()
     # Client 5 colludes, and makes two offers.
     _, second = secure.advertise(np.random.default_rng(0).bytes)
-    other = signed_offer(CLIENTS[5], server.terms, second).record
+    other = signed_offer(CLIENTS[5], server.terms, second, bytes(16)).record
     server.lies["offers"] = lambda client, real: {**real, 5: other} if client < 3 else real
     server.lies["survivors"] = lambda client, alive: alive - {5}
     server.shares().numbers().survivors().reveals()
@@ -353,10 +353,20 @@ def test_offers_whose_keys_were_exchanged_are_refused():
         server.shares()
         assert "Client 1 has not signed this offer" in refused(server, 0)
         # Nor does it help to sign with a key that the authority has not certified for this client.
-        own = signed_offer(CLIENTS[2], server.terms, offer)
+        own = signed_offer(CLIENTS[2], server.terms, offer, bytes(16))
         server.lies["offers"] = lambda client, shown, own=own: {**shown, 1: own.record}
         server.shares()
         assert "offer of client 1 has no certificate" in refused(server, 0)
+
+
+def test_a_registered_client_that_is_not_in_the_plan_is_refused():
+    server, _ = served(4)
+    server.offers()
+    _, offer = secure.advertise(np.random.default_rng(0).bytes)
+    ninth = signed_offer(CLIENTS[8], server.terms, offer, bytes(16)).record
+    server.lies["offers"] = lambda client, real: {**real, 8: ninth}
+    server.shares()
+    assert "Client 8 is not in the plan of this sum" in refused(server, 0)
 
 
 def test_a_client_misses_its_own_offer():
@@ -365,7 +375,9 @@ def test_a_client_misses_its_own_offer():
     assert "its own offer is not among those" in refused(server, 0)
     again, _ = served(4)
     again.offers()
-    fresh = signed_offer(CLIENTS[0], again.terms, secure.advertise(np.random.default_rng(0).bytes)[1])
+    fresh = signed_offer(
+        CLIENTS[0], again.terms, secure.advertise(np.random.default_rng(0).bytes)[1], bytes(16)
+    )
     again.lies["offers"] = lambda client, real: {**real, 0: fresh.record}
     again.shares()
     assert "its own offer is not among those" in refused(again, 0)
@@ -396,6 +408,11 @@ FIVE = sum_terms(WHEN, range(5), bits=64, size=5)
         (FIVE._replace(occasion=WHEN._replace(run="b")), Protection(), "of the run 'b'"),
         (FIVE._replace(occasion=WHEN._replace(federation="x")), Protection(), "federation 'x'"),
         (FIVE._replace(bits=48), Protection(), "give 32 or 64"),
+        (
+            FIVE._replace(clients=tuple(range(3000)), threshold=1501),
+            Protection(),
+            "of 3,000 clients, .* at most 2,048",
+        ),
         (FIVE._replace(clients=(0, 1, 1, 2)), Protection(), "has clients twice"),
     ],
 )
@@ -548,6 +565,87 @@ def test_shares_that_were_changed_or_swapped_on_their_way_keep_a_client_from_rev
     server.run()
     assert not server.revealed
     assert "What client 1 has shared with client 0: Shares of a client do not open" in refused(server, 0)
+
+
+# --- anything else ----------------------------------------------------------------------------------------------------
+
+
+def distorted(message, rng):
+    """The message with something random changed in it."""
+    arrays, fields = [array.copy() for array in message.arrays], dict(message.fields)
+    place = int(rng.integers(len(arrays)))
+    array = arrays[place]
+    flat = array.reshape(-1)
+    match int(rng.integers(8)):
+        case 0:
+            arrays.pop(place)
+        case 1:
+            arrays.append(array)
+        case 2:
+            arrays[place] = array.astype(rng.choice(["float32", "int32", "uint64", "bool"]))
+        case 3:
+            arrays[place] = array[: int(rng.integers(len(array) + 1))]
+        case 4 if flat.size:
+            flat[int(rng.integers(flat.size))] ^= flat.dtype.type(1 << int(rng.integers(7)))
+        case 5 if flat.size:
+            flat[int(rng.integers(flat.size))] = np.iinfo(flat.dtype).max
+        case 6:
+            arrays[place] = array[::-1] if rng.random() < 0.5 else array[..., None]
+        case _:
+            name = rng.choice([*fields])
+            fields[name] = [None, -1, 10**30, True, "x", [], {}, 0.5][int(rng.integers(8))]
+    return message._replace(arrays=tuple(arrays), fields=fields)
+
+
+def due(server):
+    """The next message to client 0."""
+    if server.signatures:
+        return WHEN.message(REVEAL, *table(server.signatures))
+    if server.masked:
+        return WHEN.message(SURVIVORS, id_array(server.masked))
+    if server.sealed:
+        return WHEN.message(NUMBERS, *table({k: v[0] for k, v in server.sealed.items() if k != 0}))
+    return WHEN.message(SHARES, *table(server.records)) if server.records else server.terms.message
+
+
+def test_whatever_a_server_sends_a_client_answers_as_it_should_or_refuses(thorough):
+    rng = np.random.default_rng(0)
+    refusals = 0
+    for trial in range(2000 if thorough else 120):
+        server, _ = served(4)
+        for step in (server.offers, server.shares, server.numbers, server.survivors)[: trial % 5]:
+            step()
+        member, message = server.sessions[0], due(server)
+        try:
+            member.answer(distorted(message, rng))
+        except EvenhandError:
+            refusals += 1
+            assert member.answer(message).kind == message.kind  # a refusal changes nothing
+    assert refusals > 80
+
+
+def test_whatever_clients_send_the_server_finds_a_sum_or_says_why_not(thorough):
+    rng = np.random.default_rng(1)
+    outcomes = []
+    for trial in range(2000 if thorough else 120):
+        numbers = numbers_of(range(4), seed=trial)
+        network, kind = Network(sessions_of(numbers)), (OFFER, SHARES, NUMBERS, SURVIVORS, REVEAL)[trial % 5]
+
+        def ask(asks, network=network, kind=kind):
+            answers = dict(network.ask(asks))
+            if 2 in answers and answers[2].kind == kind:
+                answers[2] = distorted(answers[2], rng)
+            return answers
+
+        try:
+            found = secure_total(ask, terms_for(numbers), AUTHORITY)
+        except EvenhandError:
+            outcomes.append("error")
+            continue
+        outcomes.append("rejected" if 2 in found.rejected else "counted")
+        if kind != NUMBERS or 2 not in found.clients:  # false numbers look like others
+            np.testing.assert_array_equal(found.numbers, total(numbers, found.clients))
+    assert outcomes.count("rejected") > 60
 
 
 # --- secrets and identities -------------------------------------------------------------------------------------------
