@@ -41,7 +41,7 @@ from evenhand.network.summing import (
     scaled,
     words_of_moments,
 )
-from evenhand.network.terms import Agreed, Terms, is_masked, sum_form_of
+from evenhand.network.terms import Agreed, Terms, is_masked, is_published, sum_form_of
 from evenhand.privacy import account
 from evenhand.rounds import Wire
 from evenhand.simulation.evaluating import Served
@@ -353,6 +353,10 @@ class Node:
     def _report(self, message: Packet) -> Packet:
         kept, method = self._opened(message)
         index, round = self._checked(message, kept)
+        if is_masked(method.agreed.algorithm.phases[index].aggregator):
+            raise Refusal(
+                "The server asks for a report, and in this method a secure sum hides what clients report."
+            )
         wire, rest = self._received(message, method.agreed.wires[index])
         if rest:
             raise PacketError("The message has more arrays than the broadcast.")
@@ -404,6 +408,10 @@ class Node:
         exchange, number = whole(message.fields, "exchange"), whole(message.fields, "number")
         upload = self._uploaded(kept, index, exchange, "pass")
         aggregator = method.agreed.algorithm.phases[index].aggregator
+        if is_masked(aggregator):
+            raise Refusal(
+                "The server asks for what this client adds to a secure sum: it leaves it under masks only."
+            )
         passes = aggregator.passes if isinstance(aggregator, Sum) else 1
         if number != self._passed + 1 or number >= passes:
             raise Refusal(
@@ -425,19 +433,24 @@ class Node:
         upload = self._uploaded(kept, index, exchange, "sum")
         run, place = kept.terms.run, (round, index, number)
         occasion = Occasion(run, run, exchange, number)
-        if self._summing.is_new(occasion) and place <= kept.revealed:
-            raise Refusal(
-                "This client has revealed its shares in a sum of the same numbers already: the difference of two sums "
-                "could be its update."
-            )
         form, public = sum_form_of(method.agreed, index), message.arrays[whole(message.fields, "count") :]
+        if self._summing.is_new(occasion):
+            if place <= kept.revealed:
+                raise Refusal(
+                    "This client has revealed its shares in a sum of the same numbers already: the difference of two "
+                    "sums could be its update."
+                )
+            if not is_published(method.agreed, index, public):
+                raise Refusal(
+                    "The server publishes another scale of uploads than the method has, beside which this client's "
+                    "noise would be too little."
+                )
+            self._public = public  # it comes with the first step
 
         def numbers() -> NDArray:
             return form.flat(self._lifted(kept, method, index, round, number, upload, self._public))
 
-        if self._summing.is_new(occasion):
-            self._public = public  # it comes with the first step
-        answer, step = self._stepped(message, occasion, numbers)
+        answer, step = self._stepped(message, occasion, numbers, form.fewest)
         # On disk before shares leave the client, so that no restart makes it reveal twice.
         revealed = place if step == REVEAL else kept.revealed
         self._keep(kept._replace(tag=whole(message.fields, "tag"), revealed=revealed))
@@ -448,8 +461,6 @@ class Node:
     ) -> tuple[Packet, str]:
         try:
             return self._summing.step(message, occasion, numbers, smallest)
-        except Refusal:
-            raise
         except EvenhandError as error:
             raise Refusal(str(error)) from None
 

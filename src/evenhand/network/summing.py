@@ -76,6 +76,12 @@ class Summing:
         """
         step = inner(message)
         if self._session is None or self._session.occasion != occasion:
+            before = None if self._session is None else self._session.occasion
+            # Others count on a client that signs once in a sum.
+            if before is not None and (before.tag, before.number) > (occasion.tag, occasion.number):
+                raise EvenhandError(
+                    "The server asks for a secure sum that was given up before another began."
+                )
             if self._identity is None:
                 raise EvenhandError(
                     "This client has no identity to sign with, so it takes part in no secure sum."

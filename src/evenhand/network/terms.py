@@ -9,17 +9,30 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 
-from evenhand import communication, rounds
+from evenhand import communication, rounds, tree
 from evenhand._version import __version__
 from evenhand.data import Form
 from evenhand.errors import EvenhandError
 from evenhand.rounds import Wire
 from evenhand.types import Aggregator, Algorithm, Params, PyTree, Sum
-from evenhand.wire.messages import whole
+from evenhand.wire.messages import packed, unpacked, whole
 from evenhand.wire.secure_sums import SumForm, sum_form
 
-__all__ = ["Agreed", "Terms", "agree", "check_deployable", "example_rows", "is_masked", "sum_form_of"]
+__all__ = [
+    "Agreed",
+    "Terms",
+    "agree",
+    "check_deployable",
+    "example_rows",
+    "is_masked",
+    "is_published",
+    "sum_form_of",
+]
+
+NDArray = npt.NDArray[Any]
 
 
 class Terms(NamedTuple):
@@ -151,6 +164,23 @@ def sum_form_of(agreed: Agreed, index: int) -> SumForm:
     return sum_form(aggregator.summation, agreed.wires[index].lifted)
 
 
+def is_published(agreed: Agreed, index: int, arrays: tuple[NDArray, ...]) -> bool:
+    """Whether the server may publish these arrays before clients lift their uploads.
+
+    Where clients add the noise, what is published is the scale of uploads beside it, which never changes: clients know
+    it from the method, and need not believe a server.
+
+    Raises:
+      PacketError: they have other types or shapes.
+    """
+    aggregator, wire = agreed.algorithm.phases[index].aggregator, agreed.wires[index]
+    unpacked(arrays, wire.published, "what the server publishes")
+    if not isinstance(aggregator, Sum) or (agreed.algorithm.privacy is None and aggregator.release is None):
+        return True
+    own = packed(aggregator.publish(aggregator.init(tree.zeros(wire.delta), agreed.terms.clients)))
+    return all(np.allclose(*pair, rtol=1e-6, atol=0) for pair in zip(own, arrays, strict=True))
+
+
 def check_deployable(algorithm: Algorithm) -> None:
     """Refuses methods that have no meaning on a network, each in a sentence.
 
@@ -180,6 +210,11 @@ def check_deployable(algorithm: Algorithm) -> None:
         )
     for phase in algorithm.phases:
         rule = phase.aggregator
+        if isinstance(rule, Sum) and rule.summation is not None and rule.summation.add is None:
+            raise EvenhandError(
+                f"{name} leaves out the masks of its secure sums, which only a simulation may: leave out "
+                "integers_only=True."
+            )
         if isinstance(rule, Sum) and rule.summation is not None and not rule.summation.is_secure:
             raise EvenhandError(
                 f"{name} keeps what each client sends in a place of its own, which is only simulated: deploy another "

@@ -346,7 +346,7 @@ def discrete_mean(
         lift=lift,
         lower=lower,
         publish=lambda state: state.scale,
-        summation=Summation(32, None if integers_only else masked_words),
+        summation=Summation(32, None if integers_only else masked_words, fewest=fewest),
         release=Release(noise_multiplier / 2.0, rate, "fixed", mechanism="concentrated"),
     )
 

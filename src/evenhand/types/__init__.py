@@ -265,6 +265,8 @@ class Summation(NamedTuple):
       is_secure: whether the server learns the total alone; False: it sees what each client sends.
       in_limbs: whether a number is a few limbs of ``bits`` bits, along the last axis of each lifted array
         (:func:`evenhand.secure.to_limbs`); False: each is a number of its own, modulo ``2**bits``.
+      fewest: clients of a sum, at least: with fewer, a client of a network reveals nothing, as the sum would be that of
+        one, or under too little noise.
     """
 
     bits: int
@@ -273,6 +275,7 @@ class Summation(NamedTuple):
     anything: Callable[[PyTree, Key], PyTree] | None = None
     is_secure: bool = True
     in_limbs: bool = False
+    fewest: int = 2
     __repr__ = short
 
 

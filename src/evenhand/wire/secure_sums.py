@@ -151,7 +151,8 @@ class SumSession:
     for the sum.  A message that was sent twice gets the same answer, except the last, which is answered once.  A
     refusal changes nothing.
 
-    There must be one session, ever, for the same numbers: two sums of them with other clients differ by those.
+    There must be one session, ever, for the same numbers, as two sums of them with other clients differ by those; and
+    one for an occasion, as the others count on a client that signs once.
 
     Args:
       identity: the client's.
@@ -327,8 +328,7 @@ class SumSession:
         """Checks that a sum has enough clients for this one's own rule."""
         if len(clients) < self.protection.fewest:
             self._refuse(
-                f"{len(clients)} clients {what_for}, and its own file allows no sum of fewer than "
-                f"{self.protection.fewest}"
+                f"{len(clients)} clients {what_for}, and it takes part in no sum of fewer than {self.protection.fewest}"
             )
 
 
@@ -563,12 +563,14 @@ class SumForm(NamedTuple):
     Attributes:
       bits: of each number on the wire, 32 or 64.
       size: how many numbers.
+      fewest: clients of a sum, at least, as of :class:`evenhand.types.Summation`.
       flat: ``lifted -> numbers`` of a client, uint32 or uint64 ``(size,)``.
       tree: ``total -> lifted``, what ``Summation.add`` gives, as NumPy arrays.
     """
 
     bits: int
     size: int
+    fewest: int
     flat: Callable[[PyTree], NDArray]
     tree: Callable[[NDArray], PyTree]
 
@@ -619,7 +621,7 @@ def sum_form(summation: Summation | None, like: PyTree) -> SumForm:
         parts = zip(np.split(rows, np.cumsum(sizes)[:-1]), leaves, strict=True)
         return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in parts])
 
-    return SumForm(32 if kept <= 32 else 64, sum(sizes), flat, tree)
+    return SumForm(32 if kept <= 32 else 64, sum(sizes), summation.fewest, flat, tree)
 
 
 def _filled(words: NDArray, bits: int) -> NDArray:

@@ -399,8 +399,8 @@ FIVE = sum_terms(WHEN, range(5), bits=64, size=5)
         (FIVE._replace(threshold=2), Protection(), "threshold of 2 of 5 clients does not protect"),
         (FIVE._replace(threshold=6), Protection(), "threshold of 6 of 5 clients does not protect"),
         (FIVE, Protection(colluding=1), "threshold of 3 .* against 1 that collude .* which takes 4 or more"),
-        (FIVE, Protection(smallest=6), "5 clients are asked, and its own file allows no sum of fewer than 6"),
-        (FIVE, Protection(colluding=4), "allows no sum of fewer than 6"),
+        (FIVE, Protection(smallest=6), "5 clients are asked, and it takes part in no sum of fewer than 6"),
+        (FIVE, Protection(colluding=4), "takes part in no sum of fewer than 6"),
         (FIVE._replace(clients=(1, 2, 3, 4, 5)), Protection(), "the plan does not list it"),
         (FIVE._replace(clients=(0,)), Protection(), "fewer than 2"),
         (FIVE._replace(occasion=WHEN._replace(tag=6)), Protection(), "the message is about tag 6, pass 0"),
@@ -462,7 +462,7 @@ def fewer(client, shown):
 @pytest.mark.parametrize(
     ("lie", "sentence"),
     [
-        ("offers", "3 clients have made an offer, and its own file allows no sum of fewer than 4"),
+        ("offers", "3 clients have made an offer, and it takes part in no sum of fewer than 4"),
         ("shares", "3 clients have sent shares"),
         ("survivors", "3 clients have sent numbers"),
     ],

@@ -1,0 +1,190 @@
+"""What a client keeps from a server that asks for more than a secure sum gives, in a federation of one process."""
+
+import jax
+import numpy as np
+import pytest
+
+import evenhand as eh
+from evenhand import EvenhandError
+from evenhand.network.in_process import federation
+from evenhand.simulation import Job
+from evenhand.wire.messages import decode, encode
+from evenhand.wire.sum_messages import NUMBERS, OFFER
+from tests.transcripts import traced
+
+DATA = eh.testing.toy_data()
+WORK = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4)
+MEAN, MEDIAN = eh.aggregators.mean(), eh.aggregators.geometric_median(passes=2)
+
+
+def averaging(aggregator):
+    return eh.algorithms.fedavg(WORK, aggregator=aggregator)
+
+
+def private(fewest):
+    """Clients add the noise, which is that of ``fewest`` of them at least."""
+    noisy = eh.privacy.discrete_mean(1.0, noise_multiplier=2.0, rate=1.0, fewest=fewest)
+    return eh.privacy.private(eh.algorithms.fedavg(WORK, aggregator=noisy, sampling=eh.sampling.fixed(1.0)))
+
+
+class Listener:
+    """What crosses between a server and its clients, and the messages that a lying server sends before its own.
+
+    The tag of a lie is that of the message that is due.  A client that refuses it answers the other as if nothing had
+    been; one that obeys takes the other for a replay, and the round fails.
+    """
+
+    def __init__(self, method, lie=lambda client, message: ()):
+        job = Job(algorithm=method, data=DATA, rounds=1)
+        self.server, self.nodes = federation(job, job.slots)
+        self.lie, self.up, self.lies = lie, [], []
+        carrier = self.server.caller._carrier
+        carrier.handlers = {k: self.through(k, handler) for k, handler in carrier.handlers.items()}
+
+    def through(self, client, handler):
+        def answer(data):
+            message = decode(data)
+            for false in self.lie(client, message):
+                self.lies.append(decode(handler(encode(false))))
+            self.up.append(handler(data))
+            return self.up[-1]
+
+        return answer
+
+    def run(self):
+        for _ in self.server.run():
+            pass
+        assert self.server.progress.per_round["reported"][0] == DATA.num_clients
+        return self
+
+
+def refusals(method, lie):
+    """The sentences with which clients refuse a lie, after which the round is as it should be."""
+    listener = Listener(method, lie).run()
+    assert listener.lies and {reply.kind for reply in listener.lies} == {"refused"}
+    return {reply.fields["sentence"] for reply in listener.lies}
+
+
+def obeyed(method, lie):
+    """The kinds of the answers to a lie that clients obey, and cannot tell from the truth."""
+    listener = Listener(method, lie)
+    with pytest.raises(EvenhandError, match="answers in 1 attempts"):
+        listener.run()
+    return {reply.kind for reply in listener.lies} - {"refused"}
+
+
+# --- what leaves a client ---------------------------------------------------------------------------------------------
+
+
+def numbers_of(listener, client):
+    """The numbers of a client's update, in limbs and as real ones."""
+    node = listener.nodes[client]
+    _, index, upload = node._upload
+    phase = node._method.agreed.algorithm.phases[index]
+    lifted = phase.aggregator.lift(upload, (), jax.random.key(0))
+    if phase.aggregator.summation is not None:
+        lifted = lifted[0]
+    trees = {"update": upload.delta, "lifted": lifted}
+    return {
+        name: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for name, tree in trees.items()
+    }
+
+
+def test_no_update_of_a_client_reaches_the_server_under_a_secure_sum():
+    listener = Listener(averaging(eh.aggregators.secure(MEAN))).run()
+    transcript = b"".join(listener.up)
+    assert len(transcript) > 1000 * DATA.num_clients
+    for client in range(DATA.num_clients):
+        assert traced(numbers_of(listener, client), transcript) == {}
+    plain = Listener(averaging(MEAN)).run()
+    for client in range(DATA.num_clients):
+        assert "lifted" in traced(numbers_of(plain, client), b"".join(plain.up))
+
+
+# --- more than is due -------------------------------------------------------------------------------------------------
+
+
+def a_pass_in_the_clear(client, message):
+    """What the client adds to a sum, without masks."""
+    if message.kind in ("sum", "pass"):
+        arrays = message.arrays if message.kind == "pass" else ()
+        yield message._replace(kind="pass", arrays=arrays)
+
+
+def test_a_client_gives_nothing_without_masks_that_is_due_under_masks():
+    (sentence,) = refusals(averaging(eh.aggregators.secure(MEAN)), a_pass_in_the_clear)
+    assert "it leaves it under masks only" in sentence
+    assert obeyed(averaging(MEDIAN), a_pass_in_the_clear) == {"worked"}
+
+
+def a_report_before_the_work(client, message):
+    """The client's loss, and its weight."""
+    if message.kind == "work":
+        yield message._replace(kind="report", arrays=message.arrays[:2])  # the parameters
+
+
+def test_a_client_reports_nothing_that_a_secure_sum_hides():
+    (sentence,) = refusals(averaging(eh.aggregators.secure(MEAN)), a_report_before_the_work)
+    assert "a secure sum hides what clients report" in sentence
+    assert obeyed(eh.algorithms.delta_fl(WORK, theta=0.5), a_report_before_the_work) == {"reported"}
+
+
+class Replays:
+    """Begins the first sum of a round anew, once the second has begun."""
+
+    def __init__(self):
+        self.first, self.done = {}, set()
+
+    def __call__(self, client, message):
+        if message.kind != "sum":
+            return
+        number, kind = message.fields["number"], message.fields["inner"]["kind"]
+        if number == 0 and kind == OFFER:
+            self.first[client] = message
+        if number == 1 and kind == NUMBERS and client not in self.done:
+            self.done.add(client)
+            first = self.first[client]
+            yield first._replace(fields={**first.fields, "tag": message.fields["tag"]})
+
+
+def test_a_client_begins_no_sum_anew_once_another_has_begun():
+    (sentence,) = refusals(averaging(eh.aggregators.secure(MEDIAN)), Replays())
+    assert "a secure sum that was given up before another began" in sentence
+
+
+# --- noise of clients -------------------------------------------------------------------------------------------------
+
+
+def is_offer(message):
+    return message.kind == "sum" and message.fields["inner"]["kind"] == OFFER
+
+
+def a_larger_scale(client, message):
+    """Uploads beside which the noise is nothing: the scale is the last array."""
+    if is_offer(message):
+        yield message._replace(arrays=(*message.arrays[:-1], 1000 * message.arrays[-1]))
+
+
+def test_a_server_cannot_publish_a_scale_that_makes_a_clients_noise_too_small():
+    (sentence,) = refusals(private(fewest=3), a_larger_scale)
+    assert "another scale of uploads than the method has" in sentence
+
+
+def two_of_them(client, message):
+    """A sum of this client and one more."""
+    if is_offer(message):
+        inner = message.fields["inner"]
+        fields = {**inner["fields"], "threshold": 2}
+        pair = np.array(sorted({client, (client + 1) % DATA.num_clients}), np.int64)
+        yield message._replace(
+            fields={**message.fields, "inner": {**inner, "fields": fields}},
+            arrays=(pair, *message.arrays[1:]),
+        )
+
+
+def test_a_sum_of_fewer_than_the_noise_is_for_is_refused():
+    sentences = refusals(private(fewest=3), two_of_them)
+    assert all(
+        "2 clients are asked, and it takes part in no sum of fewer than 3" in text for text in sentences
+    )
+    assert obeyed(private(fewest=2), two_of_them) == {"summed"}
