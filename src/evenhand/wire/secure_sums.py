@@ -472,7 +472,7 @@ def _truthful(
             continue
         for liar in rows:
             others = {by: held for by, held in rows.items() if by != liar}
-            if len(others) >= terms.threshold and fits(client, others):
+            if fits(client, others):  # which too few never do
                 rejected[liar] = (
                     f"Client {liar} is left out of the last step of the secure sum of {terms.occasion}. It has "
                     f"revealed a false share of a secret of client {client}."

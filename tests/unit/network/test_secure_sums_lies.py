@@ -359,6 +359,15 @@ def test_offers_whose_keys_were_exchanged_are_refused():
         assert "offer of client 1 has no certificate" in refused(server, 0)
 
 
+def test_an_offer_with_another_hash_of_the_seed_is_refused():
+    server, _ = served(4)
+    server.offers()
+    other = checked_offer(AUTHORITY, server.terms, 1, server.records[1])._replace(seed_hash=bytes(32)).record
+    server.lies["offers"] = lambda client, real: {**real, 1: other}
+    server.shares()
+    assert "Client 1 has not signed this offer" in refused(server, 0)
+
+
 def test_a_registered_client_that_is_not_in_the_plan_is_refused():
     server, _ = served(4)
     server.offers()
