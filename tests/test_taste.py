@@ -90,7 +90,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "watch",
     },
     "wire": {"errors", "secure", "types"},
-    "network": _MEASURED | {"_version", "privacy", "records", "simulation", "wire"},
+    "network": _MEASURED | {"_version", "privacy", "records", "report", "simulation", "wire"},
     "testing": _MEASURED | {"network", "report", "simulation"},
     "expressions": _METHODS | {"attacks", "centralized", "models", "personalization", "privacy"},
     "cli": _MEASURED
@@ -512,7 +512,7 @@ SOURCES = {path: (ROOT / path).read_text("utf-8") for path in FILES}
 
 def test_rooms_have_few_files_and_no_splinters() -> None:
     # 212 with the federated methods; each method of central training that came since is one more.
-    assert len(FILES) <= 275, f"{len(FILES)} files"
+    assert len(FILES) <= 285, f"{len(FILES)} files"
     assert not splinters(SOURCES), "\n".join(splinters(SOURCES))
 
 

@@ -30,7 +30,7 @@ from evenhand.network.terms import check_deployable
 from evenhand.records import read_arrays, write_arrays
 from evenhand.report import latest
 from evenhand.simulation import Run
-from evenhand.testing import toy_model
+from evenhand.testing import toy_data, toy_model
 from evenhand.text import counted, visible
 from evenhand.types import Algorithm
 from evenhand.watch import Watching
@@ -50,9 +50,9 @@ def builder(method: str, options: Mapping[str, Any]) -> Callable[[Form], Algorit
     Raises:
       EvenhandError: there is no such option, method or factory.
     """
-    known = {**options_of(ModelOptions), **options_of(LocalOptions)}
+    choices = {**options_of(ModelOptions), **options_of(LocalOptions)}
     for name, value in options.items():
-        taken = known.get(f"--{name.replace('_', '-')}")
+        taken = choices.get(f"--{name.replace('_', '-')}")
         if taken is None or not taken.holds(value):
             raise EvenhandError(
                 f"[method.options] {name} = {value!r:.40}: there is no such option, or it takes another value: see "
@@ -179,7 +179,7 @@ class InitCommand:
         return 0
 
 
-_TOY = Form("toy", (4,), "float32", 3, None, 1, 0)
+_TOY = toy_data().form
 
 
 # --- evenhand deploy add-client, split, status ------------------------------------------------------------------------
@@ -395,10 +395,10 @@ def own_data(path: str, file: ClientFile) -> FederatedDataset:
     Raises:
       EvenhandError: they cannot be read, or the file's ``[data]`` has an option that there is not.
     """
-    name, known = str(file.number), options_of(DataOptions)
+    name, choices = str(file.number), options_of(DataOptions)
     options = {option: value for option, value in file.data.items() if option not in _OF_TABLES}
     for option, value in options.items():
-        taken = known.get(f"--{option.replace('_', '-')}")
+        taken = choices.get(f"--{option.replace('_', '-')}")
         if taken is None or not taken.holds(value):
             raise EvenhandError(
                 f"[data] {option} = {value!r:.40}: there is no such option, or it takes another value: see "
@@ -471,6 +471,8 @@ def _parts_in(path: Path, name: str) -> FederatedDataset | None:
         train, valid, test = map(split, _PARTS)
         count = int(arrays["classes"]) if "classes" in arrays else 0
         names = tuple(map(str, range(count))) or None
-        return FederatedDataset(train, valid, test, (name,), name=str(path), classes=names)
+        return FederatedDataset(
+            train=train, valid=valid, test=test, client_ids=(name,), name=str(path), classes=names
+        )
     except KeyError as error:
         raise EvenhandError(f"{path} has no array {error}: it needs x_train and y_train.") from None

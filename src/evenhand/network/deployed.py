@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -29,7 +30,8 @@ from evenhand.network.compiled import methods_of
 from evenhand.network.exchanging import Patience
 from evenhand.network.files import ClientFile, ServerFile
 from evenhand.network.keeping import FileStore
-from evenhand.network.node import Evaluated, Node
+from evenhand.network.measuring import Evaluated
+from evenhand.network.node import Node
 from evenhand.network.server import Server, run_from
 from evenhand.network.summing import scales
 from evenhand.network.terms import Terms
@@ -146,15 +148,15 @@ def serve_run(
         if server.is_resumed and server.progress.done:
             log("resumed", f"The run continues after round {server.progress.done} of {file.rounds}.", {})
         data = _shadow(server.agreed.terms.form, server.agreed.terms.label, met, file.run)
-        status.update(activity="training", rounds=file.rounds)
-        server.on_round = lambda done: status.update(round=done, seconds=server.seconds["train"])
+        status.update({"activity": "training"})
+        server.on_round = lambda done: status.update({"round": done, "seconds": server.seconds["train"]})
         if server.is_resumed and server.progress.history and server.progress.done == file.rounds:
             yield run_from(server, server.progress, data, server.progress.state, remote=True)
         for record in server.run():
             run = run_from(server, record, data, record.state, remote=True)
             _write(folder / "run", run, file, server)
             yield run
-        status.update(activity="done")
+        status.update({"activity": "done", "round": file.rounds})
 
 
 def _server(
@@ -231,16 +233,16 @@ def _meet(
                 log("refused", f"Client {client}: {error}", {"client": client})
         waiting -= set(met)
         records.write_text(
-            path, records.json_text({str(client): known.to_json() for client, known in met.items()})
+            path, records.json_text({str(client): facts.to_json() for client, facts in met.items()})
         )
-        status.update(activity="waiting for clients", waiting=sorted(waiting))
+        status.update({"activity": "waiting for clients", "waiting": sorted(waiting)})
         if waiting:
             if time.monotonic() - reminded >= _REMINDER:
                 reminded = time.monotonic()
                 names = ", ".join(map(str, sorted(waiting)))
                 log("absent", f"Waiting for clients {names}: start them with `evenhand deploy client`.", {})
             time.sleep(pause)
-    status.update(waiting=[])
+    status.update({"waiting": []})
     return met
 
 
@@ -264,14 +266,14 @@ def _agreed_form(met: Mapping[int, Met], name: str) -> Form:
                 f"{list(other.label)}, and client 0 {first.form.dtype}{list(first.form.shape)} with labels "
                 f"{list(first.label)}: load the files of both in the same way."
             )
-    classes = [known.form.classes for known in met.values() if known.form.classes is not None]
+    classes = [facts.form.classes for facts in met.values() if facts.form.classes is not None]
     return first.form._replace(
         name=f"federation {name}",
         classes=max(classes) if classes else None,
         names=first.form.names
-        if all(known.form.names == first.form.names for known in met.values())
+        if all(facts.form.names == first.form.names for facts in met.values())
         else None,
-        tokens=max(known.form.tokens for known in met.values()),
+        tokens=max(facts.form.tokens for facts in met.values()),
     )
 
 
@@ -289,46 +291,14 @@ def _agreed_scale(
             f"{folder}: the scale of the columns of one client would be that client's: write standardize = false into "
             "its [data.columns]."
         )
-    about = {"version": __version__, "method": file.text, "clients": len(met)}
-
-    def ask(asks: Asks) -> Asks:
-        questions = {
-            client: encode(
-                Packet(
-                    "moments",
-                    {
-                        **about,
-                        "inner": {"kind": step.kind, "fields": dict(step.fields)},
-                        "count": len(step.arrays),
-                    },
-                    step.arrays,
-                )
-            )
-            for client, step in asks.items()
-        }
-        came = carrier.ask(questions, file.deadline)
-        for client, reason in came.absent.items():
-            log("absent", f"Client {client}: {reason}", {"client": client})
-        answers = dict[int, Packet]()
-        for client, data in came.answers.items():
-            answer = decode(data)
-            if answer.kind == "summed":
-                answers[client] = Packet(
-                    str(answer.fields.get("kind")), answer.fields.get("fields") or {}, answer.arrays
-                )
-            else:
-                sentence = (
-                    f"Client {client}: {str(answer.fields.get('sentence', 'it does not answer'))[:500]}"
-                )
-                log("refused", sentence, {"client": client})
-        return answers
-
     attempt = 0
     while True:
         occasion, size = Occasion(file.run, file.run, 0, attempt), 2 * (1 + 3 * numbers)
         try:
             terms = sum_terms(occasion, list(met), bits=64, size=size, colluding=file.colluding)
-            total = secure_total(ask, terms, bytes.fromhex(file.authority))
+            total = secure_total(
+                partial(_moments, file, carrier, len(met), log), terms, bytes.fromhex(file.authority)
+            )
             if len(total.clients) == len(met):
                 scale = scales(total.numbers)
                 records.write_text(path, records.json_text({"scale": scale}))
@@ -337,6 +307,40 @@ def _agreed_scale(
             log("absent", f"The scale of the columns: {error}", {})
         attempt += 1
         time.sleep(pause)
+
+
+def _moments(file: ServerFile, carrier: Carrier, clients: int, log: Log, asks: Asks) -> Asks:
+    """One exchange of the secure sum of moments: the answers of the clients that do not refuse."""
+    about = {"version": __version__, "method": file.text, "clients": clients}
+
+    questions = {
+        client: encode(
+            Packet(
+                "moments",
+                {
+                    **about,
+                    "inner": {"kind": step.kind, "fields": dict(step.fields)},
+                    "count": len(step.arrays),
+                },
+                step.arrays,
+            )
+        )
+        for client, step in asks.items()
+    }
+    came = carrier.ask(questions, file.deadline)
+    for client, reason in came.absent.items():
+        log("absent", f"Client {client}: {reason}", {"client": client})
+    answers = dict[int, Packet]()
+    for client, data in came.answers.items():
+        answer = decode(data)
+        if answer.kind == "summed":
+            answers[client] = Packet(
+                str(answer.fields.get("kind")), answer.fields.get("fields") or {}, answer.arrays
+            )
+        else:
+            sentence = f"Client {client}: {str(answer.fields.get('sentence', 'it does not answer'))[:500]}"
+            log("refused", sentence, {"client": client})
+    return answers
 
 
 def _shadow(form: Form, label: tuple[int, ...], met: Mapping[int, Met], run: str) -> FederatedDataset:
@@ -352,7 +356,9 @@ def _shadow(form: Form, label: tuple[int, ...], met: Mapping[int, Met], run: str
 
     names = form.names or (None if form.classes is None else tuple(map(str, range(form.classes))))
     ids = tuple(map(str, range(len(met))))
-    return FederatedDataset(split(0), split(1), split(2), ids, name=f"federation {run}", classes=names)
+    return FederatedDataset(
+        train=split(0), valid=split(1), test=split(2), client_ids=ids, name=f"federation {run}", classes=names
+    )
 
 
 def _write(folder: Path, run: Run, file: ServerFile, server: Server) -> None:
@@ -372,7 +378,7 @@ class Status:
         self._path, self._lock = path, threading.Lock()
         self._facts: dict[str, Any] = {"clients": clients, "round": 0, "seconds": 0.0, "waiting": []}
 
-    def update(self, **facts: Any) -> None:
+    def update(self, facts: Mapping[str, Any]) -> None:
         """Takes note of facts; they are written with the next :meth:`write`."""
         with self._lock:
             self._facts |= facts
@@ -388,7 +394,7 @@ class Status:
 def _status_of(folder: Path, file: ServerFile, carrier: Carrier) -> Generator[Status]:
     """A status that a thread keeps writing."""
     status, ended = Status(folder / "server" / _STATUS, len(files.roster(folder))), threading.Event()
-    status.update(run=file.run, rounds=file.rounds, activity="starting")
+    status.update({"run": file.run, "rounds": file.rounds, "activity": "starting"})
 
     def keep() -> None:
         while True:

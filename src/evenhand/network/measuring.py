@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from evenhand.streams import Keys
 from evenhand.types import Algorithm, Key, PyTree
 from evenhand.wire.messages import Packet, PacketError, packed, unpacked
 
-__all__ = ["Measuring", "needed", "served_from", "served_message", "shown_state"]
+__all__ = ["Evaluated", "Measuring", "needed", "served_from", "served_message", "shown_state"]
 
 NDArray = npt.NDArray[Any]
 
@@ -62,6 +62,28 @@ def shown_state(agreed: Agreed, server: PyTree) -> tuple[NDArray, ...]:
 
 
 # --- one client -------------------------------------------------------------------------------------------------------
+
+
+class Evaluated(NamedTuple):
+    """One evaluation of a client.
+
+    Attributes:
+      agreed: the run.
+      data: its examples.
+      server: the server's state, as far as the client's models depend on it.
+      client: what the client keeps.
+      own: whether it is served a model of its own, where the method has such.
+      served: what was measured.
+      round: rounds done.
+    """
+
+    agreed: Agreed
+    data: FederatedDataset
+    server: PyTree
+    client: PyTree
+    own: bool
+    served: Served
+    round: int
 
 
 class Measuring:

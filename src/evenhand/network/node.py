@@ -29,7 +29,7 @@ from evenhand.evaluation import private_metrics
 from evenhand.network.carriers import Log
 from evenhand.network.compiled import ClientMethod
 from evenhand.network.keeping import ClientRecord, StateStore, adapt_key, record_from, record_message
-from evenhand.network.measuring import Measuring, served_message
+from evenhand.network.measuring import Evaluated, Measuring, served_message
 from evenhand.network.summing import (
     COUNTED,
     HISTOGRAM,
@@ -44,7 +44,6 @@ from evenhand.network.summing import (
 from evenhand.network.terms import Agreed, Terms, is_masked, is_published, sum_form_of
 from evenhand.privacy import account
 from evenhand.rounds import Wire
-from evenhand.simulation.evaluating import Served
 from evenhand.streams import Keys, keys_of
 from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Upload
 from evenhand.wire.identities import Identity
@@ -52,7 +51,7 @@ from evenhand.wire.messages import Packet, PacketError, decode, encode, packed, 
 from evenhand.wire.secure_sums import Protection
 from evenhand.wire.sum_messages import REVEAL, Occasion
 
-__all__ = ["Allowed", "Evaluated", "Node", "Refusal"]
+__all__ = ["Allowed", "Node", "Refusal"]
 
 NDArray = npt.NDArray[Any]
 
@@ -89,28 +88,6 @@ class Allowed(NamedTuple):
     metrics: bool = False
     histogram: bool = False
     test_keys: bool = False
-
-
-class Evaluated(NamedTuple):
-    """One evaluation of a client.
-
-    Attributes:
-      agreed: the run.
-      data: its examples.
-      server: the server's state, as far as the client's models depend on it.
-      client: what the client keeps.
-      own: whether it is served a model of its own, where the method has such.
-      served: what was measured.
-      round: rounds done.
-    """
-
-    agreed: Agreed
-    data: FederatedDataset
-    server: PyTree
-    client: PyTree
-    own: bool
-    served: Served
-    round: int
 
 
 # --- the client -------------------------------------------------------------------------------------------------------
@@ -202,9 +179,11 @@ class Node:
             )
         try:
             return handlers[message.kind](message)
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, EvenhandError):
+        except (KeyError, TypeError, ValueError) as error:  # EvenhandError is a ValueError
+            if isinstance(error, Refusal | PacketError):
                 raise
+            if isinstance(error, EvenhandError):
+                raise Refusal(str(error)) from None
             raise PacketError(
                 f"A message of the kind {message.kind!r} lacks a field, or has one that is none ({error!r:.80})."
             ) from None
@@ -235,11 +214,8 @@ class Node:
         def numbers() -> NDArray:
             return words_of_moments(moments(self._raw))
 
-        try:
-            # All of them or nobody: two sums without different clients would give away what these have.
-            return self._summing.step(message, occasion, numbers, smallest=clients)[0]
-        except EvenhandError as error:
-            raise Refusal(str(error)) from None
+        # All of them or nobody: two sums without different clients would give away what these have.
+        return self._summing.step(message, occasion, numbers, smallest=clients)[0]
 
     def _check_method(self, message: Packet) -> None:
         """The server's method and version are those of this client."""
@@ -450,19 +426,11 @@ class Node:
         def numbers() -> NDArray:
             return form.flat(self._lifted(kept, method, index, round, number, upload, self._public))
 
-        answer, step = self._stepped(message, occasion, numbers, form.fewest)
+        answer, step = self._summing.step(message, occasion, numbers, form.fewest)
         # On disk before shares leave the client, so that no restart makes it reveal twice.
         revealed = place if step == REVEAL else kept.revealed
         self._keep(kept._replace(tag=whole(message.fields, "tag"), revealed=revealed))
         return answer
-
-    def _stepped(
-        self, message: Packet, occasion: Occasion, numbers: Callable[[], NDArray], smallest: int = 0
-    ) -> tuple[Packet, str]:
-        try:
-            return self._summing.step(message, occasion, numbers, smallest)
-        except EvenhandError as error:
-            raise Refusal(str(error)) from None
 
     def _count(self, message: Packet, kept: ClientRecord) -> Packet:
         """One step of the secure sum of a histogram."""
@@ -477,7 +445,7 @@ class Node:
                 "be its metric."
             )
         smallest = max(private_metrics.LEAST, self._allowed.cohort)
-        answer, step = self._stepped(message, occasion, lambda: counts, smallest)
+        answer, step = self._summing.step(message, occasion, lambda: counts, smallest)
         counted = done if step == REVEAL else kept.counted
         self._keep(kept._replace(tag=whole(message.fields, "tag"), counted=counted))
         return answer

@@ -95,8 +95,17 @@ class Summing:
         ), step.kind
 
     def is_new(self, occasion: Occasion) -> bool:
-        """Whether this sum is not the one in progress."""
-        return self._session is None or self._session.occasion != occasion
+        """Whether this sum is not the one in progress.
+
+        Raises:
+          EvenhandError: it was given up before that one began.  Others count on a client that signs once in a sum.
+        """
+        if self._session is None:
+            return True
+        before = self._session.occasion
+        if (before.tag, before.number) > (occasion.tag, occasion.number):
+            raise EvenhandError("The server asks for a secure sum that was given up before another began.")
+        return before != occasion
 
 
 def inner(message: Packet) -> Packet:
