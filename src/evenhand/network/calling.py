@@ -18,6 +18,21 @@ __all__ = ["Asked", "Caller"]
 NDArray = npt.NDArray[Any]
 
 
+_ANSWERS = {
+    "terms": ("agreed",),
+    "report": ("reported",),
+    "work": ("worked",),
+    "pass": ("worked",),
+    "sum": ("summed",),
+    "evaluate": ("measured", "withheld"),
+    "settle": ("settled",),
+}
+"""What a client may answer, beside that it refuses."""
+
+_EVENTS = ("refused", "replayed", "disk")
+"""What a client may say that has happened to it; other events are the server's."""
+
+
 class Asked(NamedTuple):
     """The answers to one question.
 
@@ -55,7 +70,10 @@ class Caller:
         self.counted: NDArray = np.full(agreed.terms.clients, -1, np.int64)
 
     def ask(self, kind: str, questions: Mapping[int, tuple[Mapping[str, Any], Sequence[NDArray]]]) -> Asked:
-        """One question to some clients: their answers, by client; who does not answer is logged."""
+        """One question to some clients: their answers, by client; who does not answer is logged.
+
+        Clients that do not agree to the run are not asked.
+        """
         self.introduce(questions)
         terms = self.agreed.terms
         self.tag = tag = self.tag + 1
@@ -74,8 +92,9 @@ class Caller:
                 )
             )
             for client, (fields, arrays) in questions.items()
+            if client in self._introduced
         }
-        return self._collected(asks)
+        return self._collected(kind, asks)
 
     def introduce(self, clients: Iterable[int]) -> None:
         """Announces the run to those of the clients that have not heard of it from this process."""
@@ -85,7 +104,7 @@ class Caller:
         terms, start = self.agreed.terms, packed(self._start)
         fields = {"version": terms.version, "method": terms.method, "terms": terms.to_json()}
         asks = {client: encode(Packet("terms", {**fields, "client": client}, start)) for client in clients}
-        for client, answer in self._collected(asks).answers.items():
+        for client, answer in self._collected("terms", asks).answers.items():
             if answer.fields.get("schema") == self.agreed.schema:
                 self._introduced.add(client)
             else:
@@ -94,7 +113,7 @@ class Caller:
                 )
                 self.log("refused", f"Client {client}: {sentence}", {"client": client})
 
-    def _collected(self, asks: Mapping[int, bytes]) -> Asked:
+    def _collected(self, kind: str, asks: Mapping[int, bytes]) -> Asked:
         """The answers of clients that obey."""
         came = self._carrier.ask(asks, self.deadline)
         self.down += sum(map(len, asks.values()))
@@ -105,19 +124,28 @@ class Caller:
         for client, data in came.answers.items():
             try:
                 answer = decode(data)
-            except PacketError as error:
-                self.log("refused", f"Client {client}: {error}", {"client": client})
-                rejected.add(client)
-                continue
-            if answer.kind in ("refused", "failed", "rejected"):
-                event = str(answer.fields.get("event", "refused"))
-                sentence = str(answer.fields.get("sentence", ""))[:500]
-                self.log(event, f"Client {client}: {sentence}", {"client": client})
-                if answer.kind == "rejected":
+                if answer.kind in ("refused", "failed"):
+                    self._refused(client, answer)
+                    # It may have lost its state: it hears of the run again before anything else is asked of it.
+                    self._introduced.discard(client)
+                elif answer.kind == "rejected":
+                    self._refused(client, answer)
                     rejected.add(client)
-                continue
-            answers[client] = answer
+                elif answer.kind not in _ANSWERS[kind]:
+                    due = " or ".join(map(repr, _ANSWERS[kind]))
+                    raise PacketError(f"It answers {repr(answer.kind)[:40]} where {due} is due.")
+                else:
+                    answers[client] = answer
+            except PacketError as error:
+                self.refuse(client, error)
+                rejected.add(client)
         return Asked(answers, rejected)
+
+    def _refused(self, client: int, answer: Packet) -> None:
+        """Logs why a client does not obey; the words are its own, so only some of them are taken."""
+        event, sentence = answer.fields.get("event"), answer.fields.get("sentence")
+        words = " ".join(sentence.split())[:500] if isinstance(sentence, str) else "it does not say why."
+        self.log(event if event in _EVENTS else "refused", f"Client {client}: {words}", {"client": client})
 
     def refuse(self, client: int, error: PacketError) -> None:
         """Logs that a client's answer does not count."""
