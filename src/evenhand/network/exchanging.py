@@ -125,18 +125,22 @@ class ServerExchange:
         self.is_revealed = False
         self._present = np.array(cohort.present)
 
-    def done(self, server: PyTree, memory: PyTree) -> tuple[Step, NDArray]:
+    def done(
+        self, server: PyTree, memory: PyTree, begin: Callable[[], None] = lambda: None
+    ) -> tuple[Step, NDArray]:
         """The server's step, and which slots of the cohort counted; repeated until enough clients have answered.
 
         Args:
           server: the method's state.
           memory: that of the aggregator.
+          begin: is called before each attempt.
         """
         patience, drawn = self._setting.patience, int(np.sum(np.asarray(self._cohort.present)))
         attempt = 0
         while True:
             self.absent = set()
             self._present = np.array(self._cohort.present)
+            begin()
             result = self._attempt(server, memory)
             if self.is_revealed or drawn - len(self.absent) >= min(patience.min_answers, drawn):
                 return result
@@ -323,6 +327,11 @@ class ServerExchange:
 
     def _among(self, accepted: Array) -> None:
         """Leaves out the slots whose answers do not count."""
+        error = PacketError(
+            "Its upload is not finite, or its report is not one that an honest client can send."
+        )
+        for slot in np.flatnonzero(self._present & ~np.asarray(accepted)):
+            self._caller.refuse(self._ids[slot], error)
         self._present &= np.asarray(accepted)
 
 

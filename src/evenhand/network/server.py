@@ -61,7 +61,11 @@ class ServerRecord(NamedTuple):
       state: of the server and the aggregators; ``clients`` is empty, since clients keep their own.
       done: rounds done.
       tag: the largest tag that was ever sent.
-      attempts: exchanges of the last phase that were begun: private rounds count when they are broadcast.
+      attempts: rounds that private methods are charged for: those whose last exchange was broadcast, and each time
+        that an exchange was broadcast again.
+      phase: exchanges of the round in progress that are done.
+      begun: whether the next exchange was broadcast.
+      infos: what the round in progress has reported.
       counted: for each client, the tag of its latest work that counted; -1: none did.
       history: one row per evaluation.
       per_round: what each round has reported.
@@ -74,6 +78,9 @@ class ServerRecord(NamedTuple):
     done: int
     tag: int
     attempts: int
+    phase: int
+    begun: bool
+    infos: dict[str, float]
     counted: NDArray
     history: list[dict[str, float]]
     per_round: dict[str, list[float]]
@@ -144,58 +151,61 @@ class Server:
     def run(self) -> Iterator[ServerRecord]:
         """Trains to the last round, and yields the run so far at each evaluation, once that is on disk."""
         rounds_asked = self.agreed.terms.rounds
-        if not self.progress.history:
-            self._evaluate()
-            yield self.progress
-        while self.progress.done < rounds_asked:
+        while True:
+            done, history = self.progress.done, self.progress.history
+            is_due = done % self._eval_every == 0 or done == rounds_asked
+            if is_due and not (history and history[-1]["round"] == done):
+                # Before clients are told that their work has counted.
+                self._save()
+                self._evaluate()
+                self._save()
+                yield self.progress
+            if done >= rounds_asked:
+                return
             begin = time.perf_counter()
             self.train_round()
             self.seconds["train"] += time.perf_counter() - begin
             self.on_round(self.progress.done)
-            done = self.progress.done
-            if done % self._eval_every == 0 or done == rounds_asked:
-                self._evaluate()
-                self._save()
-                yield self.progress
-            else:
-                self._save()
 
     def _drawn(self, round: Array, phase: int) -> Cohort:
         algorithm, slots = self.agreed.algorithm, self.agreed.terms.slots
         return rounds.cohort(algorithm, None, self._rows, slots, self._keys, round, phase)
 
     def train_round(self) -> None:
-        """Trains one round more."""
-        round = self.progress.done
-        infos = dict.fromkeys((*WORK, "reported", "rejected", "absent"), 0.0)
-        for index in range(len(self._phases)):
-            cohort = self._draw(jnp.int32(round), index)
-            self._reserve(charge=index == len(self._phases) - 1)
-            state = self.progress.state
-            exchange = ServerExchange(self._setting, self._parts[index], cohort, round)
-            step, accepted = exchange.done(state.server, state.aggregators[index])
-            aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
-            state = state._replace(server=step.server, aggregators=aggregators)
-            if index == len(self._phases) - 1:
-                last = rounds.last_rounds(state.last_round, cohort, jnp.asarray(accepted), round)
-                state = state._replace(last_round=last)
-            self.caller.counted[np.asarray(cohort.ids)[accepted]] = exchange.tag
-            self.progress = self.progress._replace(state=state)
-            drawn = int(np.sum(np.asarray(cohort.present)))
-            infos |= {name: float(value) for name, value in step.info.items()}
-            counted_cohort = cohort._replace(present=cohort.present & jnp.asarray(accepted))
-            steps, examples = (
-                float(jnp.sum(part)) for part in self._effort(index, counted_cohort, jnp.int32(round))
-            )
-            for name, count in ((USEFUL, steps), (EXECUTED, steps), (ROWS, examples)):
-                infos[name] += count
-            infos["reported"] = float(np.sum(accepted))
-            infos["absent"] += len(exchange.absent)
-            infos["rejected"] += drawn - float(np.sum(accepted)) - len(exchange.absent)
-        per_round = self.progress.per_round
+        """Trains one round more, or what is left of the round in progress."""
+        for index in range(self.progress.phase, len(self._phases)):
+            self._exchange(index)
+        per_round, infos = self.progress.per_round, self.progress.infos
         for name, value in infos.items():
             per_round.setdefault(name, []).append(value)
-        self.progress = self.progress._replace(done=round + 1, per_round=per_round)
+        done = self.progress.done + 1
+        self.progress = self.progress._replace(done=done, phase=0, infos={}, per_round=per_round)
+
+    def _exchange(self, index: int) -> None:
+        """One exchange of the round in progress."""
+        round, is_last = self.progress.done, index == len(self._phases) - 1
+        cohort, state = self._draw(jnp.int32(round), index), self.progress.state
+        exchange = ServerExchange(self._setting, self._parts[index], cohort, round)
+        step, accepted = exchange.done(state.server, state.aggregators[index], lambda: self._reserve(is_last))
+        aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
+        state = state._replace(server=step.server, aggregators=aggregators)
+        if is_last:
+            last = rounds.last_rounds(state.last_round, cohort, jnp.asarray(accepted), round)
+            state = state._replace(last_round=last)
+        self.caller.counted[np.asarray(cohort.ids)[accepted]] = exchange.tag
+        drawn = int(np.sum(np.asarray(cohort.present)))
+        infos = self.progress.infos or dict.fromkeys((*WORK, "reported", "rejected", "absent"), 0.0)
+        infos |= {name: float(value) for name, value in step.info.items()}
+        counted_cohort = cohort._replace(present=cohort.present & jnp.asarray(accepted))
+        steps, examples = (
+            float(jnp.sum(part)) for part in self._effort(index, counted_cohort, jnp.int32(round))
+        )
+        for name, count in ((USEFUL, steps), (EXECUTED, steps), (ROWS, examples)):
+            infos[name] += count
+        infos["reported"] = float(np.sum(accepted))
+        infos["absent"] += len(exchange.absent)
+        infos["rejected"] += drawn - float(np.sum(accepted)) - len(exchange.absent)
+        self.progress = self.progress._replace(state=state, phase=index + 1, begun=False, infos=infos)
 
     def _efforts(self, index: int, cohort: Cohort, round: Array) -> Effort:
         """The work of each client of a cohort; it depends on how many examples there are, and on none of them."""
@@ -295,6 +305,9 @@ class Server:
             done=0,
             tag=0,
             attempts=0,
+            phase=0,
+            begun=False,
+            infos={},
             counted=np.full(clients, -1, np.int64),
             history=[],
             per_round={},
@@ -304,19 +317,20 @@ class Server:
         )
 
     def _save(self) -> None:
-        """Writes the run so far.
+        """Writes the run so far, with the tags that may be sent before it is written again, so that no resumed server
+        sends one of them a second time.
 
         Raises:
           OSError: it cannot be written.
         """
-        self._store.write(progress_bytes(self.agreed, self._latest()))
-
-    def _reserve(self, charge: bool) -> None:
-        """Writes the tags that may be sent before the next save, so that no resumed server sends one again, and that
-        another round is broadcast, if it is charged for."""
-        self.progress = self.progress._replace(attempts=self.progress.attempts + int(charge))
         latest = self._latest()
         self._store.write(progress_bytes(self.agreed, latest._replace(tag=latest.tag + _RESERVED)))
+
+    def _reserve(self, is_last: bool) -> None:
+        """Writes that an exchange is broadcast, which a private method is charged for."""
+        charge = int(is_last or self.progress.begun)
+        self.progress = self.progress._replace(attempts=self.progress.attempts + charge, begun=True)
+        self._save()
 
     def _latest(self) -> ServerRecord:
         """The run so far, with what its caller has counted."""
@@ -380,6 +394,9 @@ def progress_bytes(agreed: Agreed, progress: ServerRecord) -> bytes:
         "done": progress.done,
         "tag": progress.tag,
         "attempts": progress.attempts,
+        "phase": progress.phase,
+        "begun": progress.begun,
+        "infos": {name: _json(value) for name, value in progress.infos.items()},
         "history": [{name: _json(value) for name, value in row.items()} for row in progress.history],
         "per_round": {
             name: [_json(value) for value in values] for name, values in progress.per_round.items()
@@ -425,6 +442,9 @@ def progress_from(data: bytes, agreed: Agreed, like: RoundState) -> ServerRecord
         done=fields["done"],
         tag=fields["tag"],
         attempts=fields["attempts"],
+        phase=fields["phase"],
+        begun=fields["begun"],
+        infos={name: _number(value) for name, value in fields["infos"].items()},
         counted=counted,
         history=[{name: _number(value) for name, value in row.items()} for row in fields["history"]],
         per_round={

@@ -248,7 +248,8 @@ class Run(Results):
             promise = promise._replace(public=public)
         # Kept: it takes a second to compute.
         units = self.data.num_clients if promise.unit == "client" else self.data.train.rows
-        return account(promise, rounds=self.info["rounds"], units=units)
+        # On machines a round may have been broadcast more than once.
+        return account(promise, rounds=self.info.get("charged", self.info["rounds"]), units=units)
 
     def personal_params(self, k: int) -> Params:
         """The parameters that the client at position ``k`` is served, adapted to its rows where the method does that.
