@@ -7,6 +7,7 @@ are none of its business.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,13 +20,14 @@ import numpy.typing as npt
 from evenhand import tree
 from evenhand._jaxpr.programs import used_inputs
 from evenhand.data import FederatedDataset
-from evenhand.evaluation import ClassMetrics
+from evenhand.evaluation import ClassMetrics, of_global
 from evenhand.network.terms import Agreed
 from evenhand.rounds import RoundState
 from evenhand.simulation import Job
 from evenhand.simulation.evaluating import Evaluation, Served
 from evenhand.simulation.program import Program, resident
 from evenhand.streams import Keys
+from evenhand.text import of_model
 from evenhand.types import Algorithm, Key, PyTree
 from evenhand.wire.messages import Packet, PacketError, packed, unpacked
 
@@ -162,29 +164,60 @@ def served_message(served: Served) -> Packet:
     return Packet("measured", fields, (*map(np.asarray, arrays), *cells, *levels))
 
 
-def served_from(message: Packet) -> Served:
+def served_from(message: Packet, agreed: Agreed) -> Served:
     """The inverse of :func:`served_message`.
 
     Raises:
-      PacketError: the message is something else.
+      PacketError: the message is something else than what a client of this run measures.
     """
+    form, algorithm, fields = agreed.terms.form, agreed.algorithm, message.fields
+    names, splits = metrics_of(algorithm), ("train", "valid", "test")
+    has_classes = form.classes is not None and "accuracy" in names and math.prod(agreed.terms.label) == 1
+    classes = splits if has_classes else ()
+    due = [[split, list(names)] for split in splits], list(classes), bool(algorithm.levels)
     try:
+        if (fields["metrics"], fields["classes"], fields["level"]) != due:
+            raise ValueError("another form")
         arrays = iter(message.arrays)
-        clients = {
-            str(split): {str(name): _numbers(next(arrays), 1) for name in names}
-            for split, names in message.fields["metrics"]
+        clients = {split: {name: _numbers(next(arrays), "f", 1) for name in names} for split in splits}
+        cells = {
+            split: _cells([next(arrays) for _ in ClassMetrics._fields], form.classes) for split in classes
         }
-        classes = {
-            str(split): ClassMetrics(*(_numbers(next(arrays)) for _ in ClassMetrics._fields))
-            for split in message.fields["classes"]
-        }
-        level = _numbers(next(arrays), 1) if message.fields["level"] else None
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
-        raise PacketError("A client sends measurements that are none.") from None
-    return Served(clients, classes, level)
+        level = _numbers(next(arrays), "i", 1) if algorithm.levels else None
+        if level is not None and not 0 <= level[0] < len(algorithm.levels):
+            raise ValueError("another level")
+    except (KeyError, ValueError, StopIteration):
+        raise PacketError("It sends measurements that are none.") from None
+    return Served(clients, cells, level)
 
 
-def _numbers(array: NDArray, count: int | None = None) -> NDArray:
-    if array.ndim != 1 or (count is not None and len(array) != count):
+def metrics_of(algorithm: Algorithm) -> tuple[str, ...]:
+    """The metrics that each client measures on each split, in the order of an :class:`Evaluation`."""
+    model = algorithm.levels[0].model if algorithm.levels else algorithm.model
+    names = tuple({"loss": None, **model.metrics})
+    if algorithm.levels:
+        return (*names, *(of_model(name, level.name) for level in algorithm.levels for name in names))
+    if algorithm.adapt is None and algorithm.personal_params is None:
+        return names
+    return (*names, *map(of_global, names))
+
+
+def _cells(arrays: Sequence[NDArray], classes: int | None) -> ClassMetrics:
+    """The accuracy of each class at the one client that has sent it."""
+    cells = ClassMetrics(*(_numbers(*part) for part in zip(arrays, "iiif", strict=True)))
+    count = len(cells.classes)
+    if any(len(part) != count for part in cells) or classes is None:
+        raise ValueError("another shape")
+    is_sorted = np.all(np.diff(cells.classes) > 0)
+    is_known = count == 0 or (cells.classes[0] >= 0 and cells.classes[-1] < classes)
+    is_measured = np.all((cells.accuracy >= 0) & (cells.accuracy <= 1) & (cells.counts > 0))
+    if not (is_sorted and is_known and is_measured and np.all(cells.clients == 0)):
+        raise ValueError("other classes")
+    return cells
+
+
+def _numbers(array: NDArray, kind: str, count: int | None = None) -> NDArray:
+    """A vector of floats (``"f"``) or whole numbers (``"i"``)."""
+    if array.ndim != 1 or array.dtype.kind != kind or (count is not None and len(array) != count):
         raise ValueError("another shape")
     return array

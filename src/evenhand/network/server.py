@@ -240,7 +240,7 @@ class Server:
                 countable += [client] if answer.fields.get("histogram") is True else []
                 continue
             try:
-                measured[client] = served_from(answer)
+                measured[client] = served_from(answer, agreed)
             except PacketError as error:
                 self.caller.refuse(client, error)
         self.private = self._counted(countable, split) if countable else {}
