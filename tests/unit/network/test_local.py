@@ -12,13 +12,25 @@ from evenhand.network.in_process import federation, states_of
 from evenhand.network.server import run_from
 from evenhand.personalization.methods import mocha
 from evenhand.simulation import Job
-from tests.unit.network.sites import DATA, MODEL, SCAFFOLD, WORK
+from tests.unit.network.sites import DATA, MODEL, WORK
 
 agg = eh.aggregators
+MEDIAN = agg.geometric_median(3, start="mean")
+
+
+def noisy_lift(upload, public, key):
+    """Noise of a client, other in each pass."""
+    lifted = MEDIAN.lift(upload, public, key)
+    noise = jax.tree.map(lambda leaf: 0.01 * jax.random.normal(key, leaf.shape), lifted)
+    return jax.tree.map(jax.numpy.add, lifted, noise)
+
+
 HOW = {"rounds": 3, "cohort": 3, "seed": 4, "eval_every": 2}
 METHODS = {
     "fedavg": eh.algorithms.fedavg(WORK),
-    "scaffold, a median in three passes": SCAFFOLD,
+    "scaffold, three passes under noise of clients": eh.algorithms.scaffold(
+        WORK, aggregator=MEDIAN._replace(lift=noisy_lift)
+    ),
     "ditto around delta_fl": eh.personalization.ditto(eh.algorithms.delta_fl(WORK, theta=0.5), WORK, lam=0.5),
     "adapted, quantized uploads": eh.personalization.finetune(
         eh.algorithms.fedavg(WORK, aggregator=agg.quantized(4)), WORK
@@ -150,7 +162,7 @@ def test_empty_cohorts_change_nothing():
 
 
 def test_training_starts_from_a_given_model():
-    method = METHODS["scaffold, a median in three passes"]
+    method = METHODS["scaffold, three passes under noise of clients"]
     start = jax.tree.map(lambda leaf: leaf + 1.5, MODEL.init(jax.random.key(9)))
     simulated = eh.simulate(method, DATA, **HOW, start=start)
     server, nodes = federation(Job(algorithm=method, data=DATA, start=start, **HOW), 3)
@@ -160,7 +172,7 @@ def test_training_starts_from_a_given_model():
     assert_trees_close(simulated.params, deployed.params, "parameters")
     assert_close(simulated.history["train_loss"], deployed.history["train_loss"], "train_loss")
     assert_trees_close(simulated.state.clients, deployed.state.clients, "states")
-    usual, _ = runs("scaffold, a median in three passes")
+    usual, _ = runs("scaffold, three passes under noise of clients")
     assert np.max(np.abs(usual.params["b"] - deployed.params["b"])) > 1.0
 
 
