@@ -157,7 +157,7 @@ class Site:
     def evaluate(self, **fields):
         return self.send(
             "evaluate",
-            {**self.usual(), "own": False, "key": [0, 7], **fields},
+            {**self.usual(), "own": False, "key": [0, 7], "round": 0, "split": "test", **fields},
             shown_state(self.agreed, self.server),
         )
 

@@ -53,6 +53,8 @@ def test_it_says_what_it_has():
         "label": [],
         "sizes": sizes,
         "run": None,
+        "columns": [],
+        "numbers": 0,
     }
     assert site.begun().send("hello", hello).fields["run"] == "first"
 
