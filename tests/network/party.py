@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from evenhand.errors import EvenhandError
 from evenhand.network.carriers.flower import link, serve
 from evenhand.network.certificates import Certificates
 
@@ -69,8 +70,7 @@ def server(folder, port, roster):
     with link(home / "flower", "127.0.0.1", port, files, keys, log=log, largest=30_000_000) as carrier:
         say("ready")
         for line in sys.stdin:
-            order = json.loads(line)
-            match order:
+            match json.loads(line):
                 case {"asks": asks, "deadline": deadline}:
                     start = time.monotonic()
                     answers, absent = carrier.ask({int(k): content(asks[k]) for k in asks}, deadline)
@@ -80,8 +80,10 @@ def server(folder, port, roster):
                         "seconds": time.monotonic() - start,
                     }
                 case {"register": number, "key": key}:
-                    carrier.register(number, Path(key))
-                    reply = True
+                    try:
+                        reply = carrier.register(number, Path(key))
+                    except EvenhandError as error:
+                        reply = str(error)
                 case "connected":
                     reply = sorted(carrier.connected())
                 case "link":

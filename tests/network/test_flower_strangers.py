@@ -7,7 +7,9 @@ import urllib.request
 import pytest
 from stage import Network, until
 
+from evenhand.errors import EvenhandError
 from evenhand.network import certificates
+from evenhand.network.carriers import flower
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +65,12 @@ def test_strangers_are_turned_away_and_told_why(network, tmp_path):
 def test_a_client_is_added_and_its_key_replaced_while_the_server_runs(network):
     key = network.key(5)
     party = network.start_client(5)
-    assert network.order({"register": 5, "key": str(key)})
+    assert network.order({"register": 5, "key": str(key)}) is None
     network.await_clients(5)
     assert network.ask({5: "hello"})[0] == {5: "5:hello"}
 
     other = certificates.node_key(network.folder / "new")
-    assert network.order({"register": 5, "key": str(other)})
+    assert network.order({"register": 5, "key": str(other)}) is None
     until(lambda: party.events("absent", "stranger"), 40, "the old key is turned away")
     assert 5 not in network.order("connected")
     home = network.folder / "client5"
@@ -101,3 +103,19 @@ def test_the_link_takes_orders_from_its_server_alone(network):
     request.full_url = f"https://localhost:{network.port}/v1/control/list-nodes"
     with urllib.request.urlopen(request, context=trust) as answer:
         assert answer.status == 200
+
+
+def test_a_port_in_use_is_told(network, tmp_path, monkeypatch):
+    monkeypatch.setattr(flower, "_LEAVING", 0.0)
+    home = network.folder
+    files = certificates.Certificates(home / "authority.crt", home / "server.crt", home / "server.key")
+    with (
+        pytest.raises(EvenhandError, match=f"Port {network.port} of 127.0.0.1 is in use"),
+        flower.link(tmp_path, "127.0.0.1", network.port, files, {}, log=lambda *_: None),
+    ):
+        pass
+
+
+def test_two_clients_cannot_share_a_key(network):
+    sentence = network.order({"register": 9, "key": network.roster[0]})
+    assert "Clients 0 and 9 have one key" in sentence

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
+import warnings
 import zipfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -33,7 +34,8 @@ def flower_parts() -> Any:
       EvenhandError: it is not installed, or in a version that these parts are not known of.
     """
     try:
-        version = str(import_module("flwr").__version__)
+        with _quiet():
+            version = str(import_module("flwr").__version__)
     except ImportError as error:
         raise EvenhandError(
             "A deployment needs the package flwr, which is not installed: pip install 'evenhand[flower]'."
@@ -46,44 +48,58 @@ def flower_parts() -> Any:
     # It writes to the terminal; what matters is said in sentences here.
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     try:
-        app, message = import_module("flwr.app"), import_module("flwr.app.message")
-        objects = import_module("flwr.supercore.inflatable.inflatable_object")
-        transfer = import_module("flwr.supercore.inflatable.inflatable_utils")
-        calls = import_module("flwr.supercore.inflatable.inflatable_protobuf_utils")
-        return SimpleNamespace(
-            control=import_module("flwr.proto.control_pb2"),
-            fab=import_module("flwr.proto.fab_pb2"),
-            messages=import_module("flwr.proto.message_pb2"),
-            node=import_module("flwr.proto.node_pb2"),
-            runtime=import_module("flwr.proto.runtime_pb2"),
-            ControlClient=import_module("flwr.supercore.control.control_http_client").ControlHttpClient,
-            RuntimeClient=import_module("flwr.supercore.runtime").RuntimeHttpClient,
-            ExecutorAuth=import_module("flwr.supercore.interceptors").SuperExecAuthHttpInterceptor,
-            Array=app.Array,
-            ArrayRecord=app.ArrayRecord,
-            ConfigRecord=app.ConfigRecord,
-            Error=app.Error,
-            Message=app.Message,
-            Metadata=app.Metadata,
-            RecordDict=app.RecordDict,
-            make_message=message.make_message,
-            without_content=message.remove_content_from_message,
-            to_proto=import_module("flwr.common.serde").message_to_proto,
-            nested=objects.get_all_nested_objects,
-            tree=objects.get_object_tree,
-            leaves=objects.iterate_object_tree,
-            hashed_once=objects.no_object_id_recompute,
-            inflate=transfer.inflate_object_from_contents,
-            pull_objects=transfer.pull_objects,
-            push_objects=transfer.push_objects,
-            Unavailable=transfer.ObjectUnavailableError,
-            pulling=calls.make_pull_object_fn_protobuf,
-            pushing=calls.make_push_object_fn_protobuf,
-            HTTPError=import_module("httpx").HTTPError,
-            HTTPStatusError=import_module("httpx").HTTPStatusError,
-        )
+        with _quiet():
+            return _parts()
     except (ImportError, AttributeError) as error:
         raise wrong from error
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Lets pass that Flower uses what is out of date in other packages, which is not for our users to mend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _parts() -> SimpleNamespace:
+    """Each part by the name that it has here."""
+    app, message = import_module("flwr.app"), import_module("flwr.app.message")
+    objects = import_module("flwr.supercore.inflatable.inflatable_object")
+    transfer = import_module("flwr.supercore.inflatable.inflatable_utils")
+    calls = import_module("flwr.supercore.inflatable.inflatable_protobuf_utils")
+    return SimpleNamespace(
+        control=import_module("flwr.proto.control_pb2"),
+        fab=import_module("flwr.proto.fab_pb2"),
+        messages=import_module("flwr.proto.message_pb2"),
+        node=import_module("flwr.proto.node_pb2"),
+        runtime=import_module("flwr.proto.runtime_pb2"),
+        ControlClient=import_module("flwr.supercore.control.control_http_client").ControlHttpClient,
+        RuntimeClient=import_module("flwr.supercore.runtime").RuntimeHttpClient,
+        ExecutorAuth=import_module("flwr.supercore.interceptors").SuperExecAuthHttpInterceptor,
+        Array=app.Array,
+        ArrayRecord=app.ArrayRecord,
+        ConfigRecord=app.ConfigRecord,
+        Error=app.Error,
+        Message=app.Message,
+        Metadata=app.Metadata,
+        RecordDict=app.RecordDict,
+        make_message=message.make_message,
+        without_content=message.remove_content_from_message,
+        to_proto=import_module("flwr.common.serde").message_to_proto,
+        nested=objects.get_all_nested_objects,
+        tree=objects.get_object_tree,
+        leaves=objects.iterate_object_tree,
+        hashed_once=objects.no_object_id_recompute,
+        inflate=transfer.inflate_object_from_contents,
+        pull_objects=transfer.pull_objects,
+        push_objects=transfer.push_objects,
+        Unavailable=transfer.ObjectUnavailableError,
+        pulling=calls.make_pull_object_fn_protobuf,
+        pushing=calls.make_push_object_fn_protobuf,
+        HTTPError=import_module("httpx").HTTPError,
+        HTTPStatusError=import_module("httpx").HTTPStatusError,
+    )
 
 
 # --- what the child processes run: without Evenhand, which would load JAX -------------------------------------------

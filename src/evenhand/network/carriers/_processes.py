@@ -22,7 +22,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 from evenhand.errors import EvenhandError
 from evenhand.network.certificates import certificate_names
@@ -79,21 +78,21 @@ class Child:
     def _read(self) -> None:
         output = self._process.stdout
         assert output is not None
-        with output, open(self._log, "ab") as log:
+        with output:
             for line in output:
                 text = line.decode("utf-8", "replace").rstrip()
                 self.last.append(text)
                 # A full disk must not stop the child, which waits for its output to be read.
                 with suppress(OSError):
-                    self._write(log, line)
+                    self._write(line)
                 self._listen(text)
 
-    def _write(self, log: IO[bytes], line: bytes) -> None:
-        log.write(line)
-        log.flush()
-        if log.tell() > _MOST_LOGGED:
-            self._log.with_suffix(".log.1").write_bytes(self._log.read_bytes())
-            log.truncate(0)
+    def _write(self, line: bytes) -> None:
+        with open(self._log, "ab") as log:
+            log.write(line)
+            full = log.tell() > _MOST_LOGGED
+        if full:
+            os.replace(self._log, self._log.with_suffix(".log.1"))
 
     def code(self) -> int | None:
         """Its exit code, or None while it runs."""

@@ -38,6 +38,7 @@ __all__ = ["FlowerCarrier", "link", "serve"]
 
 _T = TypeVar("_T")
 _REMINDER = 600.0  # seconds
+_LEAVING = 15.0  # seconds that a SuperLink may take to end after its server
 
 
 @contextmanager
@@ -110,6 +111,7 @@ class FlowerCarrier:
         self._nodes: dict[int, int] = {}
         self._session: _Session | None = None
         self._sender, self._strangers = "", dict[str, float]()
+        self._registering = threading.Lock()
         self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
         self._child: Child | None = None
@@ -120,11 +122,10 @@ class FlowerCarrier:
         """Starts the SuperLink, and registers the clients' keys."""
         self._token = secret_file(self._folder / "control.secret")
         self._secret = secret_file(self._folder / "executor.secret")
-        self._child = self._start()
         self._control = self._connect(
             flower_parts().ControlClient, {"authorization": f"Bearer {self._token}"}
         )
-        self._await_start(60)
+        self._start_alone()
         for number, path in roster.items():
             self.register(number, path)
         for body in (self._supervise, self._beat):
@@ -145,6 +146,18 @@ class FlowerCarrier:
         """The number of the SuperLink's process."""
         assert self._child is not None
         return self._child.pid
+
+    def _start_alone(self) -> None:
+        """Starts the SuperLink, if need be when that of an earlier server, which was killed, has left the port."""
+        until = time.monotonic() + _LEAVING
+        while True:
+            self._child = self._start()
+            try:
+                return self._await_start(60)
+            except EvenhandError:
+                if "address already in use" not in self._child.output() or time.monotonic() > until:
+                    raise
+            time.sleep(1)
 
     def _start(self) -> Child:
         files, folder = self._certificates, self._folder
@@ -172,7 +185,7 @@ class FlowerCarrier:
         local = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
         host = local.get(self._host, f"[{self._host}]" if ":" in self._host else self._host)
         return kind(
-            f"https://{host}:{self._port}", interceptors=[Headers(headers), *more], verify=trust, timeout=60.0
+            f"https://{host}:{self._port}", interceptors=[Headers(headers), *more], verify=trust, timeout=15.0
         )
 
     def _await_start(self, seconds: float) -> None:
@@ -222,7 +235,8 @@ class FlowerCarrier:
                 self._child = self._start()
                 try:
                     self._await_start(60)
-                    self._admit()
+                    self._session = None
+                    self._present()
                 except (EvenhandError, flower_parts().HTTPError) as error:
                     self._child.stop()
                     self._log("absent", str(error), {})
@@ -290,31 +304,33 @@ class FlowerCarrier:
           EvenhandError: the file holds no key, or another client has the same one.
         """
         flower, pem = flower_parts(), public_pem(key)
-        twin = next(
-            (other for other, known_key in self._keys.items() if known_key == pem and other != number), None
-        )
+        twin = next((other for other in self._keys if self._keys[other] == pem and other != number), None)
         if twin is not None:
             raise EvenhandError(f"Clients {twin} and {number} have one key ({key}): make a new one for each.")
         before = self._keys.get(number)
-        if before == pem:
-            return
-        self._nodes[number], self._keys[number] = self._node_of(pem), pem
-        if before is not None:
-            node = self._nodes_now()[before][0]
-            self._control.UnregisterNode(flower.control.UnregisterNodeRequest(node_id=node))
+        self._keys[number] = pem
+        # Where the SuperLink is being started again, this is done when it is there.
+        with suppress(flower.HTTPError):
+            nodes = self._present()
+            if before in nodes and before != pem:
+                self._control.UnregisterNode(flower.control.UnregisterNodeRequest(node_id=nodes[before][0]))
 
-    def _admit(self) -> None:
-        """Registers all keys with a new SuperLink, which knows none."""
-        self._session = None
-        for number, pem in self._keys.items():
-            self._nodes[number] = self._node_of(pem)
+    def _present(self) -> dict[bytes, tuple[int, bool]]:
+        """By public key: the number of the node, and whether it is there.
 
-    def _node_of(self, pem: bytes) -> int:
-        """Registers a key; the number of its node."""
-        return self._control.RegisterNode(flower_parts().control.RegisterNodeRequest(public_key=pem)).node_id
+        Keys of the roster that are missing are added: a new SuperLink knows none.
+        """
+        flower = flower_parts()
+        with self._registering:
+            nodes = self._nodes_now()
+            for pem in [pem for pem in self._keys.values() if pem not in nodes]:
+                answer = self._control.RegisterNode(flower.control.RegisterNodeRequest(public_key=pem))
+                nodes[pem] = answer.node_id, False
+            self._nodes = {number: nodes[pem][0] for number, pem in self._keys.items()}
+        return nodes
 
     def _nodes_now(self) -> dict[bytes, tuple[int, bool]]:
-        """By public key: the number of the node, and whether it is there."""
+        """The nodes that the SuperLink knows."""
         now = time.time()
         answer = self._control.ListNodes(flower_parts().control.ListNodesRequest())
         return {
@@ -326,7 +342,7 @@ class FlowerCarrier:
     def connected(self) -> frozenset[int]:
         """The clients that are there now; one that lost its power may be counted for half a minute."""
         try:
-            nodes = self._nodes_now()
+            nodes = self._present()
         except flower_parts().HTTPError:
             return frozenset()
         return frozenset(number for number, pem in self._keys.items() if nodes.get(pem, (0, False))[1])
@@ -353,14 +369,13 @@ class FlowerCarrier:
         flower = flower_parts()
         absent = {number: _REASONS["unregistered"] for number in asks if number not in self._keys}
         try:
-            nodes = _patiently(self._nodes_now, until)
+            nodes = _patiently(self._present, until)
             online = {number for number in asks if nodes.get(self._keys.get(number, b""), (0, False))[1]}
             absent = {number: _REASONS["offline"] for number in asks if number not in online} | absent
             if not online:
                 return {}, absent
-            session = _patiently(self._session_now, until)
-            posted = _patiently(
-                lambda: self._post(session, {number: asks[number] for number in online}, deadline, until),
+            session, posted = _patiently(
+                lambda: self._post({number: asks[number] for number in asks if number in online}, until),
                 until,
             )
         except flower.HTTPError:
@@ -400,11 +415,9 @@ class FlowerCarrier:
         self._session = _Session(run, client)
         return self._session
 
-    def _post(
-        self, session: _Session, asks: Mapping[int, bytes], deadline: float, until: float
-    ) -> dict[str, int]:
-        """Sends the messages; the number of the client that each goes to."""
-        flower = flower_parts()
+    def _post(self, asks: Mapping[int, bytes], until: float) -> tuple[_Session, dict[str, int]]:
+        """Sends the messages; by the name of each, the number of the client that it goes to."""
+        flower, session = flower_parts(), self._session_now()
         records: dict[int, Any] = {id(content): record(content) for content in asks.values()}
         messages = [
             flower.make_message(
@@ -416,7 +429,7 @@ class FlowerCarrier:
                     reply_to_message_id="",
                     group_id="",
                     created_at=time.time(),
-                    ttl=until - time.monotonic(),
+                    ttl=max(until - time.monotonic(), 0.1),
                     message_type="query",
                 ),
                 content=records[id(content)],
@@ -426,11 +439,9 @@ class FlowerCarrier:
         try:
             names = push(session.client, messages, LINK_NODE, session.run)
         except flower.HTTPStatusError:
-            self._session = (
-                None  # given up, as after a link that was away for long: the next attempt begins a new run
-            )
+            self._session = None  # given up by the SuperLink: the next attempt begins a new run
             raise
-        return {name: number for name, number in zip(names, asks, strict=True) if name}
+        return session, {name: number for name, number in zip(names, asks, strict=True) if name}
 
     def _gather(
         self, session: _Session, posted: Mapping[str, int], deadline: float, until: float
