@@ -76,7 +76,7 @@ def serve(
                 try:
                     node.answer_all(handler, log, stop, recovered=bool(complaint))
                 finally:
-                    node.child.stop()
+                    node.end()
                 event, problem = node.farewell()
                 if node.connected.is_set():
                     complaint, pauses = "", waits(30)
@@ -100,7 +100,7 @@ class _Node:
         arguments += ["--auth-supernode-private-key", str(key), "--isolation", "process"]
         arguments += ["--host", "127.0.0.1", "--port", str(port), "--superexec-auth-secret-file", str(secret)]
         password = secret_file(secret).encode()
-        self.child = Child(
+        self._child = Child(
             run_supernode,
             [own_number(), str(poll)],
             arguments,
@@ -135,7 +135,7 @@ class _Node:
     ) -> None:
         """Answers what the SuperNode receives, until it ends or ``stop`` is set."""
         flower, greeted, idle = flower_parts(), not recovered, time.monotonic()
-        while self.child.code() is None and not stop.is_set():
+        while self._child.code() is None and not stop.is_set():
             self._wake.wait(1.0)
             asked = self._wake.is_set() or time.monotonic() > idle + 5
             self._wake.clear()
@@ -191,9 +191,14 @@ class _Node:
             log("refused", f"This client could not answer a request ({kind}: {error}).", {"error": kind})
             return flower.Error(2, kind)
 
+    def end(self) -> None:
+        """Ends the SuperNode, which signs off."""
+        self._child.stop()
+        self._client.close()
+
     def farewell(self) -> tuple[str, str]:
         """Why it ended, as an event and a sentence."""
-        output, address = self.child.output(), self._address
+        output, address = self._child.output(), self._address
         was_here = self._marker.exists() and self._marker.read_text("utf-8") == self._public
         if self.connected.is_set():
             return "absent", f"The connection to the server at {address} was lost: trying again."

@@ -114,6 +114,7 @@ class FlowerCarrier:
         self._registering = threading.Lock()
         self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
+        self._clients: list[Any] = []
         self._child: Child | None = None
 
     # -- the SuperLink
@@ -141,6 +142,8 @@ class FlowerCarrier:
             self._child.stop()
         for thread in self._threads:
             thread.join(5)
+        for client in self._clients:
+            client.close()
 
     def process(self) -> int:
         """The number of the SuperLink's process."""
@@ -184,9 +187,11 @@ class FlowerCarrier:
         trust.load_verify_locations(cafile=str(self._certificates.certificate))
         local = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
         host = local.get(self._host, f"[{self._host}]" if ":" in self._host else self._host)
-        return kind(
+        client = kind(
             f"https://{host}:{self._port}", interceptors=[Headers(headers), *more], verify=trust, timeout=15.0
         )
+        self._clients.append(client)
+        return client
 
     def _await_start(self, seconds: float) -> None:
         """Returns when the SuperLink answers.
