@@ -1,11 +1,15 @@
 """Who may talk to the server, and what everybody else is told."""
 
+import os
 import ssl
+import subprocess
+import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
-from stage import Network, until
+from stage import Network, free_port, until
 
 from evenhand.errors import EvenhandError
 from evenhand.network import certificates
@@ -119,3 +123,23 @@ def test_a_port_in_use_is_told(network, tmp_path, monkeypatch):
 def test_two_clients_cannot_share_a_key(network):
     sentence = network.order({"register": 9, "key": network.roster[0]})
     assert "Clients 0 and 9 have one key" in sentence
+
+
+def test_a_node_without_a_key_cannot_register_itself(network):
+    """Flower lets any node in unless it is told otherwise."""
+    command = [
+        str(Path(sys.executable).with_name("flower-supernode")),
+        "--superlink",
+        f"localhost:{network.port}",
+    ]
+    command += ["--root-certificates", str(network.folder / "authority.crt"), "--isolation", "process"]
+    node = subprocess.run(
+        [*command, "--port", str(free_port())],
+        env=os.environ | {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(network.folder / "keyless")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert node.returncode != 0
+    assert "SuperNode ID" not in node.stderr + node.stdout
+    assert "must be registered" in node.stderr

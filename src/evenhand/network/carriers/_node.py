@@ -72,14 +72,21 @@ def serve(
         while not stop.is_set():
             event, problem = "absent", obstacle(address, authority)
             if problem is None:
-                node = _Node(address, authority, key, folder, poll)
                 try:
-                    node.answer_all(handler, log, stop, recovered=bool(complaint))
-                finally:
-                    node.end()
-                event, problem = node.farewell()
-                if node.connected.is_set():
-                    complaint, pauses = "", waits(30)
+                    node = _Node(address, authority, key, folder, poll)
+                except OSError as error:
+                    event, problem = (
+                        "disk",
+                        f"{folder} cannot be written ({error.strerror}): free some space.",
+                    )
+                else:
+                    try:
+                        node.answer_all(handler, log, stop, recovered=bool(complaint))
+                    finally:
+                        node.end()
+                    event, problem = node.farewell()
+                    if node.connected.is_set():
+                        complaint, pauses = "", waits(30)
                 # A server that has just started may not have registered its clients yet.
                 strangers = strangers + 1 if event == "stranger" else 0
             if problem != complaint and strangers != 1 and not stop.is_set():

@@ -85,7 +85,8 @@ class Child:
                 # A full disk must not stop the child, which waits for its output to be read.
                 with suppress(OSError):
                     self._write(line)
-                self._listen(text)
+                with suppress(Exception):  # nor must one who cannot write down what is heard
+                    self._listen(text)
 
     def _write(self, line: bytes) -> None:
         with open(self._log, "ab") as log:
