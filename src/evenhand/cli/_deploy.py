@@ -409,8 +409,12 @@ def own_data(path: str, file: ClientFile) -> FederatedDataset:
     chosen = construct(DataOptions, {**options, "data": path})
     if "numbers" in file.data or "categories" in file.data:
         return _rows_of_table(path, chosen, file)
-    data = chosen.pooled().load()
-    return replace(data if data.num_clients == 1 else data.pooled, client_ids=(name,))
+    # Columns of numbers as they are: their scale is that of all clients, which no client knows alone.
+    data = replace(chosen, standardize=False, standardize_target=False).pooled().load()
+    data = replace(data if data.num_clients == 1 else data.pooled, client_ids=(name,))
+    if data.features is None:
+        return data
+    return replace(data, features=data.features._replace(standardized=chosen.standardize))
 
 
 def _rows_of_table(path: str, options: DataOptions, file: ClientFile) -> FederatedDataset:

@@ -260,6 +260,11 @@ def _agreed_form(met: Mapping[int, Met], name: str) -> Form:
                 f"Client {client} has other columns, or other categories in them, than client 0: give both the same "
                 "[data.columns] in their client.toml."
             )
+        if first.form.names != other.form.names:
+            raise EvenhandError(
+                f"Client {client} has the classes {other.form.names}, and client 0 {first.form.names}: write all of "
+                'them into the [data] of each client\'s file, as in classes = ["no", "yes"].'
+            )
         if mine != theirs:
             raise EvenhandError(
                 f"Client {client} has examples {other.form.dtype}{list(other.form.shape)} with labels "
