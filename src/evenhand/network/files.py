@@ -187,9 +187,10 @@ def add_client(folder: Path, allows: Mapping[str, Any]) -> int:
     public = certificates.node_key(place)
     (folder / ROSTER).mkdir(exist_ok=True)
     (folder / ROSTER / f"{number}.pub").write_bytes(public.read_bytes())
-    authority = certificates.authority_file(folder / AUTHORITY)
-    if authority.is_file():
-        certificates.authority_file(place).write_bytes(authority.read_bytes())
+    for home in (folder / AUTHORITY, folder / "server"):  # the latter, once another authority has signed
+        if (authority := certificates.authority_file(home)).is_file():
+            certificates.authority_file(place).write_bytes(authority.read_bytes())
+            break
     private = new_private_key()
     certificate = certificate_of(
         bytes.fromhex(signer.read_text("utf-8")), server.run, number, public_key_of(private)
