@@ -198,7 +198,7 @@ class AddClientCommand:
         """Makes the client's folder and returns the exit code."""
         number = files.add_client(self.folder, {"metrics": self.metrics})
         print(f"Client {number}: copy {visible(files.client_folder(self.folder, number))} to its machine.")
-        print("A server that waits for clients meets it; one that trains needs to be started anew.")
+        print("It takes part once the server is started anew; a run that has begun goes on without it.")
         return 0
 
 

@@ -148,7 +148,7 @@ def serve_run(
         if server.is_resumed and server.progress.done:
             log("resumed", f"The run continues after round {server.progress.done} of {file.rounds}.", {})
         data = _shadow(server.agreed.terms.form, server.agreed.terms.label, met, file.run)
-        status.update({"activity": "training"})
+        status.update({"activity": "training", "round": server.progress.done})
         server.on_round = lambda done: status.update({"round": done, "seconds": server.seconds["train"]})
         if server.is_resumed and server.progress.history and server.progress.done == file.rounds:
             yield run_from(server, server.progress, data, server.progress.state, remote=True)
@@ -191,7 +191,7 @@ def _server(
     return Server(
         methods_of(build)(terms).agreed,
         carrier,
-        FileStore(folder / "server" / "state.bin"),
+        FileStore(_state_file(folder)),
         keys=keys,
         sizes={"train": sizes[:, 0], "valid": sizes[:, 1], "test": sizes[:, 2]},
         start=algorithm.model.init(stream(first.shared, Purpose.INIT)),
@@ -201,6 +201,10 @@ def _server(
         authority=bytes.fromhex(file.authority),
         colluding=file.colluding,
     )
+
+
+def _state_file(folder: Path) -> Path:
+    return folder / "server" / "state.bin"
 
 
 def _secret(folder: Path) -> Any:
@@ -216,7 +220,9 @@ def _meet(
     if path.is_file():
         saved = records.read_json(path)
         met = {int(client): Met.from_json(value) for client, value in saved.items()}
-    reminded, waiting = -_REMINDER, set(files.roster(folder)) - set(met)
+    # A run that has begun keeps its clients: those added since take part in the next one.
+    begun = bool(met) and _state_file(folder).is_file()
+    reminded, waiting = -_REMINDER, set[int]() if begun else set(files.roster(folder)) - set(met)
     hello = encode(Packet("hello", {"version": __version__, "method": file.text}))
     while waiting:
         connected = sorted(waiting & carrier.connected())
