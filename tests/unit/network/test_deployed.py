@@ -197,6 +197,34 @@ def test_clients_agree_on_the_scale_of_columns_in_secret(tmp_path):
     assert (files.client_folder(folder, 0) / "run" / "features.json").is_file()
 
 
+def test_a_table_of_numbers_needs_no_list_of_its_columns(tmp_path):
+    """Each client's own scale would be another: the columns are as they are until all have agreed."""
+    folder = federation(tmp_path / "fed", "--metrics", "numbers", data=False)
+    rng = np.random.default_rng(1)
+    for number in files.roster(folder):
+        rows = [f"{rng.normal(10 * number, 2):.4f},{rng.normal(0, 0.1):.4f},{i % 2}" for i in range(12)]
+        text = "\n".join(["a,b,label", *rows]) + "\n"
+        (files.client_folder(folder, number) / "data.csv").write_text(text)
+    nodes = nodes_of(folder, "data.csv")
+    trained(folder, nodes)
+    x = np.concatenate([node._data.train.x for node in nodes])
+    np.testing.assert_allclose(x.mean(axis=0), 0.0, atol=1e-5)
+    np.testing.assert_allclose(x.std(axis=0), 1.0, atol=1e-5)
+    means = [float(node._data.train.x[:, 0].mean()) for node in nodes]
+    assert means == sorted(means) and means[-1] - means[0] > 2
+
+
+def test_classes_that_one_client_lacks_are_a_sentence(tmp_path):
+    """Else its labels would stand for other classes than those of the others."""
+    folder = federation(tmp_path / "fed", data=False)
+    for number in files.roster(folder):
+        labels = ["no"] if number == 2 else ["no", "yes"]
+        rows = [f"{i},{labels[i % len(labels)]}" for i in range(8)]
+        (files.client_folder(folder, number) / "data.csv").write_text("\n".join(["a,label", *rows]) + "\n")
+    with pytest.raises(EvenhandError, match=r"Client 2 has the classes \('no',\), and client 0 \('no', 'yes'\)"):
+        trained(folder, data="data.csv")
+
+
 def test_other_columns_at_one_client_are_a_sentence(tmp_path):
     folder = federation(tmp_path / "fed", data=False)
     tables(folder)
