@@ -362,7 +362,7 @@ class ClientCommand:
     folder: _Folder
     """the client's folder, with its client.toml"""
     data: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(required)")] = None
-    """its examples: any data that `evenhand run` reads; all of them are this client's"""
+    """any data that `evenhand run` reads; all of them are this client's"""
     quiet: bool = False
     """print nothing but errors"""
 

@@ -283,7 +283,11 @@ def parse(words: Sequence[str]) -> Command:
         _help(words[0])
     if command is StudyCommand:
         spelled = planned(spelled)
-    others = {name: options_of(other) for name, other in _COMMANDS.items()}
+    # Who deploys is told of options of its commands, and nobody else.
+    deploys = words[0].startswith(_DEPLOY)
+    others = {
+        name: options_of(other) for name, other in _COMMANDS.items() if name.startswith(_DEPLOY) == deploys
+    }
     made = _arguments.construct(command, values_of(spelled, options, others, words[0], words[0]))
     if isinstance(made, StudyCommand | FitCommand):
         made.check()
@@ -359,36 +363,41 @@ def _united(methods: Mapping[str, NamedMethod]) -> _arguments.Options:
 
 
 def _help(*words: str) -> NoReturn:
-    if words == (_DEPLOY,):
-        lines = [
-            f"  {name:<22}{(kind.__doc__ or '').strip().splitlines()[0]}"
-            for name, kind in _COMMANDS.items()
-            if name.startswith(f"{_DEPLOY} ")
-        ]
-        print("A federation on real machines, from its files to its results.\n", *lines, "", sep="\n")
-    else:
-        with suppress(SystemExit):
-            _arguments.show_help(_commands(*words or [""]), [*words, "--help"], description=_DESCRIPTION)
+    with suppress(SystemExit):
+        given = [part for word in words for part in word.split()]  # "deploy init" are two words
+        _arguments.show_help(_commands(*words or [""]), [*given, "--help"], description=_DESCRIPTION)
     print(f"examples:\n{_EXAMPLES[words[0] if words else '']}")
     raise SystemExit(0)
 
 
 def _commands(command: str, *_: str) -> Any:
     """The commands as tyro reads them; only the help of ``run`` and the completion need the options of methods."""
-    kinds = dict[str, Any](_COMMANDS)
+    kinds: dict[str, Any] = {name: kind for name, kind in _COMMANDS.items() if not name.startswith(_DEPLOY)}
     if command == "run":
         hints = get_type_hints(RunCommand, include_extras=True)
         entries = [(entry.name, hints[entry.name], entry) for entry in fields(RunCommand)]
         entries[0] = ("method", Annotated[_methods.method_help(), arg(name="")], field())
         kinds["run"] = make_dataclass("Run", entries, namespace={"__doc__": RunCommand.__doc__})
+    parts = {
+        name.removeprefix(f"{_DEPLOY} "): kind for name, kind in _COMMANDS.items() if name.startswith(_DEPLOY)
+    }
+    about = {"__doc__": "A federation on real machines: its files, its server, its clients."}
+    kinds[_DEPLOY] = make_dataclass(
+        "Deploy", [("command", Annotated[_united_commands(parts), arg(name="")])], namespace=about
+    )
+    return _united_commands(kinds)
+
+
+def _united_commands(kinds: Mapping[str, Any]) -> Any:
     return Union[tuple(Annotated[kind, subcommand(name)] for name, kind in kinds.items())]  # noqa: UP007
 
 
 def _no_command(word: str) -> str:
-    meant = nearest(word, [*_COMMANDS, "help", "--help", "--version"])
+    names = list(dict.fromkeys(name.split()[0] for name in _COMMANDS))
+    meant = nearest(word, [*names, "help", "--help", "--version"])
     if meant is None and (method := nearest(word, METHODS)):
         meant = f"run {method}"
-    hint = f" among {', '.join(_COMMANDS)}" if meant is None else f" (perhaps you meant `evenhand {meant}`)"
+    hint = f" among {', '.join(names)}" if meant is None else f" (perhaps you meant `evenhand {meant}`)"
     return f"There is no command {word!r:.40}{hint}: see `evenhand --help`."
 
 
