@@ -134,6 +134,8 @@ class InitCommand:
         whole_number("rounds", self.rounds, 1)
         whole_number("min_answers", self.min_answers, 1, self.clients)
         whole_number("port", self.port, 1, 65535)
+        if self.cohort != "all":
+            whole_number("cohort", self.cohort, 1)
         if not self.deadline > 0:
             raise EvenhandError(f"--deadline {self.deadline:g}: give a number of seconds above 0.")
         method = self.method.strip()

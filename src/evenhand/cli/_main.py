@@ -406,7 +406,7 @@ def _spelled(part: str | Argument) -> str:
     if isinstance(part, str):
         return part
     name = _RENAMED.get(part.name, part.name.replace("_", "-"))
-    takes = {**options_of(StudyCommand), **options_of(RunCommand)}.get(f"--{name}")
+    takes = {**options_of(InitCommand), **options_of(StudyCommand), **options_of(RunCommand)}.get(f"--{name}")
     if takes is None:
         return str(part)
     return f"--{name} {part.option or part.value}" if takes.kinds else f"--{name}"

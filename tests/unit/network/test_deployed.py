@@ -252,8 +252,9 @@ def test_a_client_is_added_without_touching_the_others(tmp_path):
     [
         (("--method", "fit()"), "trains on the examples of all clients in one place"),
         (("--method", "nothing()"), "nothing"),
-        (("--min-answers", "9"), "min_answers"),
-        (("--port", "99999"), "port"),
+        (("--min-answers", "9"), "--min-answers 9: give a whole number from 1 to 3"),
+        (("--cohort", "0"), "--cohort 0"),
+        (("--port", "99999"), "--port 99999"),
         (("--method", "no.such.module:make"), "cannot be imported"),
     ],
 )
