@@ -198,7 +198,7 @@ def lost():
 def test_an_exchange_with_too_few_answers_is_repeated_under_a_new_tag(name):
     """To the same numbers, since nothing of the first attempt has counted."""
     reference, state = undisturbed(name)
-    trial, fails = Trial(METHODS[name], patience=Patience(min_answers=3, attempts=None, pause=0.0)), [2]
+    trial, fails = Trial(METHODS[name], patience=Patience(min_answers=3, attempts=5, pause=0.0)), [2]
 
     def through(client, message, answer):
         # Two clients of three are lost in the third round, each in another attempt.
