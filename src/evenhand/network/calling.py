@@ -119,7 +119,7 @@ class Caller:
         self.down += sum(map(len, asks.values()))
         self.up += sum(map(len, came.answers.values()))
         for client, sentence in came.absent.items():
-            self.log("absent", f"Client {client}: {sentence}", {"client": client})
+            self.log("absent", f"Client {client}: {sentence.rstrip('.')}.", {"client": client})
         answers, rejected = dict[int, Packet](), set[int]()
         for client, data in came.answers.items():
             try:

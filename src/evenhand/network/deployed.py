@@ -6,6 +6,7 @@ Both sides are functions of their folder and of what carries the bytes, so that 
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -52,6 +53,8 @@ __all__ = ["client_node", "event_log", "read_status", "serve_run"]
 NDArray = npt.NDArray[Any]
 Scale: TypeAlias = tuple[tuple[float, float], ...]
 _STATUS, _MET = "status.json", "clients.json"
+_ABSENCE = 10.0
+"""Seconds before the same absence is logged again."""
 _REMINDER = 30.0
 """Seconds after which the server says again whom it waits for."""
 
@@ -60,10 +63,19 @@ _REMINDER = 30.0
 
 
 def event_log(path: Path, show: Callable[[str], None]) -> Log:
-    """A log that appends a line of JSON to a file for each event, and shows its sentence."""
-    lock = threading.Lock()
+    """A log that appends a line of JSON to a file for each event, and shows its sentence.
+
+    An absence is logged once in ten seconds: an exchange that is repeated until a client is back would fill the disk.
+    """
+    lock, said = threading.Lock(), dict[str, float]()
 
     def log(event: str, sentence: str, fields: Mapping[str, Any]) -> None:
+        if event == "absent":
+            with lock:
+                before, now = said.get(sentence, -math.inf), time.monotonic()
+                if now < before + _ABSENCE:
+                    return
+                said[sentence] = now
         moment = datetime.now(UTC).isoformat(timespec="seconds")
         line = json.dumps({"time": moment, "event": event, "sentence": sentence, **fields}) + "\n"
         # A full disk: the sentence is shown, and the work goes on without its log.

@@ -274,6 +274,20 @@ def test_a_factory_of_a_module_is_a_method(tmp_path, monkeypatch):
     assert gap(eh.load_run(folder / "run").params, simulated(tmp_path, "fedprox(mu=0.5)").params) < 1e-6
 
 
+def test_an_absence_that_repeats_is_logged_once_in_a_while(tmp_path, monkeypatch):
+    """An exchange is repeated every second until a client is back; other events are never left out."""
+    shown, now = [], [100.0]
+    monkeypatch.setattr("evenhand.network.deployed.time.monotonic", lambda: now[0])
+    log = event_log(tmp_path / "server.log", shown.append)
+    for event, sentence in [("absent", "Client 0."), ("absent", "Client 1."), ("absent", "Client 0.")]:
+        log(event, sentence, {})
+    assert shown == ["Client 0.", "Client 1."] == [event["sentence"] for event in events(tmp_path)]
+    now[0] += 10.0
+    for event in ("absent", "refused", "refused"):
+        log(event, "Client 0.", {})
+    assert [event["event"] for event in events(tmp_path)][2:] == ["absent", "refused", "refused"]
+
+
 def test_secret_files_are_for_their_owner_alone(tmp_path):
     folder = federation(tmp_path / "fed", data=False)
     secrets = list(folder.rglob("*.key"))

@@ -63,7 +63,7 @@ def link(
       port: its port.
       certificates: the server's.
       roster: from a client's number to the file of its public key.
-      log: is told of clients that do not answer or answer too late, of strangers, and of a SuperLink that ended.
+      log: is told of clients that answer too late, of strangers, and of a SuperLink that ended.
       largest: bytes of an answer; a larger one counts as none.
 
     Raises:
@@ -361,12 +361,7 @@ class FlowerCarrier:
         """
         with self._lock:
             until = time.monotonic() + deadline
-            answers, absent = self._exchange(asks, deadline, until)
-        for number, reason in absent.items():
-            self._log(
-                "absent", f"Client {number} did not answer: {reason}.", {"client": number, "reason": reason}
-            )
-        return Answers(answers, absent)
+            return Answers(*self._exchange(asks, deadline, until))
 
     def _exchange(
         self, asks: Mapping[int, bytes], deadline: float, until: float
