@@ -13,6 +13,7 @@ from evenhand.cli._deploy import builder, own_data
 from evenhand.network import files
 from evenhand.network.deployed import client_node, event_log, read_status, serve_run
 from evenhand.network.in_process import LocalCarrier
+from evenhand.network.keeping import FileStore
 
 CLIENTS = 5
 LOCAL = ("--lr", "0.2", "--batch-size", "5")
@@ -290,8 +291,9 @@ def test_an_absence_that_repeats_is_logged_once_in_a_while(tmp_path, monkeypatch
 
 def test_secret_files_are_for_their_owner_alone(tmp_path):
     folder = federation(tmp_path / "fed", data=False)
-    secrets = list(folder.rglob("*.key"))
-    assert len(secrets) >= 3 + 2 * CLIENTS
+    FileStore(folder / "server" / "state.bin").write(b"every client's metrics")
+    secrets = [*folder.rglob("*.key"), *folder.rglob("state.bin")]
+    assert len(secrets) >= 4 + 2 * CLIENTS
     assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
 
 
