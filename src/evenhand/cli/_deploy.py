@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,8 @@ from evenhand.data import Column, Features, FederatedDataset, Form, Split, from_
 from evenhand.data.loaders import new_rows
 from evenhand.errors import EvenhandError, ModelError, whole_number
 from evenhand.network import certificates, files
-from evenhand.network.deployed import client_node, event_log, read_status, serve_run
+from evenhand.network.carriers import Carrier, Log
+from evenhand.network.deployed import Admit, client_node, event_log, read_status, serve_run
 from evenhand.network.files import ClientFile, ServerFile
 from evenhand.network.terms import check_deployable
 from evenhand.records import read_arrays, write_arrays
@@ -33,7 +34,7 @@ from evenhand.simulation import Run
 from evenhand.testing import toy_data, toy_model
 from evenhand.text import counted, visible
 from evenhand.types import Algorithm
-from evenhand.watch import Watching
+from evenhand.watch import Watcher, Watching
 
 _Folder = Annotated[Positional[Path], arg(metavar="DIR")]
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -200,7 +201,11 @@ class AddClientCommand:
         """Makes the client's folder and returns the exit code."""
         number = files.add_client(self.folder, {"metrics": self.metrics})
         print(f"Client {number}: copy {visible(files.client_folder(self.folder, number))} to its machine.")
-        print("It takes part once the server is started anew; a run that has begun goes on without it.")
+        print(
+            f"A server that waits for clients here lets it in within seconds; to one elsewhere, copy "
+            f"{visible(self.folder / files.ROSTER / f'{number}.pub')} into the same folder. A run that has begun goes "
+            "on without it."
+        )
         return 0
 
 
@@ -302,42 +307,66 @@ class ServerCommand:
         from evenhand.network.carriers.flower import link
 
         folder, file = self.folder, files.read_server(self.folder)
-        build, console = (
-            builder(file.method, file.options),
-            Console(stderr=True, quiet=self.quiet, highlight=False),
-        )
-        made = trackers(self.watch, folder / "run")
+        console = Console(stderr=True, quiet=self.quiet, highlight=False)
+        made = trackers(self.watch, folder)
         log = event_log(folder / "server.log", lambda sentence: say(console, sentence, style="yellow"))
         say(
             console,
             f"Run {file.run} listens on {file.host}:{file.port} for {len(files.roster(folder))} clients.",
         )
-        watching: Watching | None = None
-        status = "interrupted"
         place = folder / "server"
         authority = certificates.authority_file(folder / files.AUTHORITY)
         if not authority.is_file():
             authority = certificates.authority_file(place)
         own = certificates.Certificates(authority, place / "server.crt", place / "server.key")
-        try:
-            with link(place / "flower", file.host, file.port, own, files.roster(folder), log=log) as carrier:
-                begin = time.perf_counter()
-                for run in serve_run(folder, build, carrier, log):
-                    if watching is None and made:
-                        watching = Watching(
-                            made, f"{file.method} in federation {file.run}", {"method": file.text}
-                        )
-                    if watching is not None:
-                        watching.show(run.history)
-                    _say_round(
-                        console, run, file.rounds, time.perf_counter() - begin, len(carrier.connected())
-                    )
-                status = "done"
-        finally:
-            if watching is not None:
-                watching.end(status)
+        with link(place / "flower", file.host, file.port, own, files.roster(folder), log=log) as carrier:
+            train(folder, carrier, log, console, made, admit=carrier.register)
         say(console, f"Done: `evenhand report {folder / 'run'}` writes the page of the results.")
         return 0
+
+
+def train(
+    folder: Path,
+    carrier: Carrier,
+    log: Log,
+    console: Console,
+    made: Sequence[Watcher] = (),
+    *,
+    admit: Admit = lambda number, key: None,
+    pause: float = 1.0,
+) -> None:
+    """Trains a federation to its last round, and shows each evaluation in the terminal and in trackers.
+
+    Args:
+      folder: that of the federation.
+      carrier: the way to its clients.
+      log: for events.
+      console: where a line about each evaluation goes.
+      made: trackers, which begin with the first evaluation.
+      admit: as in :func:`evenhand.network.deployed.serve_run`, like ``pause``.
+      pause: likewise.
+
+    Raises:
+      EvenhandError: the files are damaged, or the clients do not fit together.
+    """
+    file = files.read_server(folder)
+    build, begin, status = builder(file.method, file.options), time.perf_counter(), "interrupted"
+    watching: Watching | None = None
+    try:
+        for run in serve_run(folder, build, carrier, log, admit=admit, pause=pause):
+            if watching is None and made:
+                settings = {**file.options, "method": file.method, "rounds": file.rounds, "seed": file.seed}
+                watching = Watching(made, f"{file.method} in federation {file.run}", settings)
+            if watching is not None:
+                watching.show(run.history)
+            _say_round(console, run, file.rounds, time.perf_counter() - begin, len(carrier.connected()))
+        status = "done"
+    except EvenhandError:
+        status = "failed"
+        raise
+    finally:
+        if watching is not None:
+            watching.end(status)
 
 
 def _say_round(console: Console, run: Run, rounds: int, seconds: float, connected: int) -> None:

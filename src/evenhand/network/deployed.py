@@ -48,15 +48,19 @@ from evenhand.wire.messages import whole
 from evenhand.wire.secure_sums import Asks, secure_total
 from evenhand.wire.sum_messages import Occasion, sum_terms
 
-__all__ = ["client_node", "event_log", "read_status", "serve_run"]
+__all__ = ["Admit", "client_node", "event_log", "read_status", "serve_run"]
 
 NDArray = npt.NDArray[Any]
 Scale: TypeAlias = tuple[tuple[float, float], ...]
+Admit: TypeAlias = Callable[[int, Path], None]
+"""Lets in the client of a number by the public key in a file, in place of an older key of the same number."""
 _STATUS, _MET = "status.json", "clients.json"
 _ABSENCE = 10.0
 """Seconds before the same absence is logged again."""
 _REMINDER = 30.0
 """Seconds after which the server says again whom it waits for."""
+_LOOK = 2.0
+"""Seconds between two looks at the roster, and between two writes of the status."""
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -131,6 +135,7 @@ def serve_run(
     carrier: Carrier,
     log: Log,
     *,
+    admit: Admit = lambda number, key: None,
     pause: float = 1.0,
 ) -> Iterator[Run]:
     """Trains what ``server.toml`` says with the clients behind a carrier; yields the run so far at each evaluation.
@@ -142,6 +147,7 @@ def serve_run(
       build: ``form -> algorithm``, the method of the file for data of a form.
       carrier: the way to the clients of the roster.
       log: for events.
+      admit: is given the key of each client of the roster, and each that is added or replaced while the server runs.
       pause: seconds between two attempts to reach clients.
 
     Raises:
@@ -153,7 +159,7 @@ def serve_run(
             f"{folder / files.SERVER}: min_answers is {file.min_answers}, and there are {len(files.roster(folder))} "
             "clients: lower it, or add clients."
         )
-    with _status_of(folder, file, carrier) as status:
+    with _status_of(folder, file, carrier, _Gate(folder, admit, log)) as status:
         met = _meet(folder, file, carrier, log, pause, status)
         form, scale = _agreed_form(met, file.run), _agreed_scale(folder, file, carrier, met, log, pause)
         server = _server(folder, file, build, carrier, log, met, (form, scale), pause)
@@ -249,18 +255,25 @@ def _meet(
                 met[client] = Met.from_json(answer.fields)
             except (PacketError, KeyError, TypeError, ValueError) as error:
                 log("refused", f"Client {client}: {error}", {"client": client})
-        waiting -= set(met)
+        # Those that are added in the meantime are waited for, too.
+        waiting = set(files.roster(folder)) - set(met)
         records.write_text(
             path, records.json_text({str(client): facts.to_json() for client, facts in met.items()})
         )
-        status.update({"activity": "waiting for clients", "waiting": sorted(waiting)})
+        status.update(
+            {
+                "activity": "waiting for clients",
+                "waiting": sorted(waiting),
+                "clients": len(met) + len(waiting),
+            }
+        )
         if waiting:
             if time.monotonic() - reminded >= _REMINDER:
                 reminded = time.monotonic()
                 names = ", ".join(map(str, sorted(waiting)))
                 log("absent", f"Waiting for clients {names}: start them with `evenhand deploy client`.", {})
             time.sleep(pause)
-    status.update({"waiting": []})
+    status.update({"waiting": [], "clients": len(met)})
     return met
 
 
@@ -413,9 +426,34 @@ class Status:
         records.write_text(self._path, records.json_text(facts))
 
 
+class _Gate:
+    """Lets in the clients whose keys are in the roster, also those that come into it while the server runs."""
+
+    def __init__(self, folder: Path, admit: Admit, log: Log) -> None:
+        self._folder, self._admit, self._log = folder, admit, log
+        self._stamps: dict[int, tuple[int, int]] = {}
+
+    def look(self) -> None:
+        """Admits each key that is new or has changed since the last look.
+
+        Raises:
+          OSError: a file went away in the meantime.
+        """
+        for number, key in files.roster(self._folder).items():
+            facts = key.stat()
+            stamp = facts.st_mtime_ns, facts.st_size
+            if self._stamps.get(number) == stamp:
+                continue
+            self._stamps[number] = stamp  # before the attempt: a file that is no key is told of once
+            try:
+                self._admit(number, key)
+            except EvenhandError as error:
+                self._log("refused", f"The key of client {number} is not let in: {error}", {"client": number})
+
+
 @contextmanager
-def _status_of(folder: Path, file: ServerFile, carrier: Carrier) -> Generator[Status]:
-    """A status that a thread keeps writing."""
+def _status_of(folder: Path, file: ServerFile, carrier: Carrier, gate: _Gate) -> Generator[Status]:
+    """A status that a thread keeps writing; the thread also looks at the roster."""
     status, ended = Status(folder / "server" / _STATUS, len(files.roster(folder))), threading.Event()
     status.update({"run": file.run, "rounds": file.rounds, "activity": "starting"})
 
@@ -424,8 +462,9 @@ def _status_of(folder: Path, file: ServerFile, carrier: Carrier) -> Generator[St
             with suppress(
                 OSError, EvenhandError
             ):  # a full disk or a link that is down: the next one may succeed
+                gate.look()
                 status.write(carrier.connected())
-            if ended.wait(2.0):
+            if ended.wait(_LOOK):
                 return
 
     thread = threading.Thread(target=keep, name="evenhand status", daemon=True)

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from evenhand import records
 from evenhand.errors import EvenhandError
 from evenhand.network import certificates
 from evenhand.network.node import Allowed
@@ -185,8 +186,6 @@ def add_client(folder: Path, allows: Mapping[str, Any]) -> int:
         raise EvenhandError(f"{signer} is missing: only where the authority's key is can a client be added.")
     place = client_folder(folder, number)
     public = certificates.node_key(place)
-    (folder / ROSTER).mkdir(exist_ok=True)
-    (folder / ROSTER / f"{number}.pub").write_bytes(public.read_bytes())
     for home in (folder / AUTHORITY, folder / "server"):  # the latter, once another authority has signed
         if (authority := certificates.authority_file(home)).is_file():
             certificates.authority_file(place).write_bytes(authority.read_bytes())
@@ -198,7 +197,14 @@ def add_client(folder: Path, allows: Mapping[str, Any]) -> int:
     _write_secret(place / _IDENTITY, private.hex())
     (place / _CERTIFICATE).write_text(certificate.hex(), "utf-8")
     (place / CLIENT).write_text(_client_text(server, number, allows), "utf-8")
+    _enrol(folder, number, public)
     return number
+
+
+def _enrol(folder: Path, number: int, public: Path) -> None:
+    """Puts a client's public key into the roster in one step, since a server that runs may be reading it."""
+    (folder / ROSTER).mkdir(exist_ok=True)
+    records.write_text(folder / ROSTER / f"{number}.pub", public.read_text("utf-8"))
 
 
 def _write_secret(path: Path, text: str) -> None:

@@ -1,15 +1,18 @@
 """A federation by its files, in one process: what ``evenhand deploy`` runs, without Flower in between."""
 
 import json
+from io import StringIO
 
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 import evenhand as eh
 from evenhand import EvenhandError
 from evenhand.cli import main
-from evenhand.cli._deploy import builder, own_data
+from evenhand.cli._deploy import builder, own_data, train
+from evenhand.cli._options import trackers
 from evenhand.network import files
 from evenhand.network.deployed import client_node, event_log, read_status, serve_run
 from evenhand.network.in_process import LocalCarrier
@@ -222,7 +225,9 @@ def test_classes_that_one_client_lacks_are_a_sentence(tmp_path):
         labels = ["no"] if number == 2 else ["no", "yes"]
         rows = [f"{i},{labels[i % len(labels)]}" for i in range(8)]
         (files.client_folder(folder, number) / "data.csv").write_text("\n".join(["a,label", *rows]) + "\n")
-    with pytest.raises(EvenhandError, match=r"Client 2 has the classes \('no',\), and client 0 \('no', 'yes'\)"):
+    with pytest.raises(
+        EvenhandError, match=r"Client 2 has the classes \('no',\), and client 0 \('no', 'yes'\)"
+    ):
         trained(folder, data="data.csv")
 
 
@@ -246,6 +251,40 @@ def test_a_client_is_added_without_touching_the_others(tmp_path):
     (files.client_folder(folder, CLIENTS) / "data.npz").write_bytes(source.read_bytes())
     run = trained(folder)
     assert run.data.num_clients == CLIENTS + 1 and run.info["cohort"] == CLIENTS + 1
+
+
+def test_a_client_that_is_added_to_a_run_that_has_begun_waits_for_the_next_one(tmp_path):
+    folder = federation(tmp_path / "fed", "--metrics", "numbers")
+    nodes = nodes_of(folder)
+    carrier = LocalCarrier({number: node.answer for number, node in enumerate(nodes)})
+    file = files.read_server(folder)
+    log = event_log(folder / "server.log", lambda sentence: None)
+    runs = serve_run(folder, builder(file.method, file.options), carrier, log, pause=0.0)
+    next(runs)
+    assert main(["deploy", "add-client", str(folder)]) == 0
+    *_, last = runs
+    assert last.data.num_clients == CLIENTS
+    assert read_status(folder)["clients"] == CLIENTS
+
+
+def test_a_tracker_follows_a_deployed_run(tmp_path):
+    """Its files are beside the run folder, which is replaced at each evaluation."""
+    pytest.importorskip("tensorboardX")
+    from tests.unit.watch.test_watch_tensorboard import numbers
+
+    folder = federation(tmp_path / "fed", "--metrics", "numbers")
+    carrier = LocalCarrier({number: node.answer for number, node in enumerate(nodes_of(folder))})
+    log, output = event_log(folder / "server.log", lambda sentence: None), StringIO()
+    train(folder, carrier, log, Console(file=output), trackers("tensorboard", folder), pause=0.0)
+    assert [line.split(",")[0] for line in output.getvalue().splitlines() if "round" in line] == [
+        f"round {done} of 3" for done in (0, 2, 3)
+    ]
+    [place] = (folder / "tensorboard").iterdir()
+    logged = numbers(place)
+    history = eh.load_run(folder / "run").history
+    for column in ("train_loss", "test_accuracy"):
+        wanted = list(zip(history["round"].tolist(), history[column].tolist(), strict=True))
+        assert logged[column] == [(done, pytest.approx(number)) for done, number in wanted]
 
 
 @pytest.mark.parametrize(
