@@ -210,6 +210,50 @@ class AddClientCommand:
 
 
 @dataclass(frozen=True)
+class RotateCommand:
+    """Make a new certificate of the server, or new keys of one client, in place of the old ones."""
+
+    folder: _Folder
+    """the folder of the federation, with its authority's key"""
+    client: Annotated[int | None, arg(metavar="K", help_behavior_hint="(default: the server)")] = None
+    """the client that gets new keys; its old ones are refused from then on"""
+    signing_request: bool = False
+    """write a signing request for an authority of yours; the server's certificate stays until you replace it"""
+
+    def execute(self) -> int:
+        """Writes the files, says which go where, and returns the exit code."""
+        if self.client is not None:
+            if self.signing_request:
+                raise EvenhandError(
+                    "--signing-request is for the server's certificate: leave it out, or --client."
+                )
+            made = files.rotate_client(self.folder, self.client)
+            names = ", ".join(path.name for path in made)
+            key = self.folder / files.ROSTER / f"{self.client}.pub"
+            print(f"Client {self.client} has new keys: the old ones are refused.")
+            print(
+                f"Copy {names} from {visible(made[0].parent)} into its folder on its machine, and start it anew. "
+                "Its client.toml and its state stay."
+            )
+            print(
+                f"A server that runs here takes the new key within seconds; to one elsewhere, copy {visible(key)}."
+            )
+            return 0
+        path = files.rotate_server(self.folder, self.signing_request)
+        if self.signing_request:
+            print(
+                f"Have {visible(path)} signed, and put the certificate beside it as server.crt. Then move it and "
+                f"server.key, together, into {visible(self.folder / 'server')}, and start the server anew."
+            )
+        else:
+            print(
+                f"{visible(path)} and server.key are new: start the server anew; to one elsewhere, copy both first. "
+                "Clients notice nothing: they trust the authority."
+            )
+        return 0
+
+
+@dataclass(frozen=True)
 class SplitCommand:
     """Write the examples of each client of a data set into its folder, to try a deployment on one machine."""
 
@@ -394,6 +438,8 @@ class ClientCommand:
     """the client's folder, with its client.toml"""
     data: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(required)")] = None
     """any data that `evenhand run` reads; all of them are this client's"""
+    poll: float = 1.0
+    """seconds between two questions whether the server has sent something"""
     quiet: bool = False
     """print nothing but errors"""
 
@@ -404,10 +450,21 @@ class ClientCommand:
         file = files.read_client(self.folder)
         if self.data is None:
             raise EvenhandError(f"client {file.number} has no data: give --data FILE.")
+        if not 0 < self.poll <= 60:
+            raise EvenhandError(f"--poll {self.poll:g}: give a number of seconds above 0, up to 60.")
         console = Console(stderr=True, quiet=self.quiet, highlight=False)
         log = event_log(self.folder / "client.log", lambda sentence: say(console, sentence, style="yellow"))
         data = own_data(self.data, file)
-        node = client_node(self.folder, file, builder(file.method, file.options), data, log)
+
+        def on_end() -> None:
+            say(
+                console,
+                f"Run {file.run} is done: {self.folder / 'run'} has what this client is served. It stays connected "
+                "until it is stopped.",
+            )
+
+        build = builder(file.method, file.options)
+        node = client_node(self.folder, file, build, data, log, on_end=on_end)
         say(console, f"Client {file.number} of run {file.run} has {data.train.rows:,} examples for training.")
         serve(
             node.answer,
@@ -416,6 +473,7 @@ class ClientCommand:
             key=self.folder / "node.key",
             folder=self.folder / "flower",
             log=log,
+            poll=self.poll,
         )
         return 0
 

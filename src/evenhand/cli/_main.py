@@ -25,6 +25,7 @@ from evenhand.cli._deploy import (
     AddClientCommand,
     ClientCommand,
     InitCommand,
+    RotateCommand,
     ServerCommand,
     SplitCommand,
     StatusCommand,
@@ -104,6 +105,9 @@ _EXAMPLES = {
   evenhand deploy client fed/clients/0 --data mine.csv""",
     "deploy add-client": """\
   evenhand deploy add-client fed""",
+    "deploy rotate": """\
+  evenhand deploy rotate fed                       a new certificate of the server
+  evenhand deploy rotate fed --client 2            new keys of a client""",
     "deploy split": """\
   evenhand deploy split fed --data digits --clients 4 --alpha 0.5""",
     "deploy status": """\
@@ -153,6 +157,7 @@ _COMMANDS: dict[str, type[Command]] = {
     "deploy server": ServerCommand,
     "deploy client": ClientCommand,
     "deploy add-client": AddClientCommand,
+    "deploy rotate": RotateCommand,
     "deploy split": SplitCommand,
     "deploy status": StatusCommand,
     "completion": CompletionCommand,

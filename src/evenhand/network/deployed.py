@@ -497,7 +497,13 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def client_node(
-    folder: Path, file: ClientFile, build: Callable[[Form], Algorithm], data: FederatedDataset, log: Log
+    folder: Path,
+    file: ClientFile,
+    build: Callable[[Form], Algorithm],
+    data: FederatedDataset,
+    log: Log,
+    *,
+    on_end: Callable[[], None] = lambda: None,
 ) -> Node:
     """The client of a folder, with its examples.
 
@@ -507,17 +513,21 @@ def client_node(
       build: ``form -> algorithm``, the method of the file for data of a form.
       data: its examples, as a data set of one client.
       log: for events.
+      on_end: is called once, after the evaluation that follows the last round.
 
     Raises:
       EvenhandError: the folder is not complete, or the data are of several clients.
     """
-    rows = list[dict[str, float]]()
+    rows, ended = list[dict[str, float]](), list[bool]()
 
     def show(evaluated: Evaluated) -> None:
         try:
             _write_own(folder / "run", evaluated, rows)
         except (OSError, EvenhandError) as error:  # its own copy of the results is no reason not to answer
             log("disk", f"What client {file.number} is served could not be written: {error}", {})
+        if evaluated.round == evaluated.agreed.terms.rounds and not ended:
+            ended.append(True)  # a server that is started again evaluates again
+            on_end()
 
     if data.num_clients != 1:
         raise EvenhandError(

@@ -45,6 +45,8 @@ __all__ = [
     "read_client",
     "read_server",
     "roster",
+    "rotate_client",
+    "rotate_server",
     "secret_words",
 ]
 
@@ -180,25 +182,88 @@ def add_client(folder: Path, allows: Mapping[str, Any]) -> int:
     Raises:
       EvenhandError: there is no federation, or its authority's key is elsewhere.
     """
-    server, number = read_server(folder), len(roster(folder))
-    signer = folder / AUTHORITY / _SIGNER
-    if not signer.is_file():
-        raise EvenhandError(f"{signer} is missing: only where the authority's key is can a client be added.")
+    server, number, signer = read_server(folder), len(roster(folder)), _signer(folder)
     place = client_folder(folder, number)
     public = certificates.node_key(place)
     for home in (folder / AUTHORITY, folder / "server"):  # the latter, once another authority has signed
         if (authority := certificates.authority_file(home)).is_file():
             certificates.authority_file(place).write_bytes(authority.read_bytes())
             break
-    private = new_private_key()
-    certificate = certificate_of(
-        bytes.fromhex(signer.read_text("utf-8")), server.run, number, public_key_of(private)
-    )
-    _write_secret(place / _IDENTITY, private.hex())
-    (place / _CERTIFICATE).write_text(certificate.hex(), "utf-8")
+    _identify(place, server.run, number, signer)
     (place / CLIENT).write_text(_client_text(server, number, allows), "utf-8")
     _enrol(folder, number, public)
     return number
+
+
+def rotate_server(folder: Path, request: bool) -> Path:
+    """Makes a new key of the server, with a certificate for the names in ``server.toml``.
+
+    Args:
+      folder: that of the federation.
+      request: write a signing request instead, for an authority elsewhere.
+
+    Returns:
+      the certificate, which is in its place; or the request, in a folder of its own with the new key: the old pair
+      serves until both of the new one are there.
+
+    Raises:
+      EvenhandError: there is no federation, or its authority's key is elsewhere.
+    """
+    names, place = list(read_server(folder).names), folder / "server"
+    if request:
+        return certificates.signing_request(place / "next", names)
+    if not (folder / AUTHORITY / "authority.key").is_file():
+        raise EvenhandError(
+            f"{folder / AUTHORITY} has no authority.key: run this where it is, or give --signing-request for the "
+            "authority that signs this server's certificates."
+        )
+    return certificates.server_certificate(place, names, authority=folder / AUTHORITY).certificate
+
+
+def rotate_client(folder: Path, number: int) -> list[Path]:
+    """Makes new keys of a client: that of its node, and its identity in secure sums with the certificate.
+
+    Returns:
+      the files that its machine needs; the roster has the new public key in place of the old one.
+
+    Raises:
+      EvenhandError: there is no such client, or the authority's key is elsewhere.
+    """
+    server, signer = read_server(folder), _signer(folder)
+    if number not in roster(folder):
+        raise EvenhandError(
+            f"{folder} has no client {number}: its clients are 0 to {len(roster(folder)) - 1}."
+        )
+    place = client_folder(folder, number)
+    public = certificates.node_key(place, replace=True)
+    _identify(place, server.run, number, signer)
+    # Last: from now on a server that runs turns the old key away, and all of the new ones must be at hand.
+    _enrol(folder, number, public)
+    return [place / "node.key", public, place / _IDENTITY, place / _CERTIFICATE]
+
+
+def _signer(folder: Path) -> Path:
+    """The key that signs identities of clients.
+
+    Raises:
+      EvenhandError: it is elsewhere.
+    """
+    path = folder / AUTHORITY / _SIGNER
+    if not path.is_file():
+        raise EvenhandError(
+            f"{path} is missing: only where the authority's key is can a client be certified."
+        )
+    return path
+
+
+def _identify(place: Path, run: str, number: int, signer: Path) -> None:
+    """Writes a new identity of a client into its folder."""
+    private = new_private_key()
+    certificate = certificate_of(
+        bytes.fromhex(signer.read_text("utf-8")), run, number, public_key_of(private)
+    )
+    _write_secret(place / _IDENTITY, private.hex())
+    (place / _CERTIFICATE).write_text(certificate.hex(), "utf-8")
 
 
 def _enrol(folder: Path, number: int, public: Path) -> None:

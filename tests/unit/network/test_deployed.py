@@ -1,6 +1,7 @@
 """A federation by its files, in one process: what ``evenhand deploy`` runs, without Flower in between."""
 
 import json
+import time
 from io import StringIO
 
 import jax
@@ -13,7 +14,7 @@ from evenhand import EvenhandError
 from evenhand.cli import main
 from evenhand.cli._deploy import builder, own_data, train
 from evenhand.cli._options import trackers
-from evenhand.network import files
+from evenhand.network import certificates, deployed, files
 from evenhand.network.deployed import client_node, event_log, read_status, serve_run
 from evenhand.network.in_process import LocalCarrier
 from evenhand.network.keeping import FileStore
@@ -253,6 +254,58 @@ def test_a_client_is_added_without_touching_the_others(tmp_path):
     assert run.data.num_clients == CLIENTS + 1 and run.info["cohort"] == CLIENTS + 1
 
 
+def answering(folder, number):
+    place = files.client_folder(folder, number)
+    file = files.read_client(place)
+    log = event_log(place / "client.log", lambda sentence: None)
+    data = own_data(str(place / "data.npz"), file)
+    return client_node(place, file, builder(file.method, file.options), data, log).answer
+
+
+def test_a_client_that_is_added_while_the_server_waits_takes_part(tmp_path, monkeypatch):
+    """Its key is admitted once it is in the roster; a key that is replaced, again; what is no key, never."""
+    monkeypatch.setattr(deployed, "_LOOK", 0.02)
+    folder = federation(tmp_path / "fed", "--metrics", "numbers")
+    first = files.client_folder(folder, 0) / "data.npz"
+    carrier = LocalCarrier({number: answering(folder, number) for number in range(CLIENTS - 1)})
+    admitted = []
+
+    def admit(number, key):
+        admitted.append((number, certificates.public_pem(key)))
+        if number == CLIENTS:  # the one that comes later, after which the one that was missing starts
+            carrier.handlers[CLIENTS] = answering(folder, CLIENTS)
+            carrier.handlers[CLIENTS - 1] = answering(folder, CLIENTS - 1)
+
+    def told(sentence):
+        if sentence.startswith(f"Waiting for clients {CLIENTS - 1}:"):
+            (files.client_folder(folder, CLIENTS)).mkdir()
+            (files.client_folder(folder, CLIENTS) / "data.npz").write_bytes(first.read_bytes())
+            assert main(["deploy", "rotate", str(folder), "--client", "1"]) == 0
+            assert main(["deploy", "add-client", str(folder)]) == 0
+
+    file = files.read_server(folder)
+    old = {number: certificates.public_pem(key) for number, key in files.roster(folder).items()}
+    log = event_log(folder / "server.log", told)
+    build = builder(file.method, file.options)
+    runs = serve_run(folder, build, carrier, log, admit=admit, pause=0.05)
+    first_run = next(runs)
+    assert first_run.data.num_clients == CLIENTS + 1
+    new = {number: certificates.public_pem(key) for number, key in files.roster(folder).items()}
+    assert {*old.items(), *new.items()} == set(admitted) and len(admitted) == CLIENTS + 2
+    (folder / "roster" / "3.pub").write_text("no key")
+    deadline = time.monotonic() + 20
+    while not (refused := [event for event in events(folder) if "is not let in" in event["sentence"]]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    *_, last = runs
+    assert last.info["rounds"] == 3 and last.info["cohort"] == CLIENTS + 1
+    refused = [event for event in events(folder) if "is not let in" in event["sentence"]]
+    assert [(event["event"], event["client"]) for event in refused] == [("refused", 3)]  # once
+    assert "holds no public key" in refused[0]["sentence"]
+    status = read_status(folder)
+    assert (status["clients"], status["connected"]) == (CLIENTS + 1, list(range(CLIENTS + 1)))
+
+
 def test_a_client_that_is_added_to_a_run_that_has_begun_waits_for_the_next_one(tmp_path):
     folder = federation(tmp_path / "fed", "--metrics", "numbers")
     nodes = nodes_of(folder)
@@ -265,6 +318,97 @@ def test_a_client_that_is_added_to_a_run_that_has_begun_waits_for_the_next_one(t
     *_, last = runs
     assert last.data.num_clients == CLIENTS
     assert read_status(folder)["clients"] == CLIENTS
+
+
+def test_rotating_the_server_gives_it_a_certificate_of_the_same_authority(tmp_path, capsys):
+    folder = federation(tmp_path / "fed", "--host", "fed.example.org,10.0.0.1", data=False)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(["deploy", "rotate", str(folder)]) == 0
+    changed = {path.name for path, content in before.items() if path.read_bytes() != content}
+    assert changed == {"server.crt", "server.key"}
+    certificate = (folder / "server" / "server.crt").read_bytes()
+    assert certificates.certificate_names(certificate) == ["fed.example.org", "10.0.0.1"]
+    capsys.readouterr()
+    # A request leaves what serves as it is, until the answer is there.
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(["deploy", "rotate", str(folder), "--signing-request"]) == 0
+    assert all(path.read_bytes() == content for path, content in before.items())
+    added = {path for path in folder.rglob("*") if path.is_file()} - set(before)
+    assert {path.relative_to(folder / "server" / "next").name for path in added} == {
+        "server.csr",
+        "server.key",
+    }
+    assert "start the server anew" in capsys.readouterr().out
+    (folder / "authority" / "authority.key").unlink()
+    assert main(["deploy", "rotate", str(folder)]) == 2
+    assert "give --signing-request" in capsys.readouterr().err
+
+
+def test_rotating_a_client_changes_its_keys_and_nothing_else(tmp_path, capsys):
+    """Its new identity has a certificate of the authority; secure sums go on, from the state that it had."""
+    folder = federation(tmp_path / "fed", "--method", "fedavg(aggregator=secure(mean()))")
+    build, log = builder(*method_of(folder)), event_log(folder / "server.log", lambda sentence: None)
+    carrier = LocalCarrier({number: node.answer for number, node in enumerate(nodes_of(folder))})
+    runs = serve_run(folder, build, carrier, log, pause=0.0)
+    next(runs)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(["deploy", "rotate", str(folder), "--client", "2"]) == 0
+    changed = {str(path.relative_to(folder)) for path, old in before.items() if path.read_bytes() != old}
+    own = ("node.key", "node.pub", "identity.key", "identity.certificate")
+    assert changed == {"roster/2.pub", *(f"clients/2/{name}" for name in own)}
+    said = capsys.readouterr().out
+    assert all(name in said for name in own) and "roster/2.pub" in said
+    assert (folder / "roster" / "2.pub").read_text() == (folder / "clients" / "2" / "node.pub").read_text()
+    carrier.handlers[2] = answering(folder, 2)
+    *_, last = runs
+    np.testing.assert_array_equal(last.per_round["reported"], [CLIENTS] * 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--client", "9"), "has no client 9: its clients are 0 to 4"),
+        (("--client", "0", "--signing-request"), "is for the server's certificate"),
+    ],
+)
+def test_what_cannot_be_rotated_is_said(tmp_path, capsys, words, sentence):
+    folder = federation(tmp_path / "fed", data=False)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(["deploy", "rotate", str(folder), *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def method_of(folder):
+    file = files.read_server(folder)
+    return file.method, file.options
+
+
+def test_a_client_learns_once_that_the_run_is_done(tmp_path):
+    """Also a client whose metrics never leave it; a server that is started again does not end the run again."""
+    folder = federation(tmp_path / "fed", "--metrics", "none")
+    nodes, ended = nodes_of(folder), []
+    place = files.client_folder(folder, 4)
+    file = files.read_client(place)
+    nodes[4] = client_node(
+        place,
+        file,
+        builder(file.method, file.options),
+        own_data(str(place / "data.npz"), file),
+        event_log(place / "client.log", lambda sentence: None),
+        on_end=lambda: ended.append(read_status(folder)["round"]),
+    )
+    trained(folder, nodes)
+    assert len(ended) == 1
+    trained(folder, nodes)
+    assert len(ended) == 1
+
+
+def test_a_pause_between_questions_is_a_number_of_seconds(tmp_path, capsys):
+    folder = federation(tmp_path / "fed", data=False)
+    place = folder / "clients" / "0"
+    assert main(["deploy", "client", str(place), "--data", str(place / "data.npz"), "--poll", "0"]) == 2
+    assert "--poll 0: give a number of seconds above 0" in capsys.readouterr().err
 
 
 def test_a_tracker_follows_a_deployed_run(tmp_path):
