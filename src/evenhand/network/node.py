@@ -472,7 +472,15 @@ class Node:
         public = unpacked(arrays, method.agreed.wires[index].published, "what the server publishes")
         key = jax.random.fold_in(self._lift_key(kept, method, index, round), number)
         lifted = method.parts[index].lift(upload, public, jnp.int32(round), key)
-        self._check_norm(lifted, method.agreed.algorithm.phases[index].aggregator)
+        aggregator, sent = method.agreed.algorithm.phases[index].aggregator, lifted
+        if is_masked(aggregator) and math.isfinite(self._allowed.clip):
+            assert isinstance(aggregator, Sum) and aggregator.summation is not None
+            if (numbers := aggregator.summation.numbers) is None:
+                raise Refusal(
+                    "This client's file limits the clip, which cannot be checked in this method's sums."
+                )
+            sent = numbers(upload, public, key)  # the real numbers of which the lifted ones are whole
+        self._check_norm(sent, aggregator)
         return lifted
 
     def _check_norm(self, lifted: PyTree, aggregator: Aggregator) -> None:

@@ -472,6 +472,18 @@ def test_an_absence_that_repeats_is_logged_once_in_a_while(tmp_path, monkeypatch
     assert [event["event"] for event in events(tmp_path)][2:] == ["absent", "refused", "refused"]
 
 
+def test_the_clip_of_a_file_holds_under_a_secure_sum(tmp_path):
+    """A client with a lower limit than the others sends nothing, and says why; the sum is that of the others."""
+    method = "fedavg(aggregator=secure(mean()))"
+    folder = federation(tmp_path / "fed", "--method", method, "--metrics", "numbers")
+    place = files.client_folder(folder, 1) / files.CLIENT
+    place.write_text(place.read_text().replace("cohort = 1\n", "cohort = 1\nclip = 0.001\n"))
+    run = trained(folder)
+    sentences = [event["sentence"] for event in events(folder)]
+    assert any("Client 1" in text and "this client sends at most 0.001" in text for text in sentences)
+    np.testing.assert_array_equal(run.per_round["reported"], CLIENTS - 1.0)
+
+
 def test_secret_files_are_for_their_owner_alone(tmp_path):
     folder = federation(tmp_path / "fed", data=False)
     FileStore(folder / "server" / "state.bin").write(b"every client's metrics")
