@@ -16,7 +16,7 @@ from evenhand.cli._deploy import builder, own_data
 from evenhand.network import certificates, deployed, files
 from evenhand.network.carriers import Answers
 from evenhand.network.carriers.flower import link, serve
-from evenhand.network.node import methods_of
+from evenhand.network.compiled import methods_of
 from evenhand.network.terms import is_masked, sum_form_of
 from evenhand.wire import decode
 

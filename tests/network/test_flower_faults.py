@@ -60,7 +60,14 @@ class Federation:
             plan = {"lies": LIES, "gate": str(self.gate)}
             start = [os.path.join(os.path.dirname(__file__), "liar.py"), json.dumps(plan)]
         return self.programs.start(
-            *[*start, "deploy", "client", place, "--data", place / "data.npz"],
+            *start,
+            "deploy",
+            "client",
+            place,
+            "--data",
+            place / "data.npz",
+            "--poll",
+            0.25,
             output=place / "output.txt",
             environment=environment,
         )
