@@ -351,6 +351,7 @@ class ServerCommand:
         from evenhand.network.carriers.flower import link
 
         folder, file = self.folder, files.read_server(self.folder)
+        build = builder(file.method, file.options)
         console = Console(stderr=True, quiet=self.quiet, highlight=False)
         made = trackers(self.watch, folder)
         log = event_log(folder / "server.log", lambda sentence: say(console, sentence, style="yellow"))
@@ -364,13 +365,14 @@ class ServerCommand:
             authority = certificates.authority_file(place)
         own = certificates.Certificates(authority, place / "server.crt", place / "server.key")
         with link(place / "flower", file.host, file.port, own, files.roster(folder), log=log) as carrier:
-            train(folder, carrier, log, console, made, admit=carrier.register)
+            train(folder, build, carrier, log, console, made, admit=carrier.register)
         say(console, f"Done: `evenhand report {folder / 'run'}` writes the page of the results.")
         return 0
 
 
 def train(
     folder: Path,
+    build: Callable[[Form], Algorithm],
     carrier: Carrier,
     log: Log,
     console: Console,
@@ -383,6 +385,7 @@ def train(
 
     Args:
       folder: that of the federation.
+      build: ``form -> algorithm``, the method of its file.
       carrier: the way to its clients.
       log: for events.
       console: where a line about each evaluation goes.
@@ -394,7 +397,7 @@ def train(
       EvenhandError: the files are damaged, or the clients do not fit together.
     """
     file = files.read_server(folder)
-    build, begin, status = builder(file.method, file.options), time.perf_counter(), "interrupted"
+    begin, status = time.perf_counter(), "interrupted"
     watching: Watching | None = None
     try:
         for run in serve_run(folder, build, carrier, log, admit=admit, pause=pause):

@@ -37,6 +37,7 @@ from evenhand.cli._run import RunCommand
 from evenhand.cli._show import CompareCommand, FiguresCommand, ListCommand, ReportCommand
 from evenhand.cli._study import StudyCommand, planned
 from evenhand.cli._terminal import remark
+from evenhand.cli.flower_app import AppCommand
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, nearest, perhaps
 from evenhand.expressions import plugins
 from evenhand.expressions.reading import outermost
@@ -112,6 +113,8 @@ _EXAMPLES = {
   evenhand deploy split fed --data digits --clients 4 --alpha 0.5""",
     "deploy status": """\
   evenhand deploy status fed""",
+    "deploy app": """\
+  evenhand deploy app fed                          then `flwr run fed/app`""",
     "completion": """\
   source <(evenhand completion bash)               in ~/.bashrc: <Tab> completes
   evenhand completion zsh > ~/.zfunc/_evenhand     where ~/.zfunc is in $fpath""",
@@ -160,6 +163,7 @@ _COMMANDS: dict[str, type[Command]] = {
     "deploy rotate": RotateCommand,
     "deploy split": SplitCommand,
     "deploy status": StatusCommand,
+    "deploy app": AppCommand,
     "completion": CompletionCommand,
 }
 

@@ -48,7 +48,7 @@ from evenhand.wire.messages import whole
 from evenhand.wire.secure_sums import Asks, secure_total
 from evenhand.wire.sum_messages import Occasion, sum_terms
 
-__all__ = ["Admit", "client_node", "event_log", "read_status", "serve_run"]
+__all__ = ["Admit", "client_node", "event_log", "read_status", "refusal", "serve_run"]
 
 NDArray = npt.NDArray[Any]
 Scale: TypeAlias = tuple[tuple[float, float], ...]
@@ -544,6 +544,11 @@ def client_node(
         log=log,
         show=show,
     )
+
+
+def refusal(sentence: str) -> bytes:
+    """The answer of a client that cannot take part at all, whatever it is asked; the server logs the sentence."""
+    return encode(Packet("refused", {"event": "refused", "sentence": sentence}))
 
 
 def _write_own(folder: Path, evaluated: Evaluated, rows: list[dict[str, float]]) -> None:

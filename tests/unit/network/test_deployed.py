@@ -419,7 +419,8 @@ def test_a_tracker_follows_a_deployed_run(tmp_path):
     folder = federation(tmp_path / "fed", "--metrics", "numbers")
     carrier = LocalCarrier({number: node.answer for number, node in enumerate(nodes_of(folder))})
     log, output = event_log(folder / "server.log", lambda sentence: None), StringIO()
-    train(folder, carrier, log, Console(file=output), trackers("tensorboard", folder), pause=0.0)
+    build = builder(*method_of(folder))
+    train(folder, build, carrier, log, Console(file=output), trackers("tensorboard", folder), pause=0.0)
     assert [line.split(",")[0] for line in output.getvalue().splitlines() if "round" in line] == [
         f"round {done} of 3" for done in (0, 2, 3)
     ]

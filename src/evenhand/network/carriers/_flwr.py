@@ -184,11 +184,11 @@ def record(content: bytes) -> Any:
 
     Few bytes go in one part: each costs several requests.
     """
-    flower = flower_parts()
+    app = import_module("flwr.app")
     if len(content) <= _FEW:
-        return flower.RecordDict({"message": flower.ConfigRecord({"bytes": content})})
-    array = flower.Array("uint8", (len(content),), "evenhand", content)
-    return flower.RecordDict({"message": flower.ArrayRecord({"bytes": array})})
+        return app.RecordDict({"message": app.ConfigRecord({"bytes": content})})
+    array = app.Array("uint8", (len(content),), "evenhand", content)
+    return app.RecordDict({"message": app.ArrayRecord({"bytes": array})})
 
 
 def content_of(message: Any) -> bytes:
