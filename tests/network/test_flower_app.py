@@ -17,7 +17,9 @@ from evenhand.cli import main
 from evenhand.cli._data import DataOptions
 from evenhand.cli._deploy import InitCommand, SplitCommand, builder
 from evenhand.network import files
+from evenhand.network.carriers._flwr import content_of
 from evenhand.network.carriers.grid import GridCarrier
+from evenhand.wire import Packet, decode, encode
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of packages that Flower uses
@@ -42,7 +44,7 @@ class InProcess(Grid):
     """Nodes that answer when their answer is fetched; those in ``down`` fail, those in ``silent`` never answer."""
 
     def __init__(self, app, configs):
-        self.app, self.configs, self.posted, self.calls = app, configs, {}, []
+        self.app, self.configs, self.posted, self.calls, self.replies = app, configs, {}, [], []
         self.down, self.silent = set(), set()
 
     def get_node_ids(self):
@@ -70,6 +72,7 @@ class InProcess(Grid):
                 continue
             context = Context(1, node, self.configs[node], RecordDict(), {})
             replies.append(self.app(message, context))
+            self.replies.append(replies[-1])
         return replies
 
     def set_run(self, run):
@@ -199,6 +202,36 @@ def test_a_second_node_of_one_client_is_refused_until_the_first_is_gone(tmp_path
     assert carrier.connected() == frozenset(range(CLIENTS))
     carrier.ask({1: b""}, 0.2)
     assert grid.calls[-1].metadata.dst_node_id == 6
+
+
+def test_no_secure_sum_of_a_histogram_is_begun_and_no_metric_leaves(tmp_path):
+    """The counts would have to wait in a client's memory for the messages of the sum."""
+    folder, grid = written(tmp_path / "fed", "fedavg()", metrics="histogram", rounds=1)
+    run = run_app(folder, grid)
+    assert not any("accuracy" in name for name in run.history)
+    answers = [decode(content) for reply in grid.replies if (content := content_of(reply))[:1] not in b"012"]
+    withheld = [answer for answer in answers if answer.kind == "withheld"]
+    assert len(withheld) == 2 * CLIENTS
+    assert all("histogram" not in answer.fields for answer in withheld)
+    assert "summed" not in {answer.kind for answer in answers}
+
+
+@pytest.mark.parametrize(("standardize", "kind"), [("true", "refused"), ("false", "here")])
+def test_columns_of_numbers_are_taken_as_they_are_or_not_at_all(tmp_path, standardize, kind):
+    folder, grid = written(tmp_path / "fed", "fedavg()")
+    place = files.client_folder(folder, 0)
+    rows = "\n".join(f"{20 + 7 * i % 50},{'yes' if i % 3 else 'no'}" for i in range(20))
+    (place / "data.csv").write_text(f"age,sold\n{rows}\n")
+    extra = (
+        f'label_column = "sold"\nnumbers = ["age"]\nclasses = ["no", "yes"]\nstandardize = {standardize}\n'
+    )
+    (place / files.CLIENT).write_text((place / files.CLIENT).read_text() + extra)
+    grid.configs[NODES[0]]["data"] = str(place / "data.csv")
+    carrier = GridCarrier(grid, CLIENTS, lambda *event: None, pause=0.01)
+    about = {"version": eh.__version__, "method": files.read_server(folder).text}
+    answer = decode(carrier.ask({0: encode(Packet("hello", about))}, 20.0).answers[0])
+    assert answer.kind == kind
+    assert ("standardize = false" in answer.fields.get("sentence", "")) == (kind == "refused")
 
 
 def test_a_client_whose_data_cannot_be_read_says_so_at_home_alone(tmp_path):
