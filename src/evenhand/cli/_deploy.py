@@ -23,6 +23,7 @@ from evenhand.cli._terminal import new_table, remark, say
 from evenhand.data import Column, Features, FederatedDataset, Form, Split, from_arrays
 from evenhand.data.loaders import new_rows
 from evenhand.errors import EvenhandError, ModelError, whole_number
+from evenhand.evaluation import private_metrics
 from evenhand.network import certificates, files
 from evenhand.network.carriers import Carrier, Log
 from evenhand.network.deployed import Admit, client_node, event_log, read_status, serve_run
@@ -169,6 +170,11 @@ class InitCommand:
             self.folder, server, self.clients, {"metrics": self.metrics}, not self.signing_request
         )
         print(f"{visible(self.folder)}: a server and {counted(self.clients, 'client')}.")
+        if self.metrics == "histogram" and self.clients < private_metrics.LEAST:
+            print(
+                f"A histogram of metrics needs {private_metrics.LEAST} clients, so nothing will be shown of how well the "
+                "model serves them: --metrics numbers shows it."
+            )
         if self.signing_request:
             print(
                 f"Have {self.folder / 'server' / 'server.csr'} signed, and put the certificate beside it as "

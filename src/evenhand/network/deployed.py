@@ -288,8 +288,8 @@ def _agreed_form(met: Mapping[int, Met], name: str) -> Form:
         mine, theirs = ((x.form.shape, x.form.dtype, x.label, x.form.classes is None) for x in (first, other))
         if first.columns != other.columns:
             raise EvenhandError(
-                f"Client {client} has other columns, or other categories in them, than client 0: give both the same "
-                "[data.columns] in their client.toml."
+                f"Client {client} has other columns, or other categories in them, than client 0: write the same numbers "
+                "and categories into the [data] of each client's file."
             )
         if first.form.names != other.form.names:
             raise EvenhandError(

@@ -73,6 +73,7 @@ class PhaseOfServer(NamedTuple):
     sane: Callable[[Report], Array]
     weighed: Callable[[Report, Cohort, PyTree], tuple[Array, PyTree, Info]]
     finite: Callable[[PyTree, int], Array]
+    bounded: Callable[[PyTree], Array]
     total: Callable[[PyTree], PyTree]
     lower: Callable[[PyTree, PyTree, Key], tuple[PyTree, PyTree]]
     reduce: Callable[..., tuple[PyTree, PyTree]]
@@ -88,6 +89,15 @@ def phase_of_server(half: ServerHalf) -> PhaseOfServer:
     ) -> tuple[PyTree, PyTree]:
         return reduce_uploads(aggregator, uploads, present, memory, key, noise)
 
+    def bounded(lifted: PyTree) -> Array:
+        """What a client that clips can have sent; a malicious one might leave that out."""
+        bound = aggregator.sensitivity if isinstance(aggregator, Sum) else None
+        if bound is None or not all(
+            jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(lifted)
+        ):
+            return jnp.bool_(True)
+        return jax.vmap(tree.norm)(lifted) <= bound * (1 + 1e-5)
+
     def lower(total: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         assert isinstance(aggregator, Sum)
         return aggregator.lower(total, memory, key)
@@ -98,6 +108,7 @@ def phase_of_server(half: ServerHalf) -> PhaseOfServer:
         sane=jax.jit(half.sane),
         weighed=jax.jit(half.weighed),
         finite=jax.jit(half.finite, static_argnums=1),
+        bounded=jax.jit(bounded),
         total=jax.jit(lambda lifted: jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)),
         lower=jax.jit(lower),
         reduce=jax.jit(reduce),
@@ -209,6 +220,7 @@ class ServerExchange:
                     {"number": number, "exchange": self.tag},
                 )
             self._among(self._parts.finite(lifted, len(self._ids)))
+            self._among(self._parts.bounded(lifted))
             present = jnp.asarray(self._present)
             total = self._parts.total(tree.among(present, lifted))
             direction, memory = self._parts.lower(total, memory, jax.random.fold_in(key, number))

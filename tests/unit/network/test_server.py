@@ -12,7 +12,7 @@ from evenhand import rounds
 from evenhand.network.exchanging import Patience
 from evenhand.network.node import Allowed
 from evenhand.streams import Purpose, keys_of, stream
-from evenhand.wire.messages import decode
+from evenhand.wire.messages import decode, encode
 from tests.unit.network.sites import CENTRAL, DATA, MODEL, NOISY, SCAFFOLD, WORK, random_bytes
 from tests.unit.network.trials import Killed, Lost, Trial, assert_same, damaged, differ, packet, share_phases
 
@@ -421,6 +421,34 @@ def test_private_rounds_are_charged_when_they_are_broadcast():
     assert killed.result.info["rounds"] == 3 and killed.result.info["charged"] == 4
     assert killed.result.privacy.epsilon == eh.privacy.account(CENTRAL.privacy, rounds=4, units=6).epsilon
     assert killed.result.privacy.epsilon > usual
+
+
+def first_upload(change):
+    """A private run in whose second round the first client's upload is changed; None: it is lost."""
+    trial = Trial(CENTRAL, rounds=2, patience=Patience(min_answers=0, attempts=1))
+    chosen = list[int]()
+
+    def through(client, message, answer):
+        if message.kind != "work" or message.fields["round"] != 1 or chosen not in ([], [client]):
+            return answer()
+        chosen[:] = [client]
+        if change is None:
+            raise Lost
+        data = decode(answer())
+        norm = np.sqrt(sum(float(np.sum(np.square(array))) for array in data.arrays[2:]))
+        lifted = [np.asarray(array * change / norm, array.dtype) for array in data.arrays[2:]]
+        return encode(data._replace(arrays=(*data.arrays[:2], *lifted)))
+
+    trial.through = through
+    return trial.run()
+
+
+def test_an_upload_that_is_not_clipped_is_rejected():
+    """A client that leaves out its clip is left out itself; one that sends the largest upload there is counts."""
+    clipped, larger, lost = first_upload(0.01), first_upload(0.0101), first_upload(None)
+    assert clipped.result.per_round["rejected"].tolist() == [0.0, 0.0]
+    assert larger.result.per_round["rejected"].tolist() == [0.0, 1.0]
+    assert_same(larger.state, lost.state)
 
 
 def test_each_attempt_of_a_private_round_is_charged():
