@@ -172,8 +172,8 @@ class InitCommand:
         print(f"{visible(self.folder)}: a server and {counted(self.clients, 'client')}.")
         if self.metrics == "histogram" and self.clients < private_metrics.LEAST:
             print(
-                f"A histogram of metrics needs {private_metrics.LEAST} clients, so nothing will be shown of how well the "
-                "model serves them: --metrics numbers shows it."
+                f"A histogram of metrics needs {private_metrics.LEAST} clients, so nothing will be shown of how well "
+                "the model serves them: --metrics numbers shows it."
             )
         if self.signing_request:
             print(

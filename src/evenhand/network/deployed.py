@@ -115,7 +115,7 @@ class Met(NamedTuple):
         return {**self._asdict(), "form": self.form.to_json()}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Met:
+    def from_json(value: Mapping[str, Any], most: int) -> Met:
         """The inverse of :meth:`to_json`.
 
         Raises:
@@ -124,6 +124,11 @@ class Met(NamedTuple):
         train, valid, test = (int(size) for size in value["sizes"])
         if min(train - 1, valid, test) < 0 or max(train, valid, test) >= 2**31:
             raise ValueError("a client has at least one example for training")
+        if max(train, valid, test) > most:
+            raise PacketError(
+                f"It has {max(train, valid, test):,} examples, to which all others would have to pad theirs; "
+                f"server.toml allows {most:,}: raise most_examples there and in each client's file."
+            )
         columns, numbers = list(value["columns"]), whole(value, "numbers")
         label = tuple(map(int, value["label"]))
         return Met(Form.from_json(value["form"]), label, (train, valid, test), columns, numbers)
@@ -235,11 +240,12 @@ def _meet(
 ) -> dict[int, Met]:
     """What every client has said of its data; those that have not are asked until they have."""
     path, met = folder / "server" / _MET, dict[int, Met]()
-    if path.is_file():
+    # Before the first round everybody is asked again: a file at a client may have been corrected.
+    if path.is_file() and _state_file(folder).is_file():
         saved = records.read_json(path)
-        met = {int(client): Met.from_json(value) for client, value in saved.items()}
+        met = {int(client): Met.from_json(value, file.most_examples) for client, value in saved.items()}
     # A run that has begun keeps its clients: those added since take part in the next one.
-    begun = bool(met) and _state_file(folder).is_file()
+    begun = bool(met)
     reminded, waiting = -_REMINDER, set[int]() if begun else set(files.roster(folder)) - set(met)
     hello = encode(Packet("hello", {"version": __version__, "method": file.text}))
     while waiting:
@@ -252,8 +258,9 @@ def _meet(
                     raise PacketError(
                         str(answer.fields.get("sentence", "it does not say what data it has."))[:500]
                     )
-                met[client] = Met.from_json(answer.fields)
-            except (PacketError, KeyError, TypeError, ValueError) as error:
+                met[client] = Met.from_json(answer.fields, file.most_examples)
+            # Numbers of JSON may be too large for a float.
+            except (PacketError, KeyError, TypeError, ValueError, OverflowError) as error:
                 log("refused", f"Client {client}: {error}", {"client": client})
         # Those that are added in the meantime are waited for, too.
         waiting = set(files.roster(folder)) - set(met)
@@ -288,8 +295,8 @@ def _agreed_form(met: Mapping[int, Met], name: str) -> Form:
         mine, theirs = ((x.form.shape, x.form.dtype, x.label, x.form.classes is None) for x in (first, other))
         if first.columns != other.columns:
             raise EvenhandError(
-                f"Client {client} has other columns, or other categories in them, than client 0: write the same numbers "
-                "and categories into the [data] of each client's file."
+                f"Client {client} has other columns, or other categories in them, than client 0: write the same "
+                "numbers and categories into the [data] of each client's file."
             )
         if first.form.names != other.form.names:
             raise EvenhandError(
@@ -368,7 +375,10 @@ def _moments(file: ServerFile, carrier: Carrier, clients: int, log: Log, asks: A
         log("absent", f"Client {client}: {reason}", {"client": client})
     answers = dict[int, Packet]()
     for client, data in came.answers.items():
-        answer = decode(data)
+        try:
+            answer = decode(data)
+        except PacketError as error:
+            answer = Packet("refused", {"sentence": str(error)})
         if answer.kind == "summed":
             answers[client] = Packet(
                 str(answer.fields.get("kind")), answer.fields.get("fields") or {}, answer.arrays
@@ -459,9 +469,8 @@ def _status_of(folder: Path, file: ServerFile, carrier: Carrier, gate: _Gate) ->
 
     def keep() -> None:
         while True:
-            with suppress(
-                OSError, EvenhandError
-            ):  # a full disk or a link that is down: the next one may succeed
+            # A full disk or a link that is down: the next attempt may succeed.
+            with suppress(OSError, EvenhandError):
                 gate.look()
                 status.write(carrier.connected())
             if ended.wait(_LOOK):

@@ -17,13 +17,13 @@ from evenhand.errors import EvenhandError
 from evenhand.exchange import ServerHalf, uploads_of
 from evenhand.network.calling import Caller
 from evenhand.network.keeping import key_words
-from evenhand.network.terms import is_masked, sum_form_of
+from evenhand.network.terms import is_masked, occasion_of_sum, sum_form_of
 from evenhand.rounds import Step
 from evenhand.streams import Keys
 from evenhand.types import Array, Cohort, Info, Key, PyTree, Report, Sum, Upload
 from evenhand.wire.messages import Packet, PacketError, packed, unpacked
 from evenhand.wire.secure_sums import Asks, SecureTotal, secure_exchanges
-from evenhand.wire.sum_messages import OFFER, REVEAL, SURVIVORS, Occasion, sum_terms
+from evenhand.wire.sum_messages import OFFER, REVEAL, SURVIVORS, sum_terms
 
 __all__ = ["Patience", "PhaseOfServer", "ServerExchange", "SharedSetting", "carried", "phase_of_server"]
 
@@ -134,10 +134,15 @@ class ServerExchange:
         self.tag = -1
         self.absent = set[int]()
         self.is_revealed = False
+        self._reveal: Callable[[], None] = lambda: None
         self._present = np.array(cohort.present)
 
     def done(
-        self, server: PyTree, memory: PyTree, begin: Callable[[], None] = lambda: None
+        self,
+        server: PyTree,
+        memory: PyTree,
+        begin: Callable[[], None] = lambda: None,
+        reveal: Callable[[], None] = lambda: None,
     ) -> tuple[Step, NDArray]:
         """The server's step, and which slots of the cohort counted; repeated until enough clients have answered.
 
@@ -145,7 +150,9 @@ class ServerExchange:
           server: the method's state.
           memory: that of the aggregator.
           begin: is called before each attempt.
+          reveal: is called before the first shares of a secure sum are asked for.
         """
+        self._reveal = reveal
         patience, drawn = self._setting.patience, int(np.sum(np.asarray(self._cohort.present)))
         attempt = 0
         while True:
@@ -162,6 +169,15 @@ class ServerExchange:
                     f"{patience.min_answers} are needed: see why clients are absent, and run again, which resumes."
                 )
             time.sleep(patience.pause)
+
+    def lost(self, server: PyTree, memory: PyTree) -> tuple[Step, NDArray]:
+        """The step of an exchange in which nobody counts, arguments as for :meth:`done`: clients would refuse another
+        secure sum of the same numbers."""
+        key, step_key = self._half.keys(self._setting.keys, self._round)
+        self.absent = {self._ids[slot] for slot in np.flatnonzero(self._present)}
+        self._present[:] = False
+        direction, nobody = self._nothing(memory, key), jnp.asarray(self._present)
+        return self._parts.step(server, (memory, memory), direction, nobody, {}, step_key), self._present
 
     def _attempt(self, server: PyTree, before: PyTree) -> tuple[Step, NDArray]:
         self._server = server
@@ -235,12 +251,12 @@ class ServerExchange:
         """The sum of a pass, of which the server learns the total alone; None: it is lost, and nobody counts."""
         caller, form = self._caller, sum_form_of(self._caller.agreed, self._index)
         clients = [client for slot, client in enumerate(self._ids) if self._present[slot]]
-        run = caller.agreed.terms.run
+        broadcast = packed(self._parts.broadcast(self._server, jnp.int32(self._ids[0])))
         if int(np.sum(np.asarray(self._cohort.present))) < 2:
             return tree.zeros(self._wire.lifted)  # as in a simulation: the sum of one client is not found
         try:
             terms = sum_terms(
-                Occasion(run, run, self.tag, number),
+                occasion_of_sum(caller.agreed, self._index, (self.tag, number), broadcast, public),
                 clients,
                 bits=form.bits,
                 size=form.size,
@@ -271,7 +287,9 @@ class ServerExchange:
                 raise EvenhandError(
                     f"{clients} clients have sent their numbers, and {least} are needed: the sum is begun anew."
                 )
-            self.is_revealed |= kind == REVEAL
+            if kind == REVEAL and not self.is_revealed:
+                self._reveal()
+                self.is_revealed = True
 
         fields = {**self._common(), "exchange": self.tag, "number": number}
         return carried(self._caller, exchanges, fields, public, begin)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from evenhand import records
 from evenhand.errors import EvenhandError
 from evenhand.network import certificates
-from evenhand.network.node import Allowed
+from evenhand.network.keeping import MOST_EXAMPLES, Allowed
 from evenhand.wire.identities import (
     Identity,
     certificate_of,
@@ -72,6 +72,7 @@ class ServerFile(NamedTuple):
       deadline: seconds for each exchange.
       min_answers: clients of a cohort that must answer.
       colluding: clients that may collude with the server in secure sums.
+      most_examples: of one client, to which all others pad theirs.
       test_keys: whether all keys come from the seed.
       authority: the public key, in hexadecimal, of what signs the identities of clients.
     """
@@ -91,6 +92,7 @@ class ServerFile(NamedTuple):
     colluding: int
     test_keys: bool
     authority: str
+    most_examples: int = MOST_EXAMPLES
 
     @property
     def text(self) -> str:
@@ -299,6 +301,7 @@ host = {_toml(server.host)}  # where it listens
 port = {server.port}
 deadline = {_toml(server.deadline)}  # seconds for each exchange
 min_answers = {server.min_answers}  # with fewer answers of a cohort, the exchange is repeated
+most_examples = {server.most_examples}  # of one client: all others pad theirs to as many
 
 [secrets]
 authority = {_toml(server.authority)}  # signs the identities of clients
@@ -309,7 +312,11 @@ test_keys = {_toml(server.test_keys)}  # true: all keys come from the seed, as i
 
 def _client_text(server: ServerFile, number: int, allows: Mapping[str, Any]) -> str:
     metrics = allows.get("metrics", "histogram")
-    limits = {"cohort": 1, **{name: value for name, value in allows.items() if name != "metrics"}}
+    limits = {
+        "cohort": 1,
+        "most_examples": server.most_examples,
+        **{name: value for name, value in allows.items() if name != "metrics"},
+    }
     data = {"test_fraction": 0.2}
     return f"""\
 # What client {number} does in this federation: `evenhand deploy client` reads it, and no message overrides it.
@@ -371,6 +378,7 @@ def read_server(folder: Path) -> ServerFile:
             port=_whole(network["port"]),
             deadline=float(network["deadline"]),
             min_answers=_whole(network["min_answers"]),
+            most_examples=_whole(network.get("most_examples", MOST_EXAMPLES)),
             colluding=_whole(keys["colluding"]),
             test_keys=keys["test_keys"] is True,
             authority=str(keys["authority"]),
@@ -397,6 +405,7 @@ def read_client(folder: Path) -> ClientFile:
             noise_multiplier=float(allows.get("noise_multiplier", 0.0)),
             epsilon=float(allows.get("epsilon", math.inf)),
             clip=float(allows.get("clip", math.inf)),
+            most_examples=_whole(allows.get("most_examples", MOST_EXAMPLES)),
             metrics=metrics == "numbers",
             histogram=metrics == "histogram",
             test_keys=allows.get("test_keys", False) is True,

@@ -12,8 +12,8 @@ from evenhand.data import FederatedDataset
 from evenhand.network.carriers import Answers
 from evenhand.network.compiled import methods_of
 from evenhand.network.exchanging import Patience
-from evenhand.network.keeping import MemoryStore
-from evenhand.network.node import Allowed, Node
+from evenhand.network.keeping import Allowed, MemoryStore
+from evenhand.network.node import Node
 from evenhand.network.server import Server, run_from
 from evenhand.network.terms import Terms, is_masked
 from evenhand.rounds import RoundState

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -15,6 +16,8 @@ from evenhand.types import Key, PyTree
 from evenhand.wire.messages import Packet, packed, unpacked, whole
 
 __all__ = [
+    "MOST_EXAMPLES",
+    "Allowed",
     "ClientRecord",
     "FileStore",
     "MemoryStore",
@@ -24,6 +27,34 @@ __all__ = [
     "record_from",
     "record_message",
 ]
+
+
+MOST_EXAMPLES = 10**6
+"""Of one client, if a federation's files say nothing else."""
+
+
+class Allowed(NamedTuple):
+    """What a client's own file allows.
+
+    Attributes:
+      cohort: the fewest clients that may be drawn in a round in which it works.
+      noise_multiplier: the least of any release of the method.
+      epsilon: the most that the method may spend in the whole run.
+      clip: the largest norm of an upload.
+      most_examples: of the largest client, to which all pad their own.
+      metrics: whether its losses and metrics may leave it.
+      histogram: whether its accuracy may be counted in a histogram under a secure sum.
+      test_keys: whether all its keys, those of noise included, may come from a seed that the server knows.
+    """
+
+    cohort: int = 1
+    noise_multiplier: float = 0.0
+    epsilon: float = math.inf
+    clip: float = math.inf
+    most_examples: int = MOST_EXAMPLES
+    metrics: bool = False
+    histogram: bool = False
+    test_keys: bool = False
 
 
 class StateStore(Protocol):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,20 +28,25 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import private_metrics
 from evenhand.network.carriers import Log
 from evenhand.network.compiled import ClientMethod
-from evenhand.network.keeping import ClientRecord, StateStore, adapt_key, record_from, record_message
+from evenhand.network.keeping import Allowed, ClientRecord, StateStore, adapt_key, record_from, record_message
 from evenhand.network.measuring import Evaluated, Measuring, served_message
 from evenhand.network.summing import (
     COUNTED,
     HISTOGRAM,
+    Scaling,
     Summing,
     histogram,
-    inner,
-    moments,
     number_columns,
     scaled,
-    words_of_moments,
 )
-from evenhand.network.terms import Agreed, Terms, is_masked, is_published, sum_form_of
+from evenhand.network.terms import (
+    Agreed,
+    Terms,
+    is_masked,
+    is_published,
+    occasion_of_sum,
+    sum_form_of,
+)
 from evenhand.privacy import account
 from evenhand.rounds import Wire
 from evenhand.streams import Keys, keys_of
@@ -51,9 +56,11 @@ from evenhand.wire.messages import Packet, PacketError, decode, encode, packed, 
 from evenhand.wire.secure_sums import Protection
 from evenhand.wire.sum_messages import REVEAL, Occasion
 
-__all__ = ["Allowed", "Node", "Refusal"]
+__all__ = ["Node", "Refusal"]
 
 NDArray = npt.NDArray[Any]
+_REPEATS = 3
+"""How often a client does private work again, at least, since a server may be killed."""
 
 
 class Refusal(EvenhandError):
@@ -66,28 +73,6 @@ class Refusal(EvenhandError):
     def __init__(self, sentence: str, event: str = "refused") -> None:
         super().__init__(sentence)
         self.event = event
-
-
-class Allowed(NamedTuple):
-    """What a client's own file allows.
-
-    Attributes:
-      cohort: the fewest clients that may be drawn in a round in which it works.
-      noise_multiplier: the least of any release of the method.
-      epsilon: the most that the method may spend in the whole run.
-      clip: the largest norm of an upload.
-      metrics: whether its losses and metrics may leave it.
-      histogram: whether its accuracy may be counted in a histogram under a secure sum.
-      test_keys: whether all its keys, those of noise included, may come from a seed that the server knows.
-    """
-
-    cohort: int = 1
-    noise_multiplier: float = 0.0
-    epsilon: float = math.inf
-    clip: float = math.inf
-    metrics: bool = False
-    histogram: bool = False
-    test_keys: bool = False
 
 
 # --- the client -------------------------------------------------------------------------------------------------------
@@ -126,7 +111,10 @@ class Node:
         self._text, self._methods, self._raw, self._allowed = method, methods, data, allowed
         self._data = data  # on the scale of the terms, once there are any
         self._store, self._log, self._random, self._show = store, log, random, show
-        self._public: tuple[NDArray, ...] = ()
+        # What the server has broadcast for the work of a secure sum; and the sum in progress, by exchange and pass,
+        # with what the server has published for it.
+        self._broadcast: tuple[NDArray, ...] = ()
+        self._summed: tuple[tuple[int, int], Occasion, tuple[NDArray, ...]] | None = None
         self._kept: ClientRecord | None = None
         self._method: ClientMethod | None = None
         self._rows: tuple[Array, Array] | None = None
@@ -136,6 +124,7 @@ class Node:
         self._upload: tuple[int, int, Upload] | None = None
         self._passed = 0
         self._summing = Summing(identity, protection)
+        self._adding = Scaling(data, self._summing, store, allowed.cohort)
         # The tag of the latest evaluation whose metric may be counted, the rounds before it, and what it adds.
         self._counting: tuple[int, int, NDArray] | None = None
 
@@ -179,7 +168,8 @@ class Node:
             )
         try:
             return handlers[message.kind](message)
-        except (KeyError, TypeError, ValueError) as error:  # EvenhandError is a ValueError
+        # EvenhandError is a ValueError; numbers of JSON may be too large for a float.
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, Refusal | PacketError):
                 raise
             if isinstance(error, EvenhandError):
@@ -207,15 +197,7 @@ class Node:
             raise Refusal(
                 "The server asks for the scale of columns, which this client has agreed on already."
             )
-        fields, clients = inner(message).fields, whole(message.fields, "clients")
-        run = str(fields["run"])
-        occasion = Occasion(run, run, 0, whole(fields, "number"))
-
-        def numbers() -> NDArray:
-            return words_of_moments(moments(self._raw))
-
-        # All of them or nobody: two sums without different clients would give away what these have.
-        return self._summing.step(message, occasion, numbers, smallest=clients)[0]
+        return self._adding.step(message)
 
     def _check_method(self, message: Packet) -> None:
         """The server's method and version are those of this client."""
@@ -245,6 +227,11 @@ class Node:
                 "only a client whose own file says test_keys = true does that."
             )
         data = self._raw if terms.scale is None else scaled(self._raw, terms.scale)
+        if terms.capacity > self._allowed.most_examples:
+            raise Refusal(
+                f"The largest client has {terms.capacity:,} examples, to which this client would have to pad its own; "
+                f"its file allows {self._allowed.most_examples:,}: raise most_examples there."
+            )
         if not 0 <= client < terms.clients or terms.capacity < self._data.train.rows:
             raise Refusal(
                 "The terms of the run do not fit this client: its number or its examples are not in them."
@@ -320,6 +307,12 @@ class Node:
         if place > kept.place:
             return kept._replace(place=place)
         kept = kept._replace(repeats=kept.repeats + 1)
+        most = max(_REPEATS, agreed.terms.rounds // 10)
+        if agreed.algorithm.privacy is not None and kept.repeats > most:
+            raise Refusal(
+                f"The server has asked {kept.repeats} times for work of a round that this client had done, each time "
+                f"with new noise: it does so {most} times in a run."
+            )
         begin = f"The server repeats round {place[0] + 1}, with which the run would spend"
         self._check_epsilon(agreed, agreed.terms.rounds + kept.repeats, begin)
         return kept
@@ -371,7 +364,8 @@ class Node:
         upload = Upload(done.delta, jnp.asarray(weight), done.report.loss)
         if is_masked(aggregator):
             self._keep(kept)
-            self._upload = tag, index, upload
+            self._upload, self._summed = (tag, index, upload), None
+            self._broadcast = message.arrays[: len(jax.tree.leaves(wire.message))]
             return Packet("worked")  # nothing of what it has reported or made leaves it but in sums
         lifted = self._lifted(kept, method, index, round, 0, upload, rest)
         self._keep(kept)
@@ -407,10 +401,17 @@ class Node:
         index, round = self._checked(message, kept)
         exchange, number = whole(message.fields, "exchange"), whole(message.fields, "number")
         upload = self._uploaded(kept, index, exchange, "sum")
-        run, place = kept.terms.run, (round, index, number)
-        occasion = Occasion(run, run, exchange, number)
-        form, public = sum_form_of(method.agreed, index), message.arrays[whole(message.fields, "count") :]
-        if self._summing.is_new(occasion):
+        place, form = (round, index, number), sum_form_of(method.agreed, index)
+        if self._summed is None or self._summed[0] != (exchange, number):
+            aggregator = method.agreed.algorithm.phases[index].aggregator
+            passes = aggregator.passes if isinstance(aggregator, Sum) else 1
+            before = -1 if self._summed is None or self._summed[0][0] != exchange else self._summed[0][1]
+            if number != before + 1 or number >= passes:
+                raise Refusal(
+                    f"The server asks for the sum of pass {number + 1} after that of pass {before + 1} of {passes}: "
+                    "this client takes part in one sum of each, in their order."
+                )
+            public = message.arrays[whole(message.fields, "count") :]
             if place <= kept.revealed:
                 raise Refusal(
                     "This client has revealed its shares in a sum of the same numbers already: the difference of two "
@@ -421,10 +422,13 @@ class Node:
                     "The server publishes another scale of uploads than the method has, beside which this client's "
                     "noise would be too little."
                 )
-            self._public = public  # it comes with the first step
+            occasion = occasion_of_sum(method.agreed, index, (exchange, number), self._broadcast, public)
+            self._summing.is_new(occasion)  # refuses one that was given up
+            self._summed = (exchange, number), occasion, public  # public comes with the first step
+        _, occasion, public = self._summed
 
         def numbers() -> NDArray:
-            return form.flat(self._lifted(kept, method, index, round, number, upload, self._public))
+            return form.flat(self._lifted(kept, method, index, round, number, upload, public))
 
         answer, step = self._summing.step(message, occasion, numbers, form.fewest)
         # On disk before shares leave the client, so that no restart makes it reveal twice.
@@ -650,11 +654,14 @@ class Node:
         if self._kept is None and (data := self._store.read()) is not None:
             try:
                 message = decode(data)
+                if message.kind == "moments":  # there are no terms yet
+                    self._adding.restore(message)
+                    return None
                 terms = Terms.from_json(message.fields["terms"])
                 self._method = method = self._methods(terms)
                 self._data = self._raw if terms.scale is None else scaled(self._raw, terms.scale)
                 self._kept = record_from(message, terms, method.agreed.state)
-            except (PacketError, KeyError, TypeError, ValueError) as error:
+            except (PacketError, KeyError, TypeError, ValueError, OverflowError) as error:
                 raise Refusal(
                     f"The client's state is damaged ({error}): restore it from a backup, or move it away and begin "
                     "another run.",

@@ -65,6 +65,8 @@ class ServerRecord(NamedTuple):
         that an exchange was broadcast again.
       phase: exchanges of the round in progress that are done.
       begun: whether the next exchange was broadcast.
+      revealing: whether clients were asked for shares of a secure sum in it, and would refuse another of the same
+        numbers.
       infos: what the round in progress has reported.
       counted: for each client, the tag of its latest work that counted; -1: none did.
       history: one row per evaluation.
@@ -80,6 +82,7 @@ class ServerRecord(NamedTuple):
     attempts: int
     phase: int
     begun: bool
+    revealing: bool
     infos: dict[str, float]
     counted: NDArray
     history: list[dict[str, float]]
@@ -186,7 +189,15 @@ class Server:
         round, is_last = self.progress.done, index == len(self._phases) - 1
         cohort, state = self._draw(jnp.int32(round), index), self.progress.state
         exchange = ServerExchange(self._setting, self._parts[index], cohort, round)
-        step, accepted = exchange.done(state.server, state.aggregators[index], lambda: self._reserve(is_last))
+        memory = state.aggregators[index]
+        if self.progress.revealing:
+            sentence = f"Round {round + 1}: the server ended while shares of a secure sum were revealed, which is lost."
+            self.caller.log("absent", sentence, {"round": round + 1})
+            step, accepted = exchange.lost(state.server, memory)
+        else:
+            step, accepted = exchange.done(
+                state.server, memory, lambda: self._reserve(is_last), self._revealing
+            )
         aggregators = (*state.aggregators[:index], step.memory, *state.aggregators[index + 1 :])
         state = state._replace(server=step.server, aggregators=aggregators)
         if is_last:
@@ -205,7 +216,9 @@ class Server:
         infos["reported"] = float(np.sum(accepted))
         infos["absent"] += len(exchange.absent)
         infos["rejected"] += drawn - float(np.sum(accepted)) - len(exchange.absent)
-        self.progress = self.progress._replace(state=state, phase=index + 1, begun=False, infos=infos)
+        self.progress = self.progress._replace(
+            state=state, phase=index + 1, begun=False, revealing=False, infos=infos
+        )
 
     def _efforts(self, index: int, cohort: Cohort, round: Array) -> Effort:
         """The work of each client of a cohort; it depends on how many examples there are, and on none of them."""
@@ -307,6 +320,7 @@ class Server:
             attempts=0,
             phase=0,
             begun=False,
+            revealing=False,
             infos={},
             counted=np.full(clients, -1, np.int64),
             history=[],
@@ -325,6 +339,11 @@ class Server:
         """
         latest = self._latest()
         self._store.write(progress_bytes(self.agreed, latest._replace(tag=latest.tag + _RESERVED)))
+
+    def _revealing(self) -> None:
+        """Writes that clients are asked for shares, so that no resumed server asks for the same sum in vain."""
+        self.progress = self.progress._replace(revealing=True)
+        self._save()
 
     def _reserve(self, is_last: bool) -> None:
         """Writes that an exchange is broadcast, which a private method is charged for."""
@@ -396,6 +415,7 @@ def progress_bytes(agreed: Agreed, progress: ServerRecord) -> bytes:
         "attempts": progress.attempts,
         "phase": progress.phase,
         "begun": progress.begun,
+        "revealing": progress.revealing,
         "infos": {name: _json(value) for name, value in progress.infos.items()},
         "history": [{name: _json(value) for name, value in row.items()} for row in progress.history],
         "per_round": {
@@ -444,6 +464,7 @@ def progress_from(data: bytes, agreed: Agreed, like: RoundState) -> ServerRecord
         attempts=fields["attempts"],
         phase=fields["phase"],
         begun=fields["begun"],
+        revealing=fields["revealing"],
         infos={name: _number(value) for name, value in fields["infos"].items()},
         counted=counted,
         history=[{name: _number(value) for name, value in row.items()} for row in fields["history"]],

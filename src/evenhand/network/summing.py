@@ -17,16 +17,18 @@ import numpy.typing as npt
 from evenhand.data import Column, FederatedDataset, Split
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import private_metrics
+from evenhand.network.keeping import StateStore
 from evenhand.report import PrivateSummary
 from evenhand.text import counted
 from evenhand.wire.identities import Identity
-from evenhand.wire.messages import Packet, PacketError, whole
+from evenhand.wire.messages import Packet, PacketError, encode, whole
 from evenhand.wire.secure_sums import Protection, SumSession
-from evenhand.wire.sum_messages import Occasion
+from evenhand.wire.sum_messages import OFFER, REVEAL, Occasion, terms_of
 
 __all__ = [
     "COUNTED",
     "HISTOGRAM",
+    "Scaling",
     "Summing",
     "histogram",
     "inner",
@@ -112,6 +114,58 @@ def inner(message: Packet) -> Packet:
     """The step of a sum that a message of the server carries."""
     step, count = message.fields["inner"], whole(message.fields, "count")
     return Packet(str(step["kind"]), dict(step["fields"]), message.arrays[:count])
+
+
+class Scaling:
+    """A client's part in the secure sum from which the scale of columns of numbers follows.
+
+    It adds them in sums of the same clients only: the difference of two others would be what some of them have.
+
+    Args:
+      data: its examples, with columns of numbers as they are.
+      summing: its part in secure sums.
+      store: where it notes with whom it has added them.
+      cohort: the fewest clients with whom it does.
+    """
+
+    def __init__(self, data: FederatedDataset, summing: Summing, store: StateStore, cohort: int) -> None:
+        self._data, self._summing, self._store, self._cohort = data, summing, store, cohort
+        self._clients: list[int] | None = None
+        self._chosen: tuple[Occasion, list[int]] | None = None
+
+    def restore(self, message: Packet) -> None:
+        """Takes up what the store has."""
+        self._clients = [int(client) for client in message.fields["clients"]]
+
+    def step(self, message: Packet) -> Packet:
+        """The answer to one step.
+
+        Raises:
+          EvenhandError: the client refuses.
+          OSError: the store cannot be written.
+        """
+        step = inner(message)
+        run = str(step.fields["run"])
+        occasion = Occasion(run, run, 0, whole(step.fields, "number"))
+        if step.kind == OFFER:
+            self._chosen = occasion, list(terms_of(step).clients)
+        if self._chosen is None or self._chosen[0] != occasion:
+            raise EvenhandError("The server asks for a step of a sum that this client has not begun.")
+        chosen = self._chosen[1]
+        if self._clients not in (None, chosen):
+            raise EvenhandError(
+                f"This client has added its columns in a sum of the clients {self._clients}, and adds them in no other."
+            )
+        if step.kind == REVEAL and self._clients is None:
+            # On disk before shares leave the client, so that no restart makes it forget.
+            self._store.write(encode(Packet("moments", {"clients": chosen})))
+            self._clients = chosen
+
+        def numbers() -> NDArray:
+            return words_of_moments(moments(self._data))
+
+        # All of them, or nobody.
+        return self._summing.step(message, occasion, numbers, max(len(chosen), self._cohort))[0]
 
 
 # --- a histogram of one metric ----------------------------------------------------------------------------------------

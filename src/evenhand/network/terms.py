@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand import communication, rounds, tree
+from evenhand._jaxpr.programs import used_inputs
 from evenhand._version import __version__
 from evenhand.data import Form
 from evenhand.errors import EvenhandError
 from evenhand.rounds import Wire
-from evenhand.types import Aggregator, Algorithm, Params, PyTree, Sum
-from evenhand.wire.messages import packed, unpacked, whole
+from evenhand.types import Aggregator, Algorithm, Params, Phase, PyTree, Sum
+from evenhand.wire.messages import Packet, encode, packed, unpacked, whole
 from evenhand.wire.secure_sums import SumForm, sum_form
+from evenhand.wire.sum_messages import Occasion
 
 __all__ = [
     "Agreed",
@@ -29,6 +31,7 @@ __all__ = [
     "example_rows",
     "is_masked",
     "is_published",
+    "occasion_of_sum",
     "sum_form_of",
 ]
 
@@ -105,6 +108,7 @@ class Agreed(NamedTuple):
       wires: the shapes of what crosses the wire in each phase.
       params: the shapes of the model's parameters.
       state: the shapes of a client's state.
+      shared: for each phase, whether all clients get the same broadcast.
       schema: the hash of all of that, in hexadecimal.
     """
 
@@ -113,6 +117,7 @@ class Agreed(NamedTuple):
     wires: tuple[Wire, ...]
     params: Params
     state: PyTree
+    shared: tuple[bool, ...]
     schema: str
 
 
@@ -136,7 +141,38 @@ def agree(algorithm: Algorithm, terms: Terms) -> Agreed:
         "wires": [_described(wire._replace(restarts=())) for wire in wires],
     }
     schema = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return Agreed(terms=terms, algorithm=algorithm, wires=wires, params=params, state=state, schema=schema)
+    server = jax.eval_shape(lambda params: algorithm.init(params, terms.clients), params)
+    return Agreed(
+        terms=terms,
+        algorithm=algorithm,
+        wires=wires,
+        params=params,
+        state=state,
+        shared=tuple(_is_shared(phase, server) for phase in algorithm.phases),
+        schema=schema,
+    )
+
+
+def _is_shared(phase: Phase, server: PyTree) -> bool:
+    """Whether a broadcast does not depend on the client that gets it."""
+    return not used_inputs(jax.make_jaxpr(phase.broadcast)(server, jnp.int32(0)))[-1]
+
+
+def occasion_of_sum(
+    agreed: Agreed,
+    index: int,
+    place: tuple[int, int],
+    broadcast: Sequence[NDArray],
+    public: Sequence[NDArray],
+) -> Occasion:
+    """The secure sum of pass ``place[1]`` in the exchange ``place[0]``, as every client signs it.
+
+    Its name has the hash of what the server has published and, where that is the same for all, broadcast: clients that
+    were given different models, or different centres, are in different sums, and none of these comes about.
+    """
+    run, common = agreed.terms.run, broadcast if agreed.shared[index] else ()
+    content = hashlib.sha256(encode(Packet("common", {}, (*common, *public)))).hexdigest()
+    return Occasion(run, f"{run} {content[:32]}", *place)
 
 
 def example_rows(terms: Terms, rows: int) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 from io import StringIO
 
 import jax
@@ -15,9 +16,12 @@ from evenhand.cli import main
 from evenhand.cli._deploy import builder, own_data, train
 from evenhand.cli._options import trackers
 from evenhand.network import certificates, deployed, files
-from evenhand.network.deployed import client_node, event_log, read_status, serve_run
+from evenhand.network.deployed import _moments, client_node, event_log, read_status, serve_run
 from evenhand.network.in_process import LocalCarrier
 from evenhand.network.keeping import FileStore
+from evenhand.wire import decode, encode
+from evenhand.wire.secure_sums import secure_total
+from evenhand.wire.sum_messages import Occasion, sum_terms
 
 CLIENTS = 5
 LOCAL = ("--lr", "0.2", "--batch-size", "5")
@@ -230,6 +234,78 @@ def test_classes_that_one_client_lacks_are_a_sentence(tmp_path):
         EvenhandError, match=r"Client 2 has the classes \('no',\), and client 0 \('no', 'yes'\)"
     ):
         trained(folder, data="data.csv")
+
+
+def test_columns_are_added_in_sums_of_the_same_clients_only(tmp_path):
+    """The difference of two others would be what one client has, even across a restart of that client."""
+    folder = federation(tmp_path / "fed", data=False)
+    tables(folder)
+    file = files.read_server(folder)
+    sentences = []
+
+    def scale_of(nodes, clients, number):
+        carrier = LocalCarrier({k: node.answer for k, node in enumerate(nodes)})
+        terms = sum_terms(Occasion(file.run, file.run, 0, number), clients, bits=64, size=2 * (1 + 3 * 2))
+        log = lambda event, sentence, fields: sentences.append(sentence)  # noqa: E731
+        ask = partial(_moments, file, carrier, len(clients), log)
+        return secure_total(ask, terms, bytes.fromhex(file.authority)).numbers
+
+    nodes = nodes_of(folder, "data.csv")
+    total = scale_of(nodes, [0, 1, 2], 0)
+    np.testing.assert_array_equal(scale_of(nodes, [0, 1, 2], 1), total)
+    for again in (nodes, nodes_of(folder, "data.csv")):
+        with pytest.raises(EvenhandError, match="have answered"):
+            scale_of(again, [0, 1], 2)
+    assert "added its columns in a sum of the clients [0, 1, 2], and adds them in no other" in sentences[-1]
+
+
+def test_a_client_that_was_corrected_takes_part(tmp_path):
+    """What it has said before is not kept before the first round."""
+    folder = federation(tmp_path / "fed", data=False)
+    tables(folder)
+    place = files.client_folder(folder, 3) / files.CLIENT
+    text = place.read_text()
+    place.write_text(text.replace('["north", "south"]', '["north", "west"]'))
+    with pytest.raises(EvenhandError, match="Client 3 has other columns"):
+        trained(folder, data="data.csv")
+    place.write_text(text)
+    trained(folder, data="data.csv")
+
+
+def test_a_client_that_claims_too_much_is_not_met(tmp_path):
+    """Else all others would pad their examples to as many, or the server would end."""
+    folder = federation(tmp_path / "fed")
+    nodes = nodes_of(folder)
+    log = event_log(folder / "server.log", lambda sentence: None)
+    file = files.read_server(folder)
+
+    said = []
+
+    def lies(answer):
+        def changed(data):
+            message = decode(answer(data))
+            if message.kind != "here":
+                return encode(message)
+            fields = dict(message.fields)
+            said.append(fields)
+            if len(said) == 1:
+                fields["sizes"] = [3_000_000, 0, 0]
+            elif len(said) == 2:
+                fields["form"] = {
+                    **fields["form"],
+                    "target": {"name": "y", "mean": 10**400, "deviation": 1.0},
+                }
+            return encode(message._replace(fields=fields))
+
+        return changed
+
+    handlers = {k: node.answer for k, node in enumerate(nodes)}
+    carrier = LocalCarrier({**handlers, 1: lies(handlers[1])})
+    *_, run = serve_run(folder, builder(file.method, file.options), carrier, log, pause=0.0)
+    sentences = [event["sentence"] for event in events(folder) if event["event"] == "refused"]
+    assert "3,000,000 examples, to which all others would have to pad theirs" in sentences[0]
+    assert "too large" in sentences[1]
+    assert run.info["rounds"] == 3
 
 
 def test_other_columns_at_one_client_are_a_sentence(tmp_path):

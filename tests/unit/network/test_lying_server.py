@@ -7,9 +7,10 @@ import pytest
 import evenhand as eh
 from evenhand import EvenhandError
 from evenhand.network.in_process import federation
+from evenhand.network.server import Server
 from evenhand.simulation import Job
 from evenhand.wire.messages import decode, encode
-from evenhand.wire.sum_messages import NUMBERS, OFFER
+from evenhand.wire.sum_messages import NUMBERS, OFFER, REVEAL
 from tests.transcripts import traced
 
 DATA = eh.testing.toy_data()
@@ -71,6 +72,10 @@ def obeyed(method, lie):
     with pytest.raises(EvenhandError, match="answers in 1 attempts"):
         listener.run()
     return {reply.kind for reply in listener.lies} - {"refused"}
+
+
+def is_offer(message):
+    return message.kind == "sum" and message.fields["inner"]["kind"] == OFFER
 
 
 # --- what leaves a client ---------------------------------------------------------------------------------------------
@@ -149,14 +154,102 @@ class Replays:
 
 def test_a_client_begins_no_sum_anew_once_another_has_begun():
     (sentence,) = refusals(averaging(eh.aggregators.secure(MEDIAN)), Replays())
-    assert "a secure sum that was given up before another began" in sentence
+    assert "this client takes part in one sum of each, in their order" in sentence
+
+
+def a_pass_that_there_is_not(client, message):
+    """Another sum of the same upload: of the others too, the difference of both would be this client's."""
+    if is_offer(message):
+        inner = message.fields["inner"]
+        number = message.fields["number"] + 1
+        more = {"number": number, "inner": {**inner, "fields": {**inner["fields"], "number": number}}}
+        yield message._replace(fields={**message.fields, **more})
+
+
+@pytest.mark.parametrize("then", [MEAN, MEDIAN])
+def test_a_client_is_in_one_sum_of_each_pass(then):
+    (sentence, *_) = refusals(averaging(eh.aggregators.secure(then)), a_pass_that_there_is_not)
+    assert "this client takes part in one sum of each, in their order" in sentence
+
+
+class Isolates:
+    """Gives one client another centre, or another model, than it gives to all others."""
+
+    def __init__(self, kind, victim=2):
+        self.kind, self.victim = kind, victim
+
+    def __call__(self, client, message):
+        return ()
+
+    def changed(self, client, message):
+        if client != self.victim or message.kind != self.kind:
+            return message
+        if self.kind == "sum" and not (is_offer(message) and message.fields["number"] == 1):
+            return message
+        last = message.arrays[-1] + np.asarray(1, message.arrays[-1].dtype)
+        return message._replace(arrays=(*message.arrays[:-1], last))
+
+
+@pytest.mark.parametrize(("kind", "then"), [("work", MEAN), ("sum", MEDIAN)])
+def test_clients_that_were_given_different_numbers_are_in_no_sum_together(kind, then):
+    """Else the weights of all others could be made to vanish, and the sum would be one client's numbers."""
+    listener, lies = Listener(averaging(eh.aggregators.secure(then))), Isolates(kind)
+    handlers = listener.server.caller._carrier.handlers
+    for client, handler in list(handlers.items()):
+        handlers[client] = lambda data, k=client, h=handler: h(encode(lies.changed(k, decode(data))))
+    for _ in listener.server.run():
+        pass
+    assert listener.server.progress.per_round["absent"][0] >= 1
+    assert listener.server.progress.per_round["reported"][0] == DATA.num_clients - 1
+    control = Listener(averaging(eh.aggregators.secure(then))).run()
+    assert control.server.progress.per_round["absent"][0] == 0
+
+
+class Ended(Exception):
+    """The end of the server's process."""
+
+
+@pytest.mark.parametrize("then", [MEAN, MEDIAN])
+def test_a_server_that_ends_while_shares_are_revealed_loses_that_round_and_no_more(then):
+    """Clients would refuse the same sum again, for ever: the run goes on with the next round."""
+    method, rounds = averaging(eh.aggregators.secure(then)), 3
+    job = Job(algorithm=method, data=DATA, rounds=rounds)
+    server, _ = federation(job, job.slots)
+    store, carrier, ask = server._store, server.caller._carrier, server.caller._carrier.ask
+
+    def killed(asks, deadline):
+        came = ask(asks, deadline)
+        messages = [decode(data) for data in asks.values()]
+        if any(
+            m.kind == "sum" and m.fields["inner"]["kind"] == REVEAL and m.fields["round"] == 1
+            for m in messages
+        ):
+            raise Ended
+        return came
+
+    carrier.ask = killed
+    with pytest.raises(Ended):
+        list(server.run())
+    carrier.ask = ask
+    setting = server._setting
+    resumed = Server(
+        server.agreed,
+        carrier,
+        store,
+        keys=server._keys,
+        sizes=server.sizes,
+        start=server._start,
+        eval_every=10,
+        patience=setting.patience,
+        authority=setting.authority,
+    )
+    assert resumed.progress.done == 1 and resumed.progress.revealing
+    list(resumed.run())
+    assert resumed.progress.per_round["reported"] == [DATA.num_clients, 0.0, DATA.num_clients]
+    assert resumed.progress.per_round["absent"] == [0.0, DATA.num_clients, 0.0]
 
 
 # --- noise of clients -------------------------------------------------------------------------------------------------
-
-
-def is_offer(message):
-    return message.kind == "sum" and message.fields["inner"]["kind"] == OFFER
 
 
 def a_larger_scale(client, message):

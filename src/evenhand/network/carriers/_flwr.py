@@ -179,6 +179,11 @@ class Headers(NamedTuple):
         return call_next(context)
 
 
+def flower_message() -> Any:
+    """Flower's class of messages, which is public."""
+    return import_module("flwr.app").Message
+
+
 def record(content: bytes) -> Any:
     """Bytes as Flower carries them: in parts of 5 MB, each of which is stored once, however many clients get it.
 

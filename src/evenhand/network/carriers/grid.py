@@ -9,11 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 from evenhand.network.carriers import Answers, Log
-from evenhand.network.carriers._flwr import content_of, record
+from evenhand.network.carriers._flwr import content_of, flower_message, record
 
 __all__ = ["GridCarrier", "answered"]
 
@@ -107,12 +106,12 @@ class GridCarrier:
         """Sends a message to each node; by the name of each, the node."""
         if not contents:
             return {}
-        app = import_module("flwr.app")
+        made = flower_message()
         records = {
             id(content): record(content) for content in contents.values()
         }  # one for all that get the same
         messages = [
-            app.Message(records[id(content)], dst_node_id=node, message_type="query", ttl=seconds)
+            made(records[id(content)], dst_node_id=node, message_type="query", ttl=seconds)
             for node, content in contents.items()
         ]
         # Flower names none that it could not take, and nothing where all together were too large.
@@ -130,4 +129,4 @@ def answered(message: Any, number: int, handler: Callable[[bytes], bytes]) -> An
     """
     content = content_of(message)
     answer = handler(content) if content else str(number).encode()
-    return import_module("flwr.app").Message(record(answer), reply_to=message)
+    return flower_message()(record(answer), reply_to=message)
