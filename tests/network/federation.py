@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 from stage import until
 
 from evenhand.cli._data import DataOptions
@@ -114,3 +116,10 @@ def await_events(path, kind, seconds=60, count=1):
 def kept(folder, number):
     """What a client keeps on its disk."""
     return decode((files.client_folder(folder, number) / "state.bin").read_bytes())
+
+
+def gap(ours, theirs):
+    """The largest difference of two trees; NaN where one has it."""
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    differences = [np.ravel(np.abs(np.asarray(a, float) - np.asarray(b, float))) for a, b in pairs]
+    return float(np.max(np.concatenate([*differences, np.zeros(1)])))

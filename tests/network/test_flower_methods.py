@@ -9,7 +9,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from federation import CLIENTS, DATA, RESIDENT, Programs, kept, made
+from federation import CLIENTS, DATA, RESIDENT, Programs, gap, kept, made
 from stage import free_port
 
 import evenhand as eh
@@ -92,13 +92,6 @@ def simulated(folder, seed=SEED):
     algorithm = builder(file.method, file.options)(data.form)
     cohort = (file.cohort or CLIENTS) if algorithm.sampling.rate is None else None
     return eh.simulate(algorithm, data, rounds=file.rounds, cohort=cohort, seed=seed, eval_every=1)
-
-
-def gap(ours, theirs):
-    """The largest difference of two trees."""
-    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    differences = (np.abs(np.asarray(a, float) - np.asarray(b, float)) for a, b in pairs)
-    return max((float(np.max(part, initial=0.0)) for part in differences), default=0.0)
 
 
 @pytest.mark.parametrize("name", METHODS)
