@@ -44,6 +44,7 @@ class Federation:
     def __init__(self, home, programs):
         self.home, self.programs, self.clients = home, programs, {}
         options = {"rounds": ROUNDS, "seed": SEED, "deadline": DEADLINE, "min_answers": CLIENTS}
+        options["eval_every"] = ROUNDS  # an evaluation would settle what a round leaves pending
         self.folder = made(home / "federation", "scaffold()", free_port(), **options)
         self.log, self.gate = self.folder / "server.log", home / "gate"
         self.gone = None
@@ -212,10 +213,15 @@ def test_a_client_whose_disk_is_full_is_asked_again(federation):
 
 
 def test_a_server_that_is_killed_in_a_round_goes_on_and_so_it_does_without_one_client(federation):
-    """Client 3 never returns: with ``min_answers = 3`` nobody waits for it."""
+    """Client 3 never returns: with ``min_answers = 3`` nobody waits for it.
+
+    Client 2 is killed, too, at the gate: the server that has resumed tells it that its work before that has counted.
+    """
     [link] = federation.server.children()
     federation.server.kill()
-    federation.clients[3].kill()
+    for number in (2, 3):
+        federation.clients[number].kill()
+    assert kept(federation.folder, 2).fields["pending"] is not None
     until(lambda: not alive(link), 20, "the SuperLink ends with its server")
     federation.gone = federation.done()
     assert federation.gone == 11
@@ -224,6 +230,7 @@ def test_a_server_that_is_killed_in_a_round_goes_on_and_so_it_does_without_one_c
     absent = len(of_client(federation.log, "absent", 3))
     federation.allow(ROUNDS)
     federation.start_server()
+    federation.clients[2] = federation.start_client(2)
     resumed = until(
         lambda: [
             event for event in events(federation.log, "resumed") if "after round 11" in event["sentence"]
