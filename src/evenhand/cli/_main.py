@@ -398,7 +398,7 @@ def _commands(command: str, *_: str) -> Any:
 
 
 def _united_commands(kinds: Mapping[str, Any]) -> Any:
-    return Union[tuple(Annotated[kind, subcommand(name)] for name, kind in kinds.items())]  # noqa: UP007
+    return Union[tuple(Annotated[kind, subcommand(name)] for name, kind in kinds.items())]  # noqa: UP007  (| takes no tuple)
 
 
 def _no_command(word: str) -> str:

@@ -118,6 +118,19 @@ def test_it_refuses_terms(name):
     assert site.begin().kind == "agreed"  # and takes part when asked as agreed
 
 
+def test_it_pads_its_examples_to_no_more_than_its_file_allows():
+    """A larger capacity, which the server chooses, would fill the memory of a client."""
+    capacity = int(DATA.train.sizes.max())
+    assert Site(allowed=Allowed(most_examples=capacity)).begin().kind == "agreed"
+    site = Site(allowed=Allowed(most_examples=capacity - 1))
+    sentence = (
+        f"The largest client has {capacity} examples, to which this client would have to pad its own; its file allows "
+        f"{capacity - 1}: raise most_examples there."
+    )
+    refused(site, site.begin(), sentence)
+    assert site.store.writes == 0
+
+
 def test_it_refuses_an_initial_model_of_another_shape():
     site = Site()
     sentence = "The message has 1 arrays for the initial model, which has 2."
@@ -497,6 +510,25 @@ def test_repeated_rounds_spend_what_it_allows():
     refused(site, answer, sentence)
     assert site.kept == before
     assert site.work(round=1).kind == "worked"  # a new round was agreed on
+
+
+@pytest.mark.parametrize(("rounds", "most"), [(4, 3), (50, 5)])
+def test_rounds_of_private_work_are_repeated_a_few_times(rounds, most):
+    """Each repetition has new noise, so a mean of many would have none; whether or not its file bounds epsilon."""
+    site = Site(CENTRAL, rounds=rounds).begun()
+    assert {site.work().kind for _ in range(1 + most)} == {"worked"}
+    site.restarted()  # which does not forget them
+    sentence = (
+        f"The server has asked {most + 1} times for work of a round that this client had done, each time with new "
+        f"noise: it does so {most} times in a run."
+    )
+    refused(site, site.work(), sentence)
+    assert site.work(round=1).kind == "worked"
+
+
+def test_rounds_of_work_without_noise_are_repeated_at_will():
+    site = Site(rounds=4).begun()
+    assert {site.work().kind for _ in range(8)} == {"worked"}
 
 
 def test_it_refuses_a_clip_beyond_the_sensitivity_of_the_method():
