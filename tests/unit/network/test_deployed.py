@@ -1,20 +1,20 @@
 """A federation by its files, in one process: what ``evenhand deploy`` runs, without Flower in between."""
 
 import json
+import sys
 import time
+from contextlib import nullcontext
 from functools import partial
-from io import StringIO
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 import evenhand as eh
 from evenhand import EvenhandError
 from evenhand.cli import main
-from evenhand.cli._deploy import builder, own_data, train
-from evenhand.cli._options import trackers
+from evenhand.cli._deploy import builder, own_data
 from evenhand.network import certificates, deployed, files
 from evenhand.network.deployed import _moments, client_node, event_log, read_status, serve_run
 from evenhand.network.in_process import LocalCarrier
@@ -54,12 +54,13 @@ def nodes_of(folder, data="data.npz"):
     return made
 
 
-def trained(folder, nodes=None, data="data.npz"):
-    """The last result of a run of the federation."""
-    nodes = nodes_of(folder, data) if nodes is None else nodes
+def trained(folder, nodes=None, data="data.npz", answers=None):
+    """The last result of a run of the federation, with clients that answer as given."""
+    if answers is None:
+        answers = [node.answer for node in (nodes_of(folder, data) if nodes is None else nodes)]
     file = files.read_server(folder)
     log = event_log(folder / "server.log", lambda sentence: None)
-    carrier = LocalCarrier({number: node.answer for number, node in enumerate(nodes)})
+    carrier = LocalCarrier(dict(enumerate(answers)))
     *_, last = serve_run(folder, builder(file.method, file.options), carrier, log, pause=0.0)
     return last
 
@@ -460,10 +461,14 @@ def method_of(folder):
     return file.method, file.options
 
 
+class Ended(Exception):
+    """The end of the server's process."""
+
+
 def test_a_client_learns_once_that_the_run_is_done(tmp_path):
-    """Also a client whose metrics never leave it; a server that is started again does not end the run again."""
+    """Also a client whose metrics never leave it, and where the server ends before it writes its last evaluation."""
     folder = federation(tmp_path / "fed", "--metrics", "none")
-    nodes, ended = nodes_of(folder), []
+    nodes, ended, evaluated = nodes_of(folder), [], []
     place = files.client_folder(folder, 4)
     file = files.read_client(place)
     nodes[4] = client_node(
@@ -474,9 +479,21 @@ def test_a_client_learns_once_that_the_run_is_done(tmp_path):
         event_log(place / "client.log", lambda sentence: None),
         on_end=lambda: ended.append(read_status(folder)["round"]),
     )
-    trained(folder, nodes)
-    assert len(ended) == 1
-    trained(folder, nodes)
+
+    def last_answer(data):
+        answer, message = nodes[4].answer(data), decode(data)
+        if message.kind == "evaluate" and message.fields["round"] == 3:
+            evaluated.append(message.fields["tag"])
+            if len(evaluated) == 1:
+                raise Ended
+        return answer
+
+    answers = [node.answer for node in nodes[:4]]
+    with pytest.raises(Ended):
+        trained(folder, answers=[*answers, last_answer])
+    assert len(evaluated) == len(ended) == 1
+    trained(folder, answers=[*answers, last_answer])
+    assert len(set(evaluated)) > 1
     assert len(ended) == 1
 
 
@@ -487,19 +504,32 @@ def test_a_pause_between_questions_is_a_number_of_seconds(tmp_path, capsys):
     assert "--poll 0: give a number of seconds above 0" in capsys.readouterr().err
 
 
-def test_a_tracker_follows_a_deployed_run(tmp_path):
+class Linked(LocalCarrier):
+    """Clients of this process in place of those behind Flower."""
+
+    def __init__(self, nodes):
+        super().__init__({number: node.answer for number, node in enumerate(nodes)})
+        self.keys = {}
+
+    def register(self, number, key):
+        self.keys[number] = key
+
+
+def test_a_tracker_follows_a_deployed_run(tmp_path, monkeypatch, capsys):
     """Its files are beside the run folder, which is replaced at each evaluation."""
     pytest.importorskip("tensorboardX")
     from tests.unit.watch.test_watch_tensorboard import numbers
 
     folder = federation(tmp_path / "fed", "--metrics", "numbers")
-    carrier = LocalCarrier({number: node.answer for number, node in enumerate(nodes_of(folder))})
-    log, output = event_log(folder / "server.log", lambda sentence: None), StringIO()
-    build = builder(*method_of(folder))
-    train(folder, build, carrier, log, Console(file=output), trackers("tensorboard", folder), pause=0.0)
-    assert [line.split(",")[0] for line in output.getvalue().splitlines() if "round" in line] == [
-        f"round {done} of 3" for done in (0, 2, 3)
-    ]
+    carrier = Linked(nodes_of(folder))
+    flower = SimpleNamespace(link=lambda *arguments, log: nullcontext(carrier))
+    monkeypatch.setitem(sys.modules, "evenhand.network.carriers.flower", flower)
+    capsys.readouterr()
+    assert main(["deploy", "server", str(folder), "--watch", "tensorboard"]) == 0
+    assert carrier.keys == files.roster(folder)
+    assert [
+        line.split(",")[0] for line in capsys.readouterr().err.splitlines() if "test accuracy" in line
+    ] == [f"round {done} of 3" for done in (0, 2, 3)]
     [place] = (folder / "tensorboard").iterdir()
     logged = numbers(place)
     history = eh.load_run(folder / "run").history
