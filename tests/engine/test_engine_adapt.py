@@ -12,7 +12,7 @@ import pytest
 import evenhand as eh
 from evenhand import local, tree
 from evenhand.evaluation import _evaluate
-from evenhand.simulation import _evaluation
+from evenhand.simulation import evaluating
 from evenhand.testing import toy_data, toy_model
 
 MODEL, DATA = toy_model(), toy_data()
@@ -84,7 +84,7 @@ def test_models_around_a_private_method_are_those_that_were_measured():
 @pytest.mark.parametrize("how", [{}, {"stream": True}, {"eval_clients": 4}, {"devices": 2}], ids=str)
 def test_adapting_in_blocks_streamed_sampled_or_on_two_devices_gives_the_same(monkeypatch, how):
     plain = run(METHODS["personal"], devices=how.get("devices"))
-    monkeypatch.setattr(_evaluation, "_ROOM", 40)
+    monkeypatch.setattr(evaluating, "_ROOM", 40)
     varied = run(METHODS["personal"], **how)
     who = np.arange(DATA.num_clients) if varied.evaluated is None else varied.evaluated
     for split in ("train", "test"):
@@ -102,9 +102,9 @@ def test_as_many_clients_adapt_together_as_there_is_room_for(monkeypatch):
     sizes = np.array([1, 5, 2, 2, 9, 1])
     train = eh.evaluation.Prepared(np.zeros((20, 3)), np.zeros(20), np.concatenate([[0], np.cumsum(sizes)]))
     for room, streamed, on_device in ((30, 1, 6), (62, 2, 6), (93, 3, 6), (8, 1, 2), (3, 1, 1)):
-        monkeypatch.setattr(_evaluation, "_ROOM", room)
-        assert _evaluation.fitting(train, np.zeros(4)) == streamed
-        assert _evaluation.fitting(train._replace(x=jnp.zeros((20, 3))), np.zeros(4)) == on_device
+        monkeypatch.setattr(evaluating, "_ROOM", room)
+        assert evaluating.fitting(train, np.zeros(4)) == streamed
+        assert evaluating.fitting(train._replace(x=jnp.zeros((20, 3))), np.zeros(4)) == on_device
 
 
 def test_every_client_has_a_key_of_its_own():
@@ -134,7 +134,7 @@ def test_a_dropped_run_leaves_no_rows_on_the_device():
 
 def test_blocks_share_their_programs(monkeypatch):
     """Six clients of unlike sizes, two at a time: one program adapts them, one measures each split."""
-    monkeypatch.setattr(_evaluation, "_ROOM", 30)
+    monkeypatch.setattr(evaluating, "_ROOM", 30)
     adapting, measuring = [], []
 
     def noted(cached, made):
@@ -145,7 +145,7 @@ def test_blocks_share_their_programs(monkeypatch):
 
         return compiled
 
-    monkeypatch.setattr(_evaluation, "_adapt", noted(_evaluation._adapt, adapting))
+    monkeypatch.setattr(evaluating, "_adapt", noted(evaluating._adapt, adapting))
     monkeypatch.setattr(_evaluate, "_personal_program", noted(_evaluate._personal_program, measuring))
     run(METHODS["personal"]._replace(adapt=lambda params, data, key: tuned(params, data, key)))
     assert sum(function._cache_size() for function in adapting) == 1

@@ -18,7 +18,7 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import _evaluate, _outputs
 from evenhand.evaluation.metrics import auc, from_function, measure
 from evenhand.report import statistics
-from evenhand.simulation import Job, Run, _evaluation, iterate, iterate_many
+from evenhand.simulation import Job, Run, evaluating, iterate, iterate_many
 from evenhand.testing import toy_data, toy_model
 
 # Client 2 has no test examples, on purpose.
@@ -104,7 +104,7 @@ def test_every_way_to_run_gives_the_same_metrics(
     """Few rows, outputs and models at a time, so that a client's rows come in several parts, and clients in groups."""
     monkeypatch.setattr(_evaluate, "_CHUNK_ROWS", (8, 8))
     monkeypatch.setattr(_outputs, "_NUMBERS", 60)
-    monkeypatch.setattr(_evaluation, "_ROOM", 40)
+    monkeypatch.setattr(evaluating, "_ROOM", 40)
     other = run(plain.algorithm, **WAYS[way])
     who = np.arange(DATA.num_clients) if other.evaluated is None else other.evaluated
     assert len(who) == (4 if way == "some clients" else DATA.num_clients)

@@ -17,7 +17,7 @@ from evenhand._jaxpr import programs
 from evenhand._jaxpr.hoist import ByProgram, _by_program, hoist
 from evenhand.evaluation import _evaluate
 from evenhand.lowering import lowered
-from evenhand.simulation import _evaluation, engine, setup
+from evenhand.simulation import engine, evaluating, setup
 
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
@@ -333,7 +333,7 @@ def fresh_runs():
 @pytest.mark.filterwarnings("ignore:The model is no better than a guess")  # after one round
 def test_a_method_that_is_built_anew_compiles_and_keeps_nothing_more():
     """Else a process that builds methods in a loop would take more memory with each of them."""
-    by_program = (_evaluate._personal_program, _evaluation._adapt, engine._compiled)
+    by_program = (_evaluate._personal_program, evaluating._adapt, engine._compiled)
     fresh_runs()
     before = [cache.cache_info().misses for cache in by_program]
     fresh_runs()
