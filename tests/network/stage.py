@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -38,39 +39,69 @@ def until(condition, seconds, what):
     return value
 
 
-class Party:
-    """A process whose events are read from a file."""
+def events(path, *kinds):
+    """The events of a log, a line of JSON each."""
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    return [entry for entry in map(json.loads, lines) if not kinds or entry["event"] in kinds]
 
-    def __init__(self, role, home, settings, environment=None, talks=False):
-        self.home = home
-        pipe = subprocess.PIPE if talks else subprocess.DEVNULL
-        self.output = (home / "output.txt").open("ab")
+
+def await_events(path, kind, seconds=60, count=1):
+    return until(lambda: len(some := events(path, kind)) >= count and some, seconds, f"{kind} in {path}")
+
+
+class Program:
+    """A process of Python, with its output in a file; one that talks takes and gives lines of JSON.
+
+    Its events are read from the file ``log``.
+    """
+
+    def __init__(self, *arguments, output, log=None, talks=False, environment=None, file_size=None):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, resource.RLIM_INFINITY))
+
+        self.log, self.output = log, output.open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, str(PARTY), role, json.dumps(settings)],
-            stdin=pipe,
-            stdout=pipe if talks else self.output,
+            [sys.executable, *map(str, arguments)],
+            stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if talks else self.output,
             stderr=self.output,
             env=os.environ | (environment or {}),
+            preexec_fn=None if file_size is None else limit,
         )
 
+    def tell(self, order):
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def reply(self):
+        line = self.process.stdout.readline()
+        assert line, f"the process ended: {Path(self.output.name).read_text()[-3000:]}"
+        return json.loads(line)
+
+    def ask(self, order):
+        self.tell(order)
+        return self.reply()
+
     def events(self, *kinds):
-        path = self.home / "events.jsonl"
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        return [entry for entry in map(json.loads, lines) if not kinds or entry["event"] in kinds]
+        return events(self.log, *kinds)
 
     def children(self):
         threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         return [int(pid) for path in threads for pid in path.read_text().split()]
 
-    def kill(self):
-        self.process.kill()
-        self.end()
-
-    def end(self):
+    def send(self, number):
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(number)
+
+    def kill(self):
+        self.send(signal.SIGKILL)
+        return self.end()
+
+    def end(self, seconds=20):
+        """Ends it, and returns its exit code."""
+        self.send(signal.SIGTERM)
         try:
-            self.process.wait(20)
+            self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -80,11 +111,28 @@ class Party:
         return self.process.returncode
 
 
+class Programs:
+    """Processes that end together, whatever happens to a test."""
+
+    def __init__(self):
+        self.running = []
+
+    def start(self, *arguments, **options):
+        self.running.append(Program(*arguments, **options))
+        return self.running[-1]
+
+    def close(self):
+        for program in reversed(self.running):
+            program.send(signal.SIGTERM)
+        for program in reversed(self.running):
+            program.end()
+
+
 class Network:
     """A server and clients on the loopback address."""
 
     def __init__(self, folder, clients):
-        self.folder, self.port, self.parties = folder, free_port(), []
+        self.folder, self.port, self.programs = folder, free_port(), Programs()
         certificates.make_authority(folder)
         certificates.server_certificate(folder, ["localhost"])
         self.roster = {number: str(self.key(number)) for number in range(clients)}
@@ -96,38 +144,34 @@ class Network:
         shutil.copy(self.folder / "authority.crt", home)
         return key
 
-    def started(self, party):
-        self.parties.append(party)
-        return party
+    def start(self, role, home, settings, **options):
+        files = {"output": home / "output.txt", "log": home / "events.jsonl"}
+        return self.programs.start(PARTY, role, json.dumps(settings), **files, **options)
 
     def start_server(self):
         settings = {"folder": str(self.folder), "port": self.port, "roster": self.roster}
-        self.server = self.started(Party("server", self.folder, settings, talks=True))
+        self.server = self.start("server", self.folder, settings, talks=True)
 
     def ready(self):
-        assert json.loads(self.server.process.stdout.readline() or '"it ended"') == "ready"
+        assert self.server.reply() == "ready"
 
     def start_client(self, number, host="localhost", environment=None):
         home = self.folder / f"client{number}"
         settings = {"number": number, "folder": str(home), "port": self.port, "host": host, "poll": 0.25}
-        return self.started(Party("client", home, settings, environment))
+        return self.start("client", home, settings, environment=environment)
 
     def order(self, order):
-        self.server.process.stdin.write(json.dumps(order).encode() + b"\n")
-        self.server.process.stdin.flush()
-        return json.loads(self.server.process.stdout.readline())
+        return self.server.ask(order)
 
     def tell(self, asks, deadline=60.0):
         """Has the server ask; :meth:`reply` waits for it."""
-        self.server.process.stdin.write(json.dumps({"asks": asks, "deadline": deadline}).encode() + b"\n")
-        self.server.process.stdin.flush()
+        self.server.tell({"asks": asks, "deadline": deadline})
 
     def reply(self):
         """The answers, the reasons of those that gave none, and the seconds that it took."""
-        reply = json.loads(self.server.process.stdout.readline())
-        return *({int(k): v for k, v in reply[part].items()} for part in ("answers", "absent")), reply[
-            "seconds"
-        ]
+        reply = self.server.reply()
+        answers, absent = ({int(k): v for k, v in reply[part].items()} for part in ("answers", "absent"))
+        return answers, absent, reply["seconds"]
 
     def ask(self, asks, deadline=60.0):
         self.tell(asks, deadline)
@@ -137,7 +181,4 @@ class Network:
         until(lambda: set(self.order("connected")) >= set(numbers), seconds, f"clients {numbers} connected")
 
     def close(self):
-        for party in reversed(self.parties):
-            party.process.send_signal(signal.SIGTERM) if party.process.poll() is None else None
-        for party in reversed(self.parties):
-            party.end()
+        self.programs.close()

@@ -18,8 +18,8 @@ import time
 import jax
 import numpy as np
 import pytest
-from federation import CLIENTS, DATA, Programs, await_events, events, gap, kept, made
-from stage import alive, free_port, until
+from federation import CLIENTS, DATA, gap, kept, made
+from stage import Programs, alive, await_events, events, free_port, until
 
 from evenhand import records
 from evenhand.cli._deploy import builder

@@ -9,8 +9,8 @@ import json
 import jax
 import numpy as np
 import pytest
-from federation import CLIENTS, DATA, RESIDENT, Programs, gap, kept, made
-from stage import free_port
+from federation import CLIENTS, DATA, RESIDENT, gap, kept, made
+from stage import Programs, free_port
 
 import evenhand as eh
 from evenhand.cli._deploy import builder

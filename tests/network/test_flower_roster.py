@@ -3,8 +3,7 @@
 import shutil
 
 import pytest
-from federation import Programs, await_events
-from stage import free_port, until
+from stage import Programs, await_events, free_port, until
 
 import evenhand as eh
 from evenhand.cli import main
