@@ -138,7 +138,7 @@ def test_no_star_where_the_test_by_signs_cannot_come_to_its_level(methods: int, 
         test = permutation_test((clear,), lambda x: np.mean(x), **how)  # type: ignore[call-overload]
         able = (methods - 1) * test.pvalue <= 0.05
         assert able == (seeds >= least)
-        values = [clear] + [np.zeros(seeds)] * (methods - 1)
+        values = [clear, *[np.zeros(seeds)] * (methods - 1)]
         assert of.winners(values, [""] * methods, 1) == ({0} if able else set())
         words = f"With {seeds} seeds no difference can be significant: use at least {least}."
         assert (words in caution(of)) != able

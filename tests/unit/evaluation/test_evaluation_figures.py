@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from reported import view
 
 from evenhand.errors import EvenhandError
 from evenhand.report import RunView, figures
 
 
+def bars(axes: Axes) -> list[Rectangle]:
+    """What histograms draw, which matplotlib declares to be patches of any form."""
+    return cast("list[Rectangle]", axes.patches)
+
+
 def test_learning_curve_shows_the_history() -> None:
     run = view()
     (axes,) = figures.learning_curve(run, metric="accuracy", split="test").axes
     lines = {line.get_label(): line for line in axes.lines}
-    np.testing.assert_allclose(lines["test"].get_ydata(), 100 * run.history["test_accuracy_mean"])
-    np.testing.assert_allclose(lines["test"].get_xdata(), run.history["round"])
+    np.testing.assert_allclose(np.asarray(lines["test"].get_ydata()), 100 * run.history["test_accuracy_mean"])
+    np.testing.assert_allclose(np.asarray(lines["test"].get_xdata()), run.history["round"])
     assert {text.get_text() for text in axes.texts} == {"test", "training"}
     assert len(axes.collections) == 1  # the band
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "accuracy (%)")
@@ -27,7 +34,7 @@ def test_learning_curve_shows_the_history() -> None:
     assert not axes.collections
     old = run._replace(history={k: v for k, v in run.history.items() if not k.endswith("_mean")})
     (axes,) = figures.learning_curve([old, run]).axes
-    np.testing.assert_allclose(axes.lines[1].get_ydata(), 100 * run.history["test_accuracy"])
+    np.testing.assert_allclose(np.asarray(axes.lines[1].get_ydata()), 100 * run.history["test_accuracy"])
 
 
 def spending(title: str = "a", *, seed: int = 0, up: float = 1e6, down: float = 2e6) -> RunView:
@@ -44,15 +51,15 @@ def test_a_metric_is_drawn_against_what_the_run_has_spent() -> None:
     rounds, mean = run.history["round"], 100 * run.history["test_accuracy_mean"]
     (axes,) = figures.metric_against(run).axes
     thin, line = axes.lines
-    np.testing.assert_allclose(line.get_xdata(), 3 * rounds)
-    np.testing.assert_allclose(line.get_ydata(), mean)
-    np.testing.assert_allclose(thin.get_ydata(), 100 * run.history["test_accuracy_worst10"])
+    np.testing.assert_allclose(np.asarray(line.get_xdata()), 3 * rounds)
+    np.testing.assert_allclose(np.asarray(line.get_ydata()), mean)
+    np.testing.assert_allclose(np.asarray(thin.get_ydata()), 100 * run.history["test_accuracy_worst10"])
     assert axes.get_xlabel() == "received and sent by clients (MB)"
     (axes,) = figures.metric_against(run, "bytes_up").axes
-    np.testing.assert_allclose(axes.lines[-1].get_xdata(), rounds)
+    np.testing.assert_allclose(np.asarray(axes.lines[-1].get_xdata()), rounds)
     assert axes.get_xlabel() == "sent by clients (MB)"
     (axes,) = figures.metric_against(run, "seconds").axes
-    np.testing.assert_allclose(axes.lines[-1].get_xdata(), 0.5 * rounds)
+    np.testing.assert_allclose(np.asarray(axes.lines[-1].get_xdata()), 0.5 * rounds)
     assert axes.get_xlabel() == "seconds" and axes.get_xscale() == "linear"
     with pytest.raises(EvenhandError, match=r"'joules'.*has not recorded it.*'bytes'.*'seconds'"):
         figures.metric_against(run, "joules")
@@ -63,7 +70,7 @@ def test_a_metric_is_drawn_against_what_the_run_has_spent() -> None:
 def test_seeds_that_spend_unequally_are_averaged_in_both_directions() -> None:
     runs = [spending(seed=seed, up=up) for seed, up in ((0, 1e3), (1, 3e3))]
     (axes,) = figures.metric_against(runs, "bytes_up").axes
-    np.testing.assert_allclose(axes.lines[-1].get_xdata(), 2 * runs[0].history["round"])
+    np.testing.assert_allclose(np.asarray(axes.lines[-1].get_xdata()), 2 * runs[0].history["round"])
     assert axes.get_xlabel() == "sent by clients (kB)" and len(axes.collections) == 1
 
 
@@ -90,7 +97,7 @@ def test_histogram_holds_every_client(clients: int) -> None:
     for metric in ("accuracy", "loss"):
         run = view(clients=clients)
         (axes,) = figures.client_histogram([run], metric=metric, split="test").axes
-        counted = sum(patch.get_height() for patch in axes.patches)
+        counted = sum(patch.get_height() for patch in bars(axes))
         assert counted == np.isfinite(run.clients["test"][metric]).sum()
     panels = figures.client_histogram(
         [view(), view("b", seed=1), view("c", seed=2)], metric="accuracy", split="test"
@@ -100,7 +107,7 @@ def test_histogram_holds_every_client(clients: int) -> None:
 
 def test_published_bins_for_many_clients() -> None:
     (axes,) = figures.client_histogram([view(clients=400)], metric="accuracy", split="test").axes
-    widths = [patch.get_width() / 0.92 for patch in axes.patches]
+    widths = [patch.get_width() / 0.92 for patch in bars(axes)]
     np.testing.assert_allclose(widths, 100 / 39)
 
 
@@ -114,11 +121,11 @@ def test_client_curve_starts_with_the_worst() -> None:
 
 def test_scatter_has_every_client_and_medians_of_many() -> None:
     (axes,) = figures.size_scatter([view()], metric="accuracy", split="test").axes
-    assert [len(line.get_xdata()) for line in axes.lines] == [29]
+    assert [np.size(line.get_xdata()) for line in axes.lines] == [29]
     run = view(clients=80)
     (axes,) = figures.size_scatter(run, metric="accuracy", split="test").axes
     points, medians = axes.lines
-    assert (len(points.get_xdata()), len(medians.get_xdata())) == (79, 8)
+    assert (np.size(points.get_xdata()), np.size(medians.get_xdata())) == (79, 8)
     assert axes.get_xscale() == "log"
     np.testing.assert_array_equal(points.get_xdata(), run.sizes["train"][:-1])
     equal_sizes = view(sizes={"train": np.full(30, 9), "test": np.full(30, 3)})
@@ -210,20 +217,22 @@ def test_several_seeds_are_a_mean_and_a_band() -> None:
     runs = [seeded("a", i, factor) for i, factor in enumerate((1.0, 0.9, 0.5))]
     (axes,) = figures.learning_curve(runs).axes
     mean = 100 * 0.8 * runs[0].history["test_accuracy_mean"]
-    np.testing.assert_allclose(axes.lines[-1].get_ydata(), mean)
+    np.testing.assert_allclose(np.asarray(axes.lines[-1].get_ydata()), mean)
     (band,) = axes.collections
-    corners = band.get_paths()[0].vertices[:, 1]
+    corners = np.asarray(band.get_paths()[0].vertices)[:, 1]
     last = 100 * runs[0].history["test_accuracy_mean"][-1]
     np.testing.assert_allclose(
         (corners.min(), corners.max()), (50 * runs[0].history["test_accuracy_mean"][0], last)
     )
     (axes,) = figures.client_curve(runs).axes
     served = np.sort(runs[0].clients["test"]["accuracy"][:-1])
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), 80 * served)
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata()), 80 * served)
     (axes,) = figures.client_histogram(runs).axes
-    assert sum(patch.get_height() for patch in axes.patches) == pytest.approx(29)
+    assert sum(patch.get_height() for patch in bars(axes)) == pytest.approx(29)
     (axes,) = figures.size_scatter(runs).axes
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), 80 * runs[0].clients["test"]["accuracy"][:-1])
+    np.testing.assert_allclose(
+        np.asarray(axes.lines[0].get_ydata()), 80 * runs[0].clients["test"]["accuracy"][:-1]
+    )
 
 
 def test_a_method_keeps_its_colour_where_it_alone_recorded_a_number() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from evenhand.report import RunView, compare, latest, may_be_starred, swing, ver
 
 pytestmark = pytest.mark.usefixtures("figures_in_words")
 
+T = TypeVar("T")
 BLANK = math.log(10)
 SCALES = Finding("scales", "Features are on very different scales.")
 
@@ -51,6 +52,11 @@ def found(history, *, per_round=None, classes=None, blank=BLANK, names=None, sca
     )
     assert all(finding.sentence.endswith(".") for finding in result)
     return result
+
+
+def present(finding: T | None) -> T:
+    assert finding is not None
+    return finding
 
 
 def kinds(*args, **kwargs):
@@ -154,7 +160,7 @@ def test_a_model_that_has_not_moved_is_explained_where_the_cause_is_known():
 
 
 def test_clients_without_test_examples_are_counted():
-    def sentence(test, **how):
+    def sentence(test, **how) -> Any:
         finding = unmeasured({"train": np.array([4, 4, 4]), "test": np.array(test)}, **how)
         return finding and finding.sentence.split(". ")
 
@@ -175,14 +181,18 @@ def test_without_test_examples_the_split_in_their_place_is_named():
     sizes = {"train": np.array([4, 4]), "valid": np.array([1, 0]), "test": np.array([0, 0])}
     assert headline_of(sizes) == "valid" and headline_of(sizes | {"test": np.array([0, 1])}) == "test"
     begin = "None of 2 clients has test examples: there are no test numbers, and these are about"
-    assert unmeasured(sizes).sentence.startswith(f"{begin} validation examples, which 1 of 2 clients lacks. ")
-    assert unmeasured({"train": sizes["train"]}).sentence.startswith(f"{begin} training examples. ")
-    assert unmeasured({"train": np.array([4])}).sentence.startswith("The only client has no test examples: ")
+    assert present(unmeasured(sizes)).sentence.startswith(
+        f"{begin} validation examples, which 1 of 2 clients lacks. "
+    )
+    assert present(unmeasured({"train": sizes["train"]})).sentence.startswith(f"{begin} training examples. ")
+    assert present(unmeasured({"train": np.array([4])})).sentence.startswith(
+        "The only client has no test examples: "
+    )
 
 
 def test_validation_examples_choose_and_are_no_headline():
     sizes = {"train": np.array([4, 4]), "valid": np.array([1, 0]), "test": np.array([1, 1])}
-    finding = unmeasured(sizes, split="valid")
+    finding = present(unmeasured(sizes, split="valid"))
     assert finding.kind == "unmeasured" and finding.split == "valid"
     assert (
         "1 of 2 clients has no validation examples and is in none of the numbers that choose"
@@ -300,7 +310,10 @@ def test_scales_a_thousand_apart_or_away_from_one_are_found(columns, sentence):
 
 def test_columns_are_called_by_their_names_and_rare_values_are_no_small_scale():
     x = np.ones((1000, 2))
-    assert "from age (about 1) to income" in feature_scales(data(x * [1, 5e4]), ("age", "income")).sentence
+    assert (
+        "from age (about 1) to income"
+        in present(feature_scales(data(x * [1, 5e4]), ("age", "income"))).sentence
+    )
     x[1:, 1] = 0.0
     assert feature_scales(data(x)) is None
 
@@ -309,7 +322,7 @@ def test_images_are_one_feature_and_tokens_have_no_scale():
     image = np.ones((4, 2, 2))
     image[:, 0, 0] = 1e-5
     assert feature_scales(data(image)) is None
-    assert "the features (about 2,000)" in feature_scales(data(np.full((4, 2, 2), 2e3))).sentence
+    assert "the features (about 2,000)" in present(feature_scales(data(np.full((4, 2, 2), 2e3)))).sentence
     assert feature_scales(data(np.full((4, 2), 5000))) is None
 
 
@@ -351,7 +364,7 @@ def accuracy(*values, name="test_accuracy"):
 
 
 def test_a_swing_goes_up_and_comes_down():
-    result = swing(accuracy(0.1, 0.5, 0.80, 0.76, 0.83), "test", "accuracy")
+    result = present(swing(accuracy(0.1, 0.5, 0.80, 0.76, 0.83), "test", "accuracy"))
     assert (result.first, result.last) == (20, 40)
     assert result.size == pytest.approx(0.04)
     assert swing(accuracy(0.1, 0.5, 0.6, 0.7, 0.8), "test", "accuracy") is None  # a trend
@@ -369,15 +382,15 @@ def test_a_swing_is_that_of_the_last_fifth_and_of_the_mean_over_clients_where_kn
     late = [0.0, *[0.8] * 16, 0.5, 0.8, 0.8]  # of 19 evaluations after round 0, the last three
     assert swing(accuracy(*late), "test", "accuracy") is None
     late = [0.0, *[0.8] * 16, 0.7, 0.5, 0.8, 0.8]  # of 20, the last four
-    result = swing(accuracy(*late), "test", "accuracy")
+    result = present(swing(accuracy(*late), "test", "accuracy"))
     assert (result.first, result.size) == (170, pytest.approx(0.2))
     both = accuracy(0.1, 0.8, 0.6, 0.8) | accuracy(0.1, 0.5, 0.4, 0.5, name="test_accuracy_mean")
-    assert swing(both, "test", "accuracy").size == pytest.approx(0.1)
+    assert present(swing(both, "test", "accuracy")).size == pytest.approx(0.1)
 
 
 def test_the_swing_of_a_loss_counts_from_a_twentieth_of_it():
     assert swing(accuracy(9, 1.00, 0.96, 1.00, name="test_loss"), "test", "loss") is None
-    assert swing(accuracy(9, 1.00, 0.94, 1.00, name="test_loss"), "test", "loss").text.startswith(
+    assert present(swing(accuracy(9, 1.00, 0.94, 1.00, name="test_loss"), "test", "loss")).text.startswith(
         "went up and down by 0.06 between"
     )
 
@@ -576,7 +589,7 @@ def test_unlike_scales_are_named_by_the_columns_of_a_table(tmp_path):
     path = tmp_path / "t.csv"
     rows = [f"{'ab'[i % 2]},{i % 7},{50_000 + 9_000 * (i % 5)},{i % 2}" for i in range(40)]
     path.write_text("\n".join(["client,age,income,label", *rows]))
-    assert "to income (about" in feature_scales(load(path, standardize=False)).sentence
+    assert "to income (about" in present(feature_scales(load(path, standardize=False))).sentence
     assert feature_scales(load(path)) is None
 
 
@@ -595,7 +608,7 @@ def test_a_deviation_over_seeds_that_is_only_rounding_is_shown_as_zero(tmp_path)
 NAMES = [f"c{k}" for k in range(8)]
 
 
-def wild(own, alone=1.0, initial=2.0, trained=True):
+def wild(own, alone=1.0, initial=2.0, trained: Any = True) -> Any:
     """Eight clients with these losses."""
     losses = {
         name: np.broadcast_to(value, 8).astype(float)
@@ -642,9 +655,8 @@ def test_only_clients_that_trained_can_diverge():
 def test_the_sentence_on_clients_that_never_trained():
     past = history(2.3, 1.0, rounds=[0, 5]) | {"train_global_loss": np.array([2.3, 2.0])}
 
-    def said(last_round, past=past, **how):
-        how: dict[str, Any] = {"initial": False, "adapts": False} | how
-        finding = untrained_clients(np.array(last_round), past, **how)
+    def said(last_round, past=past, *, initial=False, adapts=False) -> Any:
+        finding = untrained_clients(np.array(last_round), past, initial=initial, adapts=adapts)
         return None if finding is None else finding.sentence
 
     assert said([1, 2, 3, 5]) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -119,8 +119,9 @@ def test_metrics_without_rows_are_not_numbers(sizes: list[int]) -> None:
 
 def test_a_second_pass_neither_compiles_nor_moves_the_rows_again() -> None:
     prepared = prepare(classes([40, 60]))
-    assert prepare(Split(prepared.x, prepared.y, prepared.offsets)).x is prepared.x
-    compiled = _evaluate._chunks._cache_size
+    x, y = cast("tuple[Any, Any]", (prepared.x, prepared.y))
+    assert prepare(Split(x, y, prepared.offsets)).x is prepared.x
+    compiled = cast(Any, _evaluate._chunks)._cache_size
     per_client(softmax, PARAMS, prepared)
     before = compiled()
     again = softmax._replace(metrics=dict(softmax.metrics))
@@ -186,7 +187,7 @@ def test_personal_equals_a_loop(lanes: int) -> None:
     split = classes(RAGGED)
     keys = jax.random.split(jax.random.key(5), len(RAGGED))
     stacked = jax.vmap(softmax.init)(keys)
-    expected = looped(split, lambda k: tree.take(stacked, k))
+    expected = looped(split, lambda k: tree.take(stacked, jnp.asarray(k)))
     assert_same(evaluate_personal(softmax, stacked, prepare(split), lanes=lanes), expected)
     with pytest.raises(AssertionError):
         assert_same(evaluate(softmax, PARAMS, split), expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +53,8 @@ def huber(outputs, y):
     return jnp.where(apart <= DELTA, 0.5 * apart**2, DELTA * (apart - 0.5 * DELTA))
 
 
-def judged(losses, data=None, *, loss=(9.0, np.nan, 11.0), positions=(0, 1, 2), width=1, **metrics):
+def judged(losses, data=None, *, loss=(9.0, np.nan, 11.0), positions=(0, 1, 2), width=1, **metrics) -> Any:
+    """The baseline of a run with these losses, or None."""
     clients = {"test": {"loss": np.array(loss), **metrics}}
     return baseline(model(losses, width), data or targets(), clients, np.array(positions))
 
@@ -114,6 +116,7 @@ def test_without_test_rows_the_training_rows_are_compared():
     untested = targets(test=TESTED[:0], sizes=((4, 3, 2), (0, 0, 0)))
     clients = {"test": {"loss": np.full(3, np.nan)}, "train": {"loss": np.array([1.0, 2.0, 3.0])}}
     found = baseline(model(squared_error), untested, clients, np.arange(3))
+    assert found is not None
     assert (found.split, found.clients, found.rows, found.loss) == ("train", 3, 9, 2.0)
 
 
@@ -247,7 +250,7 @@ def trained(data, model, step, rounds, **options):
 
 def test_a_regression_is_found_to_guess_until_it_beats_the_mean(tmp_path):
     """The diabetes targets of scikit-learn: their mean against too few rounds, and against enough of them."""
-    table = load_diabetes()
+    table = cast(Any, load_diabetes())
     x, y = (20 * table.data).astype(np.float32), table.target.astype(float)
     data = eh.data.from_arrays(x, y, np.arange(len(y)) % 10)
     linear = eh.models.linear_regression(features=10)
@@ -259,23 +262,27 @@ def test_a_regression_is_found_to_guess_until_it_beats_the_mean(tmp_path):
     expected = np.mean(
         [errors[a:b].mean() for a, b in zip(data.test.offsets, data.test.offsets[1:], strict=False)]
     )
-    assert good.baseline.constant == pytest.approx(expected, rel=1e-4)
-    assert good.baseline.loss == pytest.approx(good.summary()["mean"])
+    guess = good.baseline
+    assert guess is not None
+    assert guess.constant == pytest.approx(expected, rel=1e-4)
+    assert guess.loss == pytest.approx(good.summary()["mean"])
     fit = LinearRegression().fit(data.train.x, data.train.y)  # about what a linear model can reach
-    assert good.baseline.loss < 1.3 * np.mean((fit.predict(data.test.x) - data.test.y) ** 2)
-    assert good.view().info["constant"] == {"metric": "loss", "split": "test", "mean": good.baseline.constant}
+    assert guess.loss < 1.3 * np.mean((fit.predict(data.test.x) - data.test.y) ** 2)
+    assert good.view().info["constant"] == {"metric": "loss", "split": "test", "mean": guess.constant}
     page = good.report(tmp_path / "report.html").read_text()
-    assert f"the best constant gives {value(good.baseline.constant, 'loss')}<" in page
-    assert value(good.baseline.loss, "loss") != value(good.baseline.constant, "loss")
+    assert f"the best constant gives {value(guess.constant, 'loss')}<" in page
+    assert value(guess.loss, "loss") != value(guess.constant, "loss")
     attacked = trained(data, linear, 0.05, 2, attack=eh.attacks.sign_flip(fraction=0.3))
     honest = ~attacked.malicious
-    assert attacked.baseline.clients == honest.sum() < 10
-    assert attacked.baseline.loss == pytest.approx(attacked.client_metrics()["loss"][honest].mean())
+    guess = attacked.baseline
+    assert guess is not None
+    assert guess.clients == honest.sum() < 10
+    assert guess.loss == pytest.approx(attacked.client_metrics()["loss"][honest].mean())
     sampled = trained(data, linear, 1e-3, 2, attack=eh.attacks.sign_flip(fraction=0.3), eval_clients=6)
-    count = sampled.baseline.clients
-    assert 0 < count < 6
-    (guess,) = [finding.sentence for finding in sampled.findings if finding.kind == "guessing"]
-    assert f"means over the {count} evaluated honest clients with test examples" in guess
+    guess = sampled.baseline
+    assert guess is not None and 0 < guess.clients < 6
+    (sentence,) = [finding.sentence for finding in sampled.findings if finding.kind == "guessing"]
+    assert f"means over the {guess.clients} evaluated honest clients with test examples" in sentence
 
 
 def test_a_rare_label_that_is_learnt_is_not_blamed_on_the_step_size():
@@ -286,7 +293,7 @@ def test_a_rare_label_that_is_learnt_is_not_blamed_on_the_step_size():
     assert 0.07 < y.mean() < 0.1
     data = eh.data.from_arrays(x, y, np.arange(3000) % 10, test_fraction=0.4)
     run = trained(data, eh.models.softmax_regression(features=4, classes=2), 0.5, 10)
-    logits = np.asarray(run.algorithm.model.apply(run.params, data.test.x))
+    logits = np.asarray(run.algorithm.model.apply(run.params, jnp.asarray(data.test.x)))
     assert roc_auc_score(data.test.y, logits[:, 1] - logits[:, 0]) > 0.6
     (finding,) = run.findings
     assert "Accuracy cannot see a label this rare: use --metrics auc." in finding.sentence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -85,7 +86,7 @@ def test_metrics_of_classes_are_those_of_scikit_learn(classes: int, ties: bool) 
         expected = {
             "auc": auc_by_scikit_learn(p, y),
             "balanced_accuracy": recall_score(y, answers, labels=np.unique(y), average="macro"),
-            "macro_f1": f1_score(y, answers, average="macro", zero_division=0),
+            "macro_f1": f1_score(y, answers, average="macro", zero_division=cast(Any, 0)),
             "calibration_error": calibration_by_loop(p.max(axis=1), answers == y),
         }
         undefined_ones += np.isnan(expected["auc"])
@@ -239,7 +240,7 @@ def test_undefined_is_told_from_diverged_by_the_loss() -> None:
         ((from_function("worst_class", lambda x, y: 0.0),), "'worst_class' cannot be"),
     ],
 )
-def test_metrics_that_cannot_be_are_refused_in_a_sentence(metrics: object, sentence: str) -> None:
+def test_metrics_that_cannot_be_are_refused_in_a_sentence(metrics: Any, sentence: str) -> None:
     with pytest.raises(EvenhandError, match=sentence.replace("(", r"\(")):
         resolved(metrics)
 

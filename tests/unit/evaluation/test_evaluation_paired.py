@@ -85,7 +85,7 @@ def test_the_least_p_of_few_seeds() -> None:
 
 def test_many_pairs_are_tested_by_random_signs() -> None:
     rng = np.random.default_rng(1)
-    differences = scipy.stats.zscore(rng.normal(size=24)) + 0.3
+    differences = np.asarray(scipy.stats.zscore(rng.normal(size=24))) + 0.3
     exact = scipy.stats.permutation_test(
         (differences, np.zeros(24)),
         lambda x, y, axis: np.mean(x - y, axis=axis),
@@ -117,7 +117,7 @@ def test_holms_steps() -> None:
 def test_holm_keeps_the_chance_of_any_false_find() -> None:
     """Four comparisons of methods that do not differ: any find in about 5 of 100 studies, not 18."""
     p = np.random.default_rng(3).uniform(size=(_STUDIES, 4))
-    raised = [min(holm(dict(enumerate(each))).values()) for each in p]
+    raised = [min(holm(dict(zip("abcd", each, strict=True))).values()) for each in p]
     assert np.mean(np.array(raised) <= 0.05) == pytest.approx(0.05, abs=0.015)
     assert np.mean(p.min(axis=1) <= 0.05) > 0.15
 

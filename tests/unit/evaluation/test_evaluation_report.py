@@ -7,6 +7,7 @@ import html
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -291,17 +292,20 @@ def sending(title: str, up: int, *, seed: int = 0, secure_sums: int = 0) -> RunV
     return run._replace(info={**run.info, "seed": seed, "communication": counts})
 
 
+def texts(row: Sequence[Any]) -> list[str]:
+    """What the columns after the first show."""
+    return [value.text for value in row[1:]]
+
+
 def test_what_was_sent_is_a_table_and_a_sentence() -> None:
     runs = [sending("a", 2604), sending("b", 660, secure_sums=50)]
     table = tables.communication(compare(runs))
     assert table is not None
-    assert [value.text for value in table.rows[1][1:]] == [
+    assert texts(table.rows[1]) == [
         *("650", "165", "2.60 kB", "660 bytes", "1.30 MB", "330 kB", "50", "500", "50")
     ]
     brief = tables.communication(compare(runs), brief=True)
-    assert brief is not None and [value.text for value in brief.rows[0][1:]] == [
-        *("2.60 kB", "2.60 kB", "1.30 MB", "1.30 MB", "0")
-    ]
+    assert brief is not None and texts(brief.rows[0]) == [*("2.60 kB", "2.60 kB", "1.30 MB", "1.30 MB", "0")]
     assert tables.communication_line(runs[1]) == (
         "Communication: a client received 2.60 kB and sent 660 bytes in a round; all clients together received 1.30 MB "
         "and sent 330 kB, in 50 secure sums."
@@ -309,7 +313,7 @@ def test_what_was_sent_is_a_table_and_a_sentence() -> None:
     assert tables.communication(compare(view())) is None and tables.communication_line(view()) == ""
     # A run of an earlier version has no row; seeds are averaged.
     both = tables.communication(compare({"a": [sending("a", 100), sending("a", 300, seed=1)], "old": view()}))
-    assert both is not None and len(both.rows) == 1 and both.rows[0][4].text == "200 bytes"
+    assert both is not None and len(both.rows) == 1 and texts(both.rows[0])[3] == "200 bytes"
 
 
 def test_the_page_says_whom_the_counts_cover(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_spread_is_between_the_least_and_the_largest_that_there_can_be(count
     def variance(values: npt.NDArray[Any]) -> tuple[float, npt.NDArray[Any]]:
         return float(np.var(values)), 2 * (values - values.mean()) / len(values)
 
-    box = scipy.optimize.Bounds(low, high)
+    box = scipy.optimize.Bounds(low, high)  # pyright: ignore[reportArgumentType]
     least = scipy.optimize.minimize(variance, (low + high) / 2, jac=True, bounds=box, options={"ftol": 1e-16})
     assert report["variance"].low == pytest.approx(least.fun, abs=1e-7)
 

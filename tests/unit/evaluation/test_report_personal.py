@@ -180,6 +180,6 @@ def test_the_figure_needs_personal_models() -> None:
     axes = eh.report.figures.personal_scatter(view(NEW)).axes[0]
     marks = [line for line in axes.lines if line.get_marker() == "o"]
     assert len(marks) == 2
-    np.testing.assert_allclose(marks[0].get_xdata()[0], 50.0)
-    np.testing.assert_allclose(marks[0].get_ydata()[0], 90.0)
+    np.testing.assert_allclose(np.asarray(marks[0].get_xdata())[0], 50.0)
+    np.testing.assert_allclose(np.asarray(marks[0].get_ydata())[0], 90.0)
     assert [line.get_markerfacecolor() == "none" for line in marks] == [False, True]

@@ -180,7 +180,8 @@ def test_the_frame_has_a_row_per_run(small: Study) -> None:
     assert view is not None
     assert columns["test_mean"][0] == pytest.approx(np.mean(view.clients["test"]["accuracy"]))
     assert {"valid_worst10", "train_variance"} <= set(frame)
-    sent = [outcome.view.info["communication"]["total"]["up"]["bytes"] for outcome in small.outcomes]
+    views = [outcome.view for outcome in small.outcomes if outcome.view is not None]
+    sent = [view.info["communication"]["total"]["up"]["bytes"] for view in views]
     np.testing.assert_array_equal(frame["bytes_up"], sent)
     assert min(sent) > 0 and set(frame["secure_sums"]) == {0}
 
@@ -252,7 +253,7 @@ def test_a_measure_is_kept_for_each_evaluation(
             for name in a.measures:
                 np.testing.assert_allclose(a.measures[name], b.measures[name], atol=1e-5)
     assert not list(tmp_path.glob("runs/*/measures.json"))
-    study({"fedavg": fedavg}, DATA, folder=tmp_path / "unmeasured", **how | {"measure": None})
+    study({"fedavg": fedavg}, DATA, folder=tmp_path / "unmeasured", **dict(how, measure=None))
     with pytest.raises(eh.EvenhandError, match=r"another run.*measured"):
         study({"fedavg": fedavg}, DATA, folder=tmp_path / "unmeasured", **how)
 
@@ -353,7 +354,7 @@ def test_a_study_that_is_started_again_only_makes_what_is_new(tmp_path: Path, st
     again = study(methods, DATA, grid={"lr": [0.1]}, **how)
     assert same(first, again)
     longer = study(
-        {**methods, "fixed": fedavg(0.1)}, DATA, grid={"lr": [0.1, 0.2]}, **how | {"seeds": [3, 5, 6]}
+        {**methods, "fixed": fedavg(0.1)}, DATA, grid={"lr": [0.1, 0.2]}, **dict(how, seeds=[3, 5, 6])
     )
     assert started == [4, 3 * 5 - 4]
     assert [each for each in longer.outcomes if str(each.setting) == "fedavg(lr=0.1)"][1].seed == 5
@@ -396,7 +397,7 @@ def test_other_runs_of_the_same_name_and_damaged_results_are_refused(tmp_path: P
     with pytest.raises(eh.EvenhandError, match=r"another run.*method"):
         study({"mine": fedprox}, DATA, grid={"lr": [0.1]}, **how)
     with pytest.raises(eh.EvenhandError, match=r"another run.*rounds"):
-        study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, **how | {"rounds": 4})
+        study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, **dict(how, rounds=4))
     with pytest.raises(eh.EvenhandError, match=r"another run.*data"):
         study({"mine": fedavg}, WHOLE, grid={"lr": [0.1]}, **how)
     path = next(tmp_path.glob("runs/*/result.json"))

@@ -62,7 +62,8 @@ def test_a_test_example_cannot_keep_a_setting_from_being_chosen() -> None:
     """Not even by a loss that is no number; a training or a validation example can."""
     better, worse = Setting("f", {"lr": 1.0}), Setting("f", {"lr": 0.1})
     for split, chosen in (("test", better), ("valid", worse), ("train", worse)):
-        of = {worse: [run([0.5, 0.5])], better: [run([0.9, 0.9], **{split: [0.9, np.nan]})]}
+        missing: dict[str, Any] = {split: [0.9, np.nan]}
+        of = {worse: [run([0.5, 0.5])], better: [run([0.9, 0.9], **missing)]}
         found = choose(of, Rule(), "accuracy")
         assert found is not None and found.setting == chosen, split
     outcomes = [
@@ -87,7 +88,7 @@ def _grid_of(factor: float, **how: Any) -> Study:
         return eh.algorithms.fedavg(eh.local.sgd(model, lr, epochs=1, batch_size=4))
 
     grid, rule = {"lr": [0.0001, 50.0]}, Rule(metric="loss")
-    return study({"f": method}, data, grid=grid, select=rule, **HOW | {"eval_every": 1} | how)
+    return study({"f": method}, data, grid=grid, select=rule, **dict(HOW, eval_every=1) | how)
 
 
 @pytest.mark.parametrize("how", [{}, {"halving": Halving(1, keep=0.5)}], ids=["all rounds", "halving"])
@@ -194,9 +195,15 @@ def test_ties_are_ties_up_to_rounding_and_only_what_is_not_tied_makes_an_edge() 
 def test_remarks_on_a_choice_name_its_condition() -> None:
     case = {"attack": "flip", "data": "x"}
     of = {Setting("f", {"lr": lr}, case): [run([lr, lr])] for lr in (0.1, 0.2, 0.3)}
-    (edge,) = choose(of, Rule(), "accuracy").remarks
+
+    def remarks(of: dict[Setting, list[RunView]]) -> tuple[str, ...]:
+        found = choose(of, Rule(), "accuracy")
+        assert found is not None
+        return found.remarks
+
+    (edge,) = remarks(of)
     assert edge.startswith("f under attack flip, data x: the best lr, 0.3, is at the edge of its grid")
-    (tie, *_) = choose({key: [run([0.5, 0.5])] for key in of}, Rule(), "accuracy").remarks
+    (tie, *_) = remarks({key: [run([0.5, 0.5])] for key in of})
     assert tie.startswith("f under attack flip, data x: 3 settings are equally good")
 
 
@@ -342,7 +349,7 @@ def test_a_run_that_diverged_before_a_rung_is_not_told_as_stopped(tmp_path: Path
     statuses = {str(each.setting): each.status for each in found.outcomes}
     assert statuses.pop("f(lr=50)") == "diverged"
     assert sorted(statuses.values()) == ["done", "stopped"]
-    alone = study({"f": fedavg(0.1), "g": fedavg(0.2)}, DATA, halving=Halving(2), **HOW | {"rounds": 4})
+    alone = study({"f": fedavg(0.1), "g": fedavg(0.2)}, DATA, halving=Halving(2), **dict(HOW, rounds=4))
     assert {each.status for each in alone.outcomes} == {"done"}
 
 
@@ -360,12 +367,8 @@ def test_names_that_meet_are_refused_and_a_grid_of_its_own_goes_before() -> None
     def keyword(*, lr: float) -> Algorithm:
         return fedavg(lr)
 
-    found = study(
-        {"f": fedavg, "g(x)": keyword},
-        DATA,
-        grid={"lr": [0.1], "f": {"lr": np.array([0.2, 0.5])}},
-        **HOW | {"rounds": 1},
-    )
+    grid: dict[str, Any] = {"lr": [0.1], "f": {"lr": np.array([0.2, 0.5])}}
+    found = study({"f": fedavg, "g(x)": keyword}, DATA, grid=grid, **dict(HOW, rounds=1))
     assert [str(each.setting) for each in found.tried] == ["f(lr=0.2)", "f(lr=0.5)", "g(x), lr=0.1"]
     assert all(type(each.setting.numbers["lr"]) is float for each in found.outcomes)
 
@@ -488,7 +491,7 @@ def test_a_study_keeps_when_clients_trained_and_what_the_others_are_served(tmp_p
     with pytest.raises(eh.EvenhandError, match="its untrained is global, not initial"):
         study({"ditto": ditto}, DATA, folder=tmp_path, untrained="initial", **how)
     with pytest.raises(eh.EvenhandError, match="give 'global' or 'initial'"):
-        study({"ditto": ditto}, DATA, untrained="none", **how)
+        study({"ditto": ditto}, DATA, untrained="none", **how)  # pyright: ignore[reportArgumentType]
 
 
 # --- runs that begin with given parameters ---------------------------------------------------------------------------
@@ -516,8 +519,8 @@ def test_each_run_begins_with_the_start_and_a_folder_knows_it(
     moved = {name: leaf + 1 for name, leaf in trained.items()}
     for start in (None, moved):
         with pytest.raises(EvenhandError, match=r"is of another run \(its start is"):
-            study({"f": fedavg}, DATA, folder=tmp_path, **how | {"start": start})
-    study({"f": fedavg}, DATA, folder=tmp_path / "own", **how | {"start": None})
+            study({"f": fedavg}, DATA, folder=tmp_path, **dict(how, start=start))
+    study({"f": fedavg}, DATA, folder=tmp_path / "own", **dict(how, start=None))
     with pytest.raises(EvenhandError, match=r"is of another run \(its start is the model's own, not"):
         study({"f": fedavg}, DATA, folder=tmp_path / "own", **how)
     monkeypatch.setattr(_runs, "iterate_many", None)

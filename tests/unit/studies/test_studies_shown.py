@@ -225,15 +225,15 @@ def test_runs_that_diverged_are_lost_as_those_that_failed_are(study: Study) -> N
 
 def test_the_plane_rings_what_was_chosen_and_joins_what_none_surpasses(study: Study) -> None:
     axes = study.figures.plane().axes[0]
-    rings = [line.get_xydata()[0] for line in axes.lines if line.get_markerfacecolor() == "none"]
+    rings = [np.asarray(line.get_xydata())[0] for line in axes.lines if line.get_markerfacecolor() == "none"]
     chosen = [each for each in study.tried if each.chosen]
     np.testing.assert_allclose(
         rings, [[100 * e.mean("test_mean"), 100 * e.mean("test_worst10")] for e in chosen]
     )
-    np.testing.assert_allclose(axes.lines[0].get_xydata(), rings)  # neither surpasses the other
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_xydata()), rings)  # neither surpasses the other
     losses = Study(tuple(made("loss")), Rule(metric="loss"), "a", "loss")
     best, worst = (of(losses, name) for name in ("a(lr=0.1, kind=mean())", "b_%(lr=0.1)"))
-    edge = losses.figures.plane("valid").axes[0].lines[0].get_xdata()
+    edge = np.asarray(losses.figures.plane("valid").axes[0].lines[0].get_xdata())
     assert best.mean("valid_mean") in edge and worst.mean("valid_mean") not in edge
 
 
@@ -241,8 +241,8 @@ def test_sensitivity_takes_the_best_of_the_others_and_needs_several_values(study
     figure = study.figures.sensitivity("lr")
     lines = {line.get_label(): line for line in figure.axes[0].lines}
     means = [100 * of(study, f"a(lr={lr}, kind=mean())").mean("valid_mean") for lr in ("0.1", "1")]
-    np.testing.assert_allclose(lines["a"].get_xdata(), [0.1, 1.0])
-    np.testing.assert_allclose(lines["a"].get_ydata(), means)
+    np.testing.assert_allclose(np.asarray(lines["a"].get_xdata()), [0.1, 1.0])
+    np.testing.assert_allclose(np.asarray(lines["a"].get_ydata()), means)
     assert set(lines) == {"a", "b_%"} and figure.axes[0].get_xscale() == "log"
     with pytest.raises(eh.EvenhandError, match="no method has several values"):
         study.figures.sensitivity("kind")
@@ -252,7 +252,7 @@ def test_sensitivity_takes_the_best_of_the_others_and_needs_several_values(study
     ]
     axes = Study(tuple(words), Rule("test", "worst10"), "a", "accuracy").figures.sensitivity("kind").axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["mean()", "none"]
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), [40, 30])
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata()), [40, 30])
     spread = (
         Study(tuple(words), Rule("test", "variance"), "a", "accuracy").figures.sensitivity("kind").axes[0]
     )
@@ -265,7 +265,8 @@ def test_sensitivity_takes_the_least_loss() -> None:
         for mu, lr, level in ((1, 1, 0.2), (1, 2, 0.4), (2, 1, 0.3))
     ]
     figures = Study(tuple(runs), Rule("test", "mean", metric="loss"), "a", "loss").figures
-    np.testing.assert_allclose(figures.sensitivity("mu").axes[0].lines[0].get_ydata(), [0.2, 0.3])
+    (line,) = figures.sensitivity("mu").axes[0].lines
+    np.testing.assert_allclose(np.asarray(line.get_ydata()), [0.2, 0.3])
 
 
 def test_all_figures_have_names_for_files(study: Study) -> None:
