@@ -171,7 +171,8 @@ def test_the_part_of_a_killed_process_is_taken_over_once_it_is_old(server: Serve
     fetch(server.remote(), tmp_path)
     assert server.ranges == [None] and part.exists(), "its process may still be writing"
     (tmp_path / "data set.bin").unlink()
-    os.utime(part, (time.time() - 3600,) * 2)
+    an_hour_ago = time.time() - 3600
+    os.utime(part, (an_hour_ago, an_hour_ago))
     fetch(server.remote(), tmp_path)
     assert server.ranges == [None, "bytes=700-"] and names(tmp_path) == ["data set.bin"]
 

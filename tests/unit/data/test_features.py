@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
 import pytest
+from pyarrow import parquet
 
 from evenhand.data import FederatedDataset, encode_table, from_frame, load, load_features
 from evenhand.data._features import Features, Series, encode, fit
@@ -107,12 +107,18 @@ def data(**options: object) -> FederatedDataset:
     return from_frame(pa.table(TABLE), **{"categorical": ["zone"], "test_fraction": 0.25, **options})
 
 
+def features_of(data: FederatedDataset) -> Features:
+    """How the columns of a table became inputs."""
+    assert data.features is not None
+    return data.features
+
+
 def test_no_test_row_is_looked_at() -> None:
     """The split depends on clients alone, so that test cells can be changed: nothing else may change."""
     before = data()
     changed = dict(TABLE)
     ages = np.array(TABLE["age"])
-    column = before.features.columns[0]
+    column = features_of(before).columns[0]
     test_ages = np.round(before.test.x[:, 0] * column.deviation + column.mean)
     for client, age in zip(("a", "b"), test_ages, strict=True):
         i = next(i for i in range(8) if TABLE["client"][i] == client and ages[i] == age)
@@ -125,22 +131,22 @@ def test_no_test_row_is_looked_at() -> None:
 
 
 def test_a_new_table_is_encoded_as_the_training_rows_were(tmp_path: Path) -> None:
-    trained = data()
+    features = features_of(data())
     new = {"zone": [3, 7], "vip": [True, False], "sex": ["m", "x"], "age": [30.0, 40.0], "more": [1, 2]}
-    x = encode_table(pa.table(new), features=trained.features)
-    column = trained.features.columns[0]
-    assert trained.features.inputs == ("age", "sex = f", "sex = m", "zone = 1", "zone = 2", "zone = 3", "vip")
-    age = np.float32([(value - column.mean) / column.deviation for value in (30, 40)])
+    x = encode_table(pa.table(new), features=features)
+    column = features.columns[0]
+    assert features.inputs == ("age", "sex = f", "sex = m", "zone = 1", "zone = 2", "zone = 3", "vip")
+    age = np.array([(value - column.mean) / column.deviation for value in (30, 40)], np.float32)
     np.testing.assert_array_equal(x, np.c_[age, [[0, 1, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]]].astype(np.float32))
     (tmp_path / "new.csv").write_text("zone,vip,sex,age\n3,True,m,30\n7,false,x,40\n")
-    np.testing.assert_array_equal(encode_table(tmp_path / "new.csv", features=trained.features), x)
-    pa.parquet.write_table(pa.table(new), tmp_path / "new.parquet")
-    np.testing.assert_array_equal(encode_table(tmp_path / "new.parquet", features=trained.features), x)
+    np.testing.assert_array_equal(encode_table(tmp_path / "new.csv", features=features), x)
+    parquet.write_table(pa.table(new), tmp_path / "new.parquet")
+    np.testing.assert_array_equal(encode_table(tmp_path / "new.parquet", features=features), x)
 
 
 def test_features_survive_json(tmp_path: Path) -> None:
     for fill in (None, "most-frequent", "mean"):
-        features = data(fill=fill).features
+        features = features_of(data(fill=fill))
         (tmp_path / "features.json").write_text(json.dumps(features.to_json()))
         assert load_features(tmp_path) == load_features(tmp_path / "features.json") == features
 
@@ -155,15 +161,16 @@ def test_features_survive_json(tmp_path: Path) -> None:
 )
 def test_a_new_table_that_does_not_fit_is_refused(table: dict[str, list], words: str) -> None:
     with pytest.raises(EvenhandError, match=words):
-        encode_table(pa.table(table), features=data().features)
+        encode_table(pa.table(table), features=features_of(data()))
 
 
 def test_an_empty_cell_of_a_new_table_is_filled_where_the_training_table_was() -> None:
-    features = data(fill="median").features
+    features = features_of(data(fill="median"))
     table = {"age": [None], "sex": [None], "vip": [True], "zone": [1]}
     table = pa.table({**table, "sex": pa.array([None], pa.string()), "age": pa.array([None], pa.float64())})
     x = encode_table(table, features=features)
     column = features.columns[0]
+    assert isinstance(column.fill, float)
     assert x[0, 0] == np.float32((column.fill - column.mean) / column.deviation)
     assert x[0, 1:3].tolist() == [0, 0]
 
@@ -178,7 +185,7 @@ def test_damaged_features_are_refused(content: str, tmp_path: Path) -> None:
 def test_a_changed_number_is_noticed_beside_checksums(tmp_path: Path) -> None:
     """As in a run folder; without checksums, or with those of other files, it is not."""
     path, sums = tmp_path / "features.json", tmp_path / "checksums.json"
-    path.write_text(json.dumps(data().features.to_json()))
+    path.write_text(json.dumps(features_of(data()).to_json()))
     length, sha256 = sum_of(path.read_bytes())
     for listed in ({path.name: {"bytes": length, "sha256": sha256}}, {"summary.json": {}}, []):
         sums.write_text(json.dumps(listed))
@@ -196,15 +203,15 @@ def test_missing_features_and_tables_get_a_sentence(tmp_path: Path) -> None:
     assert load("digits", clients=2).features is None
     for name in ("no.csv", "no.parquet"):
         with pytest.raises(EvenhandError, match="no such file"):
-            encode_table(tmp_path / name, features=data().features)
+            encode_table(tmp_path / name, features=features_of(data()))
     (tmp_path / "t.xlsx").touch()
     with pytest.raises(EvenhandError, match=r"suffix '\.xlsx'"):
-        encode_table(tmp_path / "t.xlsx", features=data().features)
+        encode_table(tmp_path / "t.xlsx", features=features_of(data()))
 
 
 def test_an_empty_cell_in_new_rows_is_refused_with_a_cure_that_exists() -> None:
     columns = {"client": ["a", "a"], "age": [50.0, 70.0], "label": [0, 1]}
-    features = from_frame(pa.table(columns), test_fraction=0.0).features
+    features = features_of(from_frame(pa.table(columns), test_fraction=0.0))
     with pytest.raises(
         EvenhandError, match="column 'age' is empty or NaN: drop the row, or fill it in"
     ) as caught:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
 import pytest
+from pyarrow import parquet
 
-from evenhand.data import FederatedDataset, encode_table, from_arrays, from_frame, load
+from evenhand.data import Features, FederatedDataset, encode_table, from_arrays, from_frame, load
 from evenhand.errors import EvenhandError
 
 COLUMNS: dict[str, list[Any]] = {
@@ -27,6 +27,12 @@ COLUMNS: dict[str, list[Any]] = {
 
 def people(frame: Any, **options: Any) -> FederatedDataset:
     return from_frame(frame, **{"client": ["region", "group"], **options})
+
+
+def features_of(data: FederatedDataset) -> Features:
+    """How the columns of a table became inputs."""
+    assert data.features is not None
+    return data.features
 
 
 def assert_same(one: FederatedDataset, other: FederatedDataset) -> None:
@@ -80,9 +86,9 @@ def test_a_file_of_the_same_rows_gives_the_same(tmp_path) -> None:
     table = pa.table(COLUMNS)
     lines = [",".join(map(str, row)) for row in zip(*COLUMNS.values(), strict=True)]
     (tmp_path / "t.csv").write_text("\n".join([",".join(COLUMNS), *lines]))
-    pa.parquet.write_table(table, tmp_path / "t.parquet")
+    parquet.write_table(table, tmp_path / "t.parquet")
     expected = people(table, name="t")
-    assert expected.features.inputs == ("income", "score", "sex = f", "sex = m", "vip")
+    assert features_of(expected).inputs == ("income", "score", "sex = f", "sex = m", "vip")
     for name in ("t.csv", "t.parquet"):
         assert_same(load(tmp_path / name, client=["region", "group"]), expected)
     assert_same(people(table.to_batches()[0]), expected)
@@ -99,11 +105,11 @@ def test_options_reach_the_data() -> None:
         "test_fraction": 0.2,
     }
     data = people(table, **options)
-    assert data.features.inputs[0].startswith("score = ") and data.features.inputs[-1] == "income"
+    assert features_of(data).inputs[0].startswith("score = ") and features_of(data).inputs[-1] == "income"
     assert data.train.x[:, -1].max() > 1000
     assert (data.train.rows, data.valid.rows, data.test.rows) == (8, 8, 4)
     assert not np.array_equal(people(table, seed=1).train.x, people(table).train.x)
-    assert people(table, drop=["sex", "vip"]).features.inputs == ("income", "score")
+    assert features_of(people(table, drop=["sex", "vip"])).inputs == ("income", "score")
     spread = from_frame(table, clients=3, alpha=0.1)
     assert spread.num_clients == 3
     even = from_frame(table, clients=3, alpha=100.0)
@@ -111,7 +117,7 @@ def test_options_reach_the_data() -> None:
     target = from_frame(table, client="region", label="income", drop=["label"], regression=True)
     assert target.num_classes is None
     gap = table.set_column(2, "income", pa.array([None, *COLUMNS["income"][1:]], pa.float64()))
-    assert people(gap, fill="median").features.columns[0].fill is not None
+    assert features_of(people(gap, fill="median")).columns[0].fill is not None
     with pytest.raises(EvenhandError, match="clients must be at least 1"):
         from_frame(table, clients=0)
 
@@ -180,8 +186,8 @@ def test_frames_of_pandas_are_read_or_refused() -> None:
     assert_same(people(frame.astype({"score": "category"})), people(frame, categorical=["score"]))
     assert_same(people(frame.set_index(np.arange(20)[::-1])), expected)
     numbered = frame.set_axis(range(7), axis=1)
-    assert from_frame(numbered, client=["0", "1"], label="6").features.inputs[0] == "2"
-    np.testing.assert_array_equal(encode_table(frame, features=expected.features).shape, (20, 5))
+    assert features_of(from_frame(numbered, client=["0", "1"], label="6")).inputs[0] == "2"
+    np.testing.assert_array_equal(encode_table(frame, features=features_of(expected)).shape, (20, 5))
     for missing in (None, np.nan, pandas.NA, pandas.NaT):
         for values in (["x"] * 19, [True] * 19):
             assert_refused(
@@ -255,7 +261,7 @@ def test_values_that_are_no_tables_are_refused() -> None:
     for thing in (np.zeros((3, 2)), {"a": [1]}, None, [1]):
         assert_refused(thing, "are not tables")
     with pytest.raises(EvenhandError, match=r"ndarray objects.*from_arrays"):
-        load(np.zeros((3, 2)))
+        load(np.zeros((3, 2)))  # pyright: ignore[reportArgumentType]
     with pytest.raises(EvenhandError, match="x is a table"):
         from_arrays(pa.table({"a": [1]}), [0], ["a"])
 

@@ -103,7 +103,7 @@ def test_arrays_of_objects_are_read_as_what_they_hold() -> None:
     texts, floats = np.array(["b", "a", "b"], object), np.array([[1.5], [2], [3]], object)
     data = from_arrays(floats, texts, texts, test_fraction=0)
     assert (data.client_ids, data.classes) == (("a", "b"), ("a", "b"))
-    np.testing.assert_array_equal(data.train.x[:, 0], np.float32([2, 1.5, 3]))
+    np.testing.assert_array_equal(data.train.x[:, 0], np.array([2, 1.5, 3], np.float32))
     assert from_arrays(X, np.array([0, 1, 2], object), texts).train.y.dtype == np.int32
 
 

@@ -58,7 +58,7 @@ def test_a_folder_that_another_program_wrote_is_read(leaf: Path) -> None:
         assert (data.train.y.dtype, data.num_classes, data.classes) == (np.int32, 5, None)
         np.testing.assert_array_equal(data.train.sizes, [1, 3, 2])
         np.testing.assert_array_equal(data.train.client(1)[0], [[5, 6], [7, 8], [0, -1]])
-        np.testing.assert_array_equal(data.train.client(2)[0], np.float32([[1, 2], [3, 4.5]]))
+        np.testing.assert_array_equal(data.train.client(2)[0], np.array([[1, 2], [3, 4.5]], np.float32))
         np.testing.assert_array_equal(data.train.client(2)[1], [4, 0])
         np.testing.assert_array_equal(data.test.client(2)[0], [[1.5, 1.5]])
         np.testing.assert_array_equal(data.test.client(0)[1], [1])
@@ -131,7 +131,7 @@ def test_alphabet_is_that_of_leaf() -> None:
 def test_real_targets_are_read_for_regression(tmp_path: Path) -> None:
     file = write(tmp_path / "a.json", part({"a": ([[1.0], [2.0]], [0.5, -3.0])}))
     data = load_leaf(file, regression=True, test_fraction=0.0)
-    np.testing.assert_array_equal(data.train.y, np.float32([0.5, -3.0]))
+    np.testing.assert_array_equal(data.train.y, np.array([0.5, -3.0], np.float32))
     with pytest.raises(EvenhandError, match="regression=True"):
         load_leaf(file)
 

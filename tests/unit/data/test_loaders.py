@@ -92,7 +92,7 @@ class TestNpz:
 
     def test_given_split_is_kept(self, tmp_path: Path) -> None:
         x, y, client = table(30)
-        arrays = {"x_train": x[:20], "y_train": y[:20], "client_train": client[:20]}
+        arrays: dict[str, Any] = {"x_train": x[:20], "y_train": y[:20], "client_train": client[:20]}
         arrays |= {"x_test": x[20:], "y_test": y[20:], "client_test": client[20:]}
         np.savez(tmp_path / "d.npz", **arrays)
         data = load(tmp_path / "d.npz", test_fraction=0.9)

@@ -34,9 +34,15 @@ def messy(tmp_path: Path) -> Path:
     return path
 
 
+def features_of(data: FederatedDataset) -> Features:
+    """How the columns of a table became inputs."""
+    assert data.features is not None
+    return data.features
+
+
 def assert_same(one: FederatedDataset, other: FederatedDataset) -> None:
     assert (one.client_ids, one.classes) == (other.client_ids, other.classes)
-    assert [c.inputs for c in one.features.columns] == [c.inputs for c in other.features.columns]
+    assert [c.inputs for c in features_of(one).columns] == [c.inputs for c in features_of(other).columns]
     for first, second in ((one.train, other.train), (one.test, other.test)):
         np.testing.assert_array_equal(first.x, second.x)
         np.testing.assert_array_equal(first.y, second.y)
@@ -73,7 +79,7 @@ def test_a_table_of_which_nothing_is_left_is_refused(messy: Path) -> None:
 def test_other_spellings_of_an_empty_cell_are_empty_everywhere(messy: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"test_fraction": 0.0, "fill": "mean", "drop_empty": True}
     data = load(messy, na=["?", "-999"], **options)
-    assert data.features.inputs == ("v", "w = x", "w = y", "w = (missing)")
+    assert features_of(data).inputs == ("v", "w = x", "w = y", "w = (missing)")
     expected = MESSY.replace("?", "").replace("-999", "")
     (tmp_path / "plain.csv").write_text(expected)
     assert_same(data, load(tmp_path / "plain.csv", **options))
@@ -81,11 +87,11 @@ def test_other_spellings_of_an_empty_cell_are_empty_everywhere(messy: Path, tmp_
     (tmp_path / "t.csv").write_text("client,v,label\na,1,0\na,-999.0,1\n9,3,1\nb,5,-999\nb,7,0\n")
     data = load(tmp_path / "t.csv", na=["-999", "9"], **options)
     assert data.notes == ("Dropped 2 of 5 rows: 1 without a label, 1 without a client.",)
-    assert data.features.columns[0].fill == 4.0
+    assert features_of(data).columns[0].fill == 4.0
     (tmp_path / "new.csv").write_text("v\n-999\n4\n-999.0\n")
-    new = encode_table(tmp_path / "new.csv", features=data.features)
+    new = encode_table(tmp_path / "new.csv", features=features_of(data))
     assert new[0] == new[1] == new[2]
-    assert Features.from_json(json.loads(json.dumps(data.features.to_json()))) == data.features
+    assert Features.from_json(json.loads(json.dumps(features_of(data).to_json()))) == features_of(data)
 
 
 def test_tables_in_memory_take_the_same_options() -> None:
@@ -97,7 +103,7 @@ def test_tables_in_memory_take_the_same_options() -> None:
     }
     data = from_frame(pa.table(columns), na=["?", "-999"], drop_empty=True, fill="median", test_fraction=0.0)
     assert data.client_ids == ("1",)
-    assert data.features.inputs == ("v", "w = x", "w = (missing)")
+    assert features_of(data).inputs == ("v", "w = x", "w = (missing)")
     assert data.notes == ("Dropped 3 of 5 rows: 1 without a label, 2 without a client.",)
     with pytest.raises(EvenhandError, match=r"row 4, column 'client' is empty.*as drop_empty=True does\."):
         from_frame(pa.table(columns))
@@ -109,7 +115,7 @@ def test_data_frames_take_the_same_options(kind: str) -> None:
     frame = library.DataFrame({"client": [1.0, None, 2.0], "v": [-999, 2, 3], "label": ["no", "yes", "no"]})
     data = from_frame(frame, na="-999", drop_empty=True, fill="mean", test_fraction=0.0)
     assert data.client_ids == ("1", "2")
-    assert data.features.columns[0].fill == 3.0
+    assert features_of(data).columns[0].fill == 3.0
 
 
 def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
@@ -222,7 +228,7 @@ def test_all_faults_of_the_options_are_reported_at_once(messy: Path) -> None:
 
 def test_faults_of_new_rows_are_reported_at_once(tmp_path: Path) -> None:
     table = pa.table({"client": ["a", "a"], "v": [1, 2], "w": [1, 3], "u": [0, 1], "label": [0, 1]})
-    features = from_frame(table, test_fraction=0).features
+    features = features_of(from_frame(table, test_fraction=0))
     (tmp_path / "new.csv").write_text("v,w,u\n1,,1\nx,2,1\n")
     with pytest.raises(EvenhandError, match="'v' holds 'x' where"):
         encode_table(tmp_path / "new.csv", features=features)
@@ -249,8 +255,8 @@ def test_one_table_in_every_form(tmp_path: Path) -> None:
         for path in (tmp_path / name, tmp_path / f"{name}.gz"):
             assert_same(load(path, test_fraction=0.5), expected)
             np.testing.assert_array_equal(
-                encode_table(path, features=expected.features),
-                encode_table(tmp_path / "t.csv", features=expected.features),
+                encode_table(path, features=features_of(expected)),
+                encode_table(tmp_path / "t.csv", features=features_of(expected)),
             )
 
 
@@ -267,9 +273,9 @@ def test_data_files_without_a_header_have_numbered_columns(separator: str, tmp_p
         text = text.replace('   "', ' \t"')
     (tmp_path / "t.data").write_text(text)
     data = load(tmp_path / "t.data", client="4", label="1", drop=["3"], regression=True, test_fraction=0)
-    assert data.features.inputs == ("2",)
+    assert features_of(data).inputs == ("2",)
     assert data.client_ids == ("1", "3")
-    np.testing.assert_array_equal(data.train.y, np.float32([18, 15, 9.5]))
+    np.testing.assert_array_equal(data.train.y, np.array([18, 15, 9.5], np.float32))
     names = load(tmp_path / "t.data", client="3", label="2", features=["1"], test_fraction=0)
     assert names.client_ids == ("buick skylark", "chevrolet chevelle", "x")
     with pytest.raises(EvenhandError, match="no label column 'label' among '1', '2', '3', '4'"):
@@ -325,16 +331,18 @@ def test_the_scale_of_targets_is_kept_and_they_stay_in_their_units(tmp_path: Pat
     data = load(tmp_path / "t.csv", **options)
     y = np.asarray(data.train.y, np.float64)
     assert len(y) == 8 and y.max() > 10_000
-    assert data.features.target.name == "price"
-    assert data.features.target.mean == pytest.approx(y.mean())
-    assert data.features.target.deviation == pytest.approx(y.std())
+    target = features_of(data).target
+    assert target is not None and target.name == "price"
+    assert target.mean == pytest.approx(y.mean())
+    assert target.deviation == pytest.approx(y.std())
     assert "Training standardises the targets" in data.describe()
-    assert Features.from_json(data.features.to_json()) == data.features
-    assert load(tmp_path / "t.csv", standardize_target=False, **options).features.target is None
-    assert load(tmp_path / "t.csv", label="v").features.target is None
+    assert Features.from_json(features_of(data).to_json()) == features_of(data)
+    assert features_of(load(tmp_path / "t.csv", standardize_target=False, **options)).target is None
+    assert features_of(load(tmp_path / "t.csv", label="v")).target is None
     table = pa.table({"client": ["a"] * 2, "v": [1, 2], "label": [5.0, 5.0]})
-    assert from_frame(table, regression=True).features.target[1:] == (5.0, 1.0)
-    assert from_frame(table, regression=True, standardize_target=False).features.target is None
+    target = features_of(from_frame(table, regression=True)).target
+    assert target is not None and target[1:] == (5.0, 1.0)
+    assert features_of(from_frame(table, regression=True, standardize_target=False)).target is None
 
 
 def test_features_of_earlier_versions_are_read() -> None:
@@ -344,9 +352,11 @@ def test_features_of_earlier_versions_are_read() -> None:
 
 
 def test_options_of_tables_only_are_refused_elsewhere() -> None:
-    for options in ({"standardize_target": False}, {"drop_empty": True}, {"na": ["?"]}, {"weight": "count"}):
+    of_tables = {"standardize_target": False, "drop_empty": True, "na": ["?"], "weight": "count"}
+    for name, value in of_tables.items():
+        option: dict[str, Any] = {name: value}
         with pytest.raises(EvenhandError, match=r"digits: .* is for tables"):
-            load("digits", **options)
+            load("digits", **option)
 
 
 def weighted(folder: Path, weights: list[Any], **options: Any) -> FederatedDataset:
@@ -361,7 +371,7 @@ def test_a_row_of_weight_w_is_w_examples(tmp_path: Path) -> None:
     """The oracle: the split of the table without weights, of which every row is written that many times."""
     data = weighted(tmp_path, [1, 3, 2], standardize=False)
     plain = load(tmp_path / "w.csv", features=["v", "count"], standardize=False)
-    assert data.features.inputs == ("v",)
+    assert features_of(data).inputs == ("v",)
     for part, whole in ((data.train, plain.train), (data.test, plain.test)):
         counts = whole.x[:, 1].astype(int)
         np.testing.assert_array_equal(part.x[:, 0], np.repeat(whole.x[:, 0], counts))

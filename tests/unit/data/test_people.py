@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from evenhand.data import FederatedDataset, load
+from evenhand.data import Features, FederatedDataset, load
 from evenhand.errors import EvenhandError
 
 PEOPLE = """region,group,income,score,smoker,repaid
@@ -34,11 +35,17 @@ def people_data(path: Path, **options: object) -> FederatedDataset:
     return load(path, **{"client": ["region", "group"], "label": "repaid", "test_fraction": 0.0, **options})
 
 
+def features_of(data: FederatedDataset) -> Features:
+    """How the columns of a table became inputs."""
+    assert data.features is not None
+    return data.features
+
+
 def test_text_is_one_hot_encoded_and_numbers_are_standardised(people: Path) -> None:
     data = people_data(people)
     assert data.client_ids == ("north / A", "north / B", "south / A")
     assert data.classes == ("no", "yes")
-    assert data.features.inputs == ("income", "score", "smoker = no", "smoker = yes")
+    assert features_of(data).inputs == ("income", "score", "smoker = no", "smoker = yes")
     np.testing.assert_allclose(data.train.x[:, :2].mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(data.train.x[:, :2].std(0), 1, atol=1e-6)
     np.testing.assert_array_equal(data.train.x[:, 2:], [[0, 1], [0, 1], [1, 0], [1, 0], [1, 0], [1, 0]])
@@ -47,10 +54,12 @@ def test_text_is_one_hot_encoded_and_numbers_are_standardised(people: Path) -> N
 
 
 def test_features_are_chosen_and_dropped(people: Path) -> None:
-    assert people_data(people, features=["score"]).features.inputs == ("score",)
-    assert people_data(people, drop=["smoker", "income"]).features.inputs == ("score",)
-    assert people_data(people, client="region").features.inputs[:2] == ("group = A", "group = B")
-    inputs = people_data(people, features=["score"], categorical=["score"], standardize=False).features.inputs
+    assert features_of(people_data(people, features=["score"])).inputs == ("score",)
+    assert features_of(people_data(people, drop=["smoker", "income"])).inputs == ("score",)
+    assert features_of(people_data(people, client="region")).inputs[:2] == ("group = A", "group = B")
+    inputs = features_of(
+        people_data(people, features=["score"], categorical=["score"], standardize=False)
+    ).inputs
     assert inputs == tuple(f"score = {i}.5" for i in range(1, 7))
 
 
@@ -91,7 +100,7 @@ def test_columns_that_do_not_go_together_are_refused(
 def test_rows_are_spread_where_no_column_is_named(people: Path) -> None:
     data = people_data(people, client=[], clients=2, regression=False)
     assert data.num_clients == 2
-    assert "region = north" in data.features.inputs
+    assert "region = north" in features_of(data).inputs
     # A missing column that was asked for is a mistake, and not a wish to spread the rows.
     with pytest.raises(EvenhandError, match=r"no client column 'town'.*with clients=N alone"):
         people_data(people, client=["town", "team"], clients=2)
@@ -157,7 +166,7 @@ def test_separators_and_line_ends_change_nothing(
 def test_separators_in_quotes_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text('\n\n"a;b;c;d",client,label\n"1",x,0\n')
     data = load(tmp_path / "t.csv", test_fraction=0.0, standardize=False)
-    assert data.features.inputs == ("a;b;c;d",)
+    assert features_of(data).inputs == ("a;b;c;d",)
     (tmp_path / "t.csv").write_text('\n\n"a;b;c;d",client,label\n"z1_0",x,0\n7,y,0\n')
     with pytest.raises(EvenhandError, match="line 4, column 'a;b;c;d' holds 'z1_0'"):
         load(tmp_path / "t.csv")
@@ -169,7 +178,7 @@ def test_empty_cells_are_refused_with_a_cure_or_filled(tmp_path: Path) -> None:
     with pytest.raises(EvenhandError, match=r"line 3, column 'v' is empty.*fill='mean'"):
         load(path)
     data = load(path, fill="mean", test_fraction=0.0, standardize=False)
-    assert data.features.inputs == ("v", "w = x", "w = y", "w = (missing)")
+    assert features_of(data).inputs == ("v", "w = x", "w = y", "w = (missing)")
     np.testing.assert_array_equal(data.train.x, [[1, 1, 0, 0], [3, 1, 0, 0], [3, 0, 0, 1], [5, 0, 1, 0]])
     assert "filled" in data.describe()
 
@@ -178,7 +187,7 @@ def test_a_column_that_is_empty_at_first_has_the_type_of_its_later_cells(tmp_pat
     rows = ["a,,,0"] * 8192 + ["a,1.5,x,0", "a,2.5,,0"]  # a block, and the next
     (tmp_path / "t.csv").write_text("\n".join(["client,v,w,label", *rows]))
     data = load(tmp_path / "t.csv", fill="most-frequent", test_fraction=0.0, standardize=False)
-    assert data.features.inputs == ("v", "w = x")
+    assert features_of(data).inputs == ("v", "w = x")
     assert data.train.x[-2:].tolist() == [[1.5, 1], [2.5, 1]]
     data = load(tmp_path / "t.csv", fill="mean", test_fraction=0.0, standardize=False)
     assert data.train.x[[0, -2]].tolist() == [[2.0, 0, 1], [1.5, 1, 0]]
@@ -189,23 +198,24 @@ def test_codes_that_are_categories_keep_their_spelling(tmp_path: Path) -> None:
     with pytest.raises(EvenhandError, match=r"'A1' where other rows hold numbers.*categorical="):
         load(tmp_path / "t.csv")
     data = load(tmp_path / "t.csv", categorical=["code"])
-    assert data.features.inputs[0] == "code = 01"
+    assert features_of(data).inputs[0] == "code = 01"
 
 
 def test_dates_are_categories_where_asked(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("client,day,label\na,2020-01-31,0\na,2020-01-31,1\n")
-    assert load(tmp_path / "t.csv", categorical=["day"]).features.inputs == ("day = 2020-01-31",)
+    assert features_of(load(tmp_path / "t.csv", categorical=["day"])).inputs == ("day = 2020-01-31",)
 
 
 def test_options_of_tables_are_refused_elsewhere() -> None:
-    for options in (
+    refused: list[dict[str, Any]] = [
         {"features": ["a"]},
         {"drop": ["a"]},
         {"categorical": ["a"]},
         {"fill": "mean"},
         {"standardize": False},
         {"client": ["a", "b"]},
-    ):
+    ]
+    for options in refused:
         with pytest.raises(EvenhandError, match=r"digits: .* is for tables"):
             load("digits", **options)
 
@@ -224,4 +234,4 @@ def test_many_columns_take_seconds(tmp_path: Path) -> None:
 def test_a_block_of_nan_does_not_decide_the_type_of_a_column(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("\n".join(["client,w,label", *["a,nan,0"] * 8192, "a,x,0"]))
     data = load(tmp_path / "t.csv", fill="mean", test_fraction=0.0)
-    assert data.features.inputs == ("w = x", "w = (missing)")
+    assert features_of(data).inputs == ("w = x", "w = (missing)")

@@ -136,6 +136,7 @@ def test_classes_and_categories_in_two_unicode_forms_are_one(tmp_path: Path) -> 
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
     for name in ("t.csv", "t.jsonl", "t.parquet"):
         data = load(tmp_path / name, test_fraction=0)
+        assert data.features is not None
         assert data.features.inputs == ("v = Caf\u00e9", "v = b"), name
         assert data.classes == ("Caf\u00e9", "b"), name
     assert from_arrays(np.ones((2, 1)), [COMPOSED, DECOMPOSED], ["a", "a"]).classes == ("Caf\u00e9",)

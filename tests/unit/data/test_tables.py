@@ -59,7 +59,7 @@ def test_named_columns_and_text_labels_are_read(tmp_path: Path) -> None:
     assert data.client_ids == ("oslo", "rome")
     assert data.classes == ("no", "yes")
     np.testing.assert_array_equal(data.train.y, [1, 0, 1])
-    np.testing.assert_array_equal(data.train.x[:, 0], np.float32([1.5, 2, 3]))
+    np.testing.assert_array_equal(data.train.x[:, 0], np.array([1.5, 2, 3], np.float32))
     with pytest.raises(EvenhandError, match="no feature column 'weight'"):
         load(file, client="city", label="answer", features=["weight"])
 
@@ -110,7 +110,7 @@ def test_real_targets_are_read_for_regression(tmp_path: Path) -> None:
     rows = [["a", 1, 0.5], ["a", 2, -1], ["b", 3, 2]]
     file = write_csv(tmp_path / "t.csv", ["client", "v", "label"], rows)
     data = load(file, regression=True, test_fraction=0.0)
-    np.testing.assert_array_equal(data.train.y, np.float32([0.5, -1, 2]))
+    np.testing.assert_array_equal(data.train.y, np.array([0.5, -1, 2], np.float32))
     spread = load(file, client=[], features=["v"], regression=True, clients=3, test_fraction=0.0)
     np.testing.assert_array_equal(spread.train.sizes, [1, 1, 1])
     names = write_csv(tmp_path / "n.csv", ["client", "v", "label"], [["a", 1, "x"]])
@@ -128,7 +128,9 @@ def test_all_types_of_parquet_are_read(tmp_path: Path) -> None:
     }
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     data = load(tmp_path / "t.parquet", test_fraction=0.0, standardize=False)
-    np.testing.assert_array_equal(data.train.x, np.float32([[0, 2.25, 2], [1, 1.5, 1], [1, 0.75, 3]]))
+    np.testing.assert_array_equal(
+        data.train.x, np.array([[0, 2.25, 2], [1, 1.5, 1], [1, 0.75, 3]], np.float32)
+    )
     assert data.classes == ("cat", "dog")
 
 
