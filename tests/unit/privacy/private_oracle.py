@@ -6,6 +6,7 @@ normal draws, both from the keys that the work was given; all of the mathematics
 
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from evenhand.types import ClientData
 
 MODEL = eh.testing.toy_model()
 X, Y = eh.testing.toy_data().train.client(3)
-PUBLIC = eh.testing.toy_data().train.client(5)
+PUBLIC: Any = eh.testing.toy_data().train.client(5)
 N = len(Y)
 CLIP, NOISE, RATE, STEPS, ROUNDS = 2.0, 0.6, 0.4, 5, 2
 COMMON = {"noise_multiplier": NOISE, "rate": RATE, "steps": STEPS}
@@ -40,7 +41,13 @@ def begin():
     return MODEL.init(jax.random.key(1))
 
 
-def trained(work, keys=KEYS, data=None):
+def promised(work):
+    """What the work says of privacy, which it must."""
+    assert work.privacy is not None
+    return work.privacy
+
+
+def trained(work, keys: Any = KEYS, data=None):
     """The parameters and the state after a round of local work for each key, the state going on from round to round."""
     params, held = begin(), data or client(X, Y)
     state = work.continued.init(params)

@@ -1,5 +1,7 @@
 """AdaDPS and AdaS against NumPy loops, their identities, and the scales that they can be given."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +27,7 @@ from private_oracle import (
     loop,
     mean_of,
     near,
+    promised,
     public_batch_gradient,
     public_gradient,
     trained,
@@ -276,8 +279,8 @@ def test_adas_without_side_information_is_sgd_and_takes_what_methods_add():
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_promise_is_that_of_dp_sgd(name):
-    plain = eh.privacy.dp_sgd(MODEL, LR, clip=CLIP, **COMMON).privacy
-    promise = CASES[name][0].privacy
+    plain = promised(eh.privacy.dp_sgd(MODEL, LR, clip=CLIP, **COMMON))
+    promise = promised(CASES[name][0])
     assert promise.releases(7) == plain.releases(7) == (eh.types.Release(NOISE, RATE, times=35),)
     assert promise._replace(releases=None) == plain._replace(releases=None)
 
@@ -319,7 +322,7 @@ def test_what_makes_no_sense_is_refused(settings, match):
 
 # --- scales ----------------------------------------------------------------------------------------------------------
 
-BAG = np.array([[8, 0, 1, 0], [8, 2, 0, 0], [9, 0, 0, 0]])
+BAG: Any = np.array([[8, 0, 1, 0], [8, 2, 0, 0], [9, 0, 0, 0]])
 
 
 def test_token_frequencies_are_those_of_the_code():

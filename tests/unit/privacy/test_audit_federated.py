@@ -25,7 +25,7 @@ from evenhand.privacy import (
     spent,
 )
 from evenhand.privacy.dp_term import Tilted
-from evenhand.types import Model, Release, Upload
+from evenhand.types import Model, Release, Sum, Upload
 
 DELTA, NOISE, ROUNDS, CANARIES = 1e-7, 2 / 0.3, 4, 6000
 INCLUDED = np.random.default_rng(0).random(CANARIES) < 0.5
@@ -110,7 +110,7 @@ WORK_SENDS = Tilted(jnp.zeros(3), jnp.float32(1.0))
 """What a client of the largest weight uploads."""
 
 
-def gaussian_epsilon(scores):
+def gaussian_epsilon(scores) -> Any:
     """The least epsilon of a Gaussian mechanism under which so many canaries above the mean score are likely.
 
     With 95 % confidence.  As it knows the shape of the noise, it is sharper than an audit that does not (Nasr et al.,
@@ -172,7 +172,7 @@ def of_opposites(method):
     return spent([Release(1 / apart)], delta=DELTA).epsilon
 
 
-def with_noise_at_clients(noise, theta=1.0):
+def with_noise_at_clients(noise, theta: Any = 1.0):
     model = canaries(FEW)
     work = eh.local.sgd(model._replace(losses=lambda outputs, y: -outputs * y), 1.0, epochs=1, batch_size=1)
     given = {"theta": theta, "largest_loss": 1.0, "share": 0.01, "fewest": FEW, **GIVEN}
@@ -209,6 +209,7 @@ def test_the_quantile_of_delta_fl_loses_no_more_than_its_part_and_is_caught_with
         given = {"theta": 0.5, "largest_loss": 1.0, "share": 1.0, "bins": 4, **GIVEN}
         method = dp_delta_fl(WORK, noise_multiplier=noise, **given)
         rule = method.phases[0].aggregator
+        assert isinstance(rule, Sum) and rule.release is not None
 
         @jax.jit
         @jax.vmap
@@ -232,6 +233,7 @@ def test_the_denominator_of_term_loses_no_more_than_its_part_and_is_caught_with_
 
     def judged(noise):
         rule = dp_term(WORK, t=2.0, share=1.0, noise_multiplier=noise, **TILTED).phases[0].aggregator
+        assert isinstance(rule, Sum) and rule.release is not None
         like = jax.tree.map(jnp.zeros_like, WORK_SENDS)
 
         @jax.jit
@@ -258,6 +260,7 @@ def test_counts_under_the_clients_noise_lose_no_more_than_their_part_and_are_cau
 
     def judged(noise):
         rule = dp_delta_fl(WORK, noise_multiplier=noise, at_server=False, **given).phases[0].aggregator
+        assert isinstance(rule, Sum) and rule.release is not None
 
         @jax.jit
         @jax.vmap

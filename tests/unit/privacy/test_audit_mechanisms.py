@@ -1,5 +1,7 @@
 """Every mechanism is audited: it loses no more than it says, and less noise or a broken rule is caught."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +46,7 @@ def judged(scores, included):
 
 STEPS = 4
 COMMON = {"rate": 1.0, "steps": STEPS}
-PUBLIC = (np.arange(20, dtype=np.int32), np.zeros(20, np.float32))
+PUBLIC: Any = (np.arange(20, dtype=np.int32), np.zeros(20, np.float32))
 
 
 def scales(model):
@@ -132,8 +134,9 @@ def test_two_queries_a_step_cost_what_they_say():
             model, (1.0, 1.0), clips=(1.0, 1.0), delay=4, eps=1.0, noise_multiplier=noise, **COMMON
         )
 
-    releases = make(eh.testing.toy_model(), NOISE).privacy.releases(1)
-    says = spent(releases, delta=DELTA).epsilon
+    promise = make(eh.testing.toy_model(), NOISE).privacy
+    assert promise is not None
+    says = spent(promise.releases(1), delta=DELTA).epsilon
     assert says > epsilon(noise_multiplier=NOISE, rate=1.0, steps=STEPS, delta=DELTA)
     assert 0.3 < audited(make, NOISE) < says < audited(make, NOISE / 3)
 
@@ -172,6 +175,7 @@ def sums_of(rule, member, rounds, weights=None, seed=0):
 
 def tree_rule(noise):
     method = dp_ftrl(WORK, clip=2.0, noise_multiplier=noise, cohort=10, clients=40)
+    assert method.privacy is not None
     return method.phases[0].aggregator, spent(method.privacy.releases(4), delta=DELTA).epsilon
 
 
@@ -313,6 +317,7 @@ def test_a_discrete_mean_loses_no_more_than_it_says_and_is_caught_where_too_few_
     With as little noise as here, a release that forgot that a replaced client counts twice would be caught, too.
     """
     rule = eh.privacy.discrete_mean(1.0, noise_multiplier=4.0, rate=1.0, fewest=ANSWERING)
+    assert rule.release is not None
     says, state = spent([rule.release], delta=DELTA).epsilon, rule.init(jnp.zeros(1), ANSWERING)
     assert 0.3 < replaced_client(rule, state, ANSWERING) < says
     assert replaced_client(rule, state, ANSWERING // 4) > says

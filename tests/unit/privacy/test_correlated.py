@@ -9,7 +9,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.privacy import dp_ftrl, streamed_noise, toeplitz_noise, tree_noise
-from evenhand.types import Release
+from evenhand.types import Release, Sum
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1)
@@ -138,8 +138,10 @@ def test_dp_ftrl_takes_it_and_begins_anew_with_each_turn(correlation):
     turn = -(-N // 2)
     method = dp_ftrl(WORK, clip=0.5, noise_multiplier=2.0, cohort=2, clients=N, correlation=correlation)
     correlated = correlation(turn)
+    assert method.privacy is not None
     assert method.privacy.releases(turn + 1) == (Release(2.0 / correlated.sensitivity, times=2),)
     rule = method.phases[0].aggregator
+    assert isinstance(rule, Sum) and rule.release is not None
     assert rule.release.noise_multiplier == 2.0 / correlated.sensitivity
     like = jnp.zeros(5)
     state, found = rule.init(like, N), []

@@ -116,7 +116,7 @@ def test_masks_cancel_to_the_bit():
     assert np.array_equal(flat(bare), flat(masked))
     rules = [discrete_mean(0.5, noise_multiplier=1.0, **HOW, integers_only=bare) for bare in (True, False)]
     assert [rule.streams for rule in rules] == [True, False]
-    assert [rule.summation.bits for rule in rules] == [32, 32]
+    assert [rule.summation and rule.summation.bits for rule in rules] == [32, 32]
 
 
 def test_too_few_answers_are_given_up_and_what_is_not_finite_counts_as_zero():
@@ -136,16 +136,19 @@ def test_it_is_private_with_cohorts_of_a_fixed_size_only():
     work = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1)
     noisy = discrete_mean(0.5, noise_multiplier=1.0, rate=0.5, fewest=3)
     method = private(eh.algorithms.fedavg(work, aggregator=noisy, sampling=fixed(0.5)))
+    assert method.privacy is not None
     assert method.privacy.releases(3) == (Release(0.5, 0.5, "fixed", 3, "concentrated"),)
     plain = private(
         eh.algorithms.fedavg(
             work, aggregator=noisy_mean(0.5, noise_multiplier=1.0, rate=0.5), sampling=poisson(0.5)
         )
     )
+    assert plain.privacy is not None
     assert "single uploads, which the server sees" in plain.privacy.unprotected
     assert not any("uploads" in each for each in method.privacy.unprotected)
     assert any("who takes part" in each for each in method.privacy.unprotected)
     run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
+    assert run.privacy is not None
     gaussian = eh.privacy.spent([Release(0.5, 0.5, "fixed", 2)], delta=run.privacy.delta).epsilon
     assert gaussian <= run.privacy.epsilon < 2 * gaussian
     assert (run.per_round["update_norm"] > 0).all()

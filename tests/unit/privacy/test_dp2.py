@@ -1,6 +1,8 @@
 """DP^2, its ablations and delayed RMSProp against NumPy loops; schedules, reductions and what they cost."""
 
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +28,7 @@ from private_oracle import (
     loop,
     mean_of,
     near,
+    promised,
     trained,
     tree_map,
     zeros,
@@ -140,7 +143,7 @@ def play(rule, gradients, steps):
     seen, params = [], {"w": jnp.zeros(1)}
     state = rule.init(params)
 
-    iteration, moments = Iteration(params, jax.random.key(0), lambda clip: jnp.float32(0.5), None), []
+    iteration, moments = Iteration(params, jax.random.key(0), lambda clip: jnp.float32(0.5), lambda: None), []
     for t in range(steps):
         query, state = rule.before(state, iteration)
         seen.append((float(query.clip), float(query.divided_by["w"][0])))
@@ -149,7 +152,7 @@ def play(rule, gradients, steps):
     return seen, moments
 
 
-def delayed(delay=(3, 3), kind="rmsprop", unbiased=False):
+def delayed(delay=(3, 3), kind: Any = "rmsprop", unbiased=False):
     moment = Moment(kind, decay=0.5, eps=0.0)
     return delayed_rule("test", (1.0, 1.0), (1.0, 7.0), delay, moment, unbiased=unbiased)
 
@@ -198,9 +201,11 @@ def test_averaging_cuts_the_noise_of_the_moment():
     def moment(unbiased, s):
         common = {**COMMON, "steps": s + 1}
         work = eh.privacy.dp2(flat, (0.0, 0.0), clips=CLIPS, delay=s, unbiased=unbiased, **common)
+        continued = work.continued
+        assert continued is not None
         start, data = flat.init(KEYS[0]), client(X, Y)
-        solve = jax.jit(lambda params, state, key: work.continued.solve(params, state, data, key))
-        return np.asarray(solve(start, work.continued.init(start), KEYS[0])[1][1].moment["w"])
+        solve = jax.jit(lambda params, state, key: continued.solve(params, state, data, key))
+        return np.asarray(solve(start, continued.init(start), KEYS[0])[1][1].moment["w"])
 
     unit = (1 - BETA) * (NOISE * CLIPS[0] / (RATE * N)) ** 2
     spread = 5 * np.sqrt(2 / size)
@@ -251,7 +256,7 @@ def test_without_noise_and_clip_and_on_all_examples_it_is_delayed_rmsprop():
 
 def test_delayed_rmsprop_is_its_loop_on_mini_batches():
     work = eh.privacy.delayed_rmsprop(MODEL, SIZES, delay=(3, 2), eps=EPS, steps=STEPS, batch_size=4)
-    step, state = algorithm(), type("At", (), {"kept": {}})()
+    step, state = algorithm(), SimpleNamespace(kept={})
     w = tree_map(lambda leaf: np.asarray(leaf, np.float64), begin())
     for t in range(ROUNDS * STEPS):
         batch = local.batches(steps=STEPS, batch_size=4).draw(client(X, Y), KEYS[t // STEPS])(
@@ -290,7 +295,8 @@ def operands(program, primitive):
     """The shapes that equations of a kind take, wherever they are."""
     for equation in opened(program)[0].eqns:
         if equation.primitive.name == primitive:
-            yield from (operand.aval.shape for operand in equation.invars)
+            values: list[Any] = [operand.aval for operand in equation.invars]
+            yield from (value.shape for value in values)
         for part in within(equation.params):
             yield from operands(part, primitive)
 
@@ -309,19 +315,19 @@ def test_no_branch_takes_the_data_of_which_runs_side_by_side_would_each_get_a_co
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "extra query"])
 def test_one_query_a_step_costs_what_dp_sgd_costs(name):
-    assert CASES[name][0].privacy.releases(7) == (eh.types.Release(NOISE, RATE, times=35),)
+    assert promised(CASES[name][0]).releases(7) == (eh.types.Release(NOISE, RATE, times=35),)
 
 
 @pytest.mark.parametrize(("delay", "single"), [(1, 35), (2, 18), (4, 9), (35, 1), (100, 1)])
 def test_a_second_query_costs_more_but_in_every_delayth_step(delay, single):
-    releases = eh.privacy.dp2_extra_query(MODEL, SIZES, **{**EXTRA, "delay": delay}).privacy.releases(7)
+    releases = promised(eh.privacy.dp2_extra_query(MODEL, SIZES, **{**EXTRA, "delay": delay})).releases(7)
     twice = eh.types.Release(NOISE / np.sqrt(2.0), RATE, times=35 - single)
     assert releases == (eh.types.Release(NOISE, RATE, times=single), twice)[: 2 if single < 35 else 1]
 
 
 def test_rounds_that_start_afresh_cost_no_more_than_is_told():
-    work = eh.privacy.dp2_extra_query(MODEL, SIZES, **EXTRA)
-    (told, _), (each, _) = work.privacy.releases(7), work.privacy.releases(1)
+    promise = promised(eh.privacy.dp2_extra_query(MODEL, SIZES, **EXTRA))
+    (told, _), (each, _) = promise.releases(7), promise.releases(1)
     assert told.times <= 7 * each.times  # the fewer single queries, the dearer
 
 
@@ -343,7 +349,8 @@ def test_numbers_out_of_range_are_refused(changed, match):
 
 
 def test_step_sizes_are_two():
-    for sizes in ((0.1,), (0.1, -1.0), (np.nan, 0.1)):
+    refused: list[Any] = [(0.1,), (0.1, -1.0), (np.nan, 0.1)]
+    for sizes in refused:
         with pytest.raises(EvenhandError, match="step"):
             eh.privacy.dp2(MODEL, sizes, clips=CLIPS, delay=3, **COMMON)
 

@@ -7,12 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from private_oracle import promised
 from scipy import stats
 
 import evenhand as eh
 from evenhand.aggregators import reduce_uploads
 from evenhand.privacy import dp_delta_fl, dp_fedavg, spent
-from evenhand.types import Release
+from evenhand.types import Release, Sum
+
+chi2_contingency: Any = stats.chi2_contingency  # SciPy declares no type of what it returns
 
 pytestmark = pytest.mark.filterwarnings("ignore:No client has validation examples to choose a level on")
 
@@ -32,6 +35,15 @@ def flat(params):
     return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(params)])
 
 
+def rule_of(method, exchange=0) -> Sum:
+    return method.phases[exchange].aggregator
+
+
+def noise_of(rule):
+    assert rule.release is not None
+    return rule.release.noise_multiplier
+
+
 def run(method, rounds=1):
     return eh.simulate(method, DATA, rounds=rounds, eval_every=max(rounds, 1))
 
@@ -41,9 +53,8 @@ def local_steps():
     """What each client's full step changes in the first model, from runs with this client alone."""
     steps = []
     for k in range(N):
-        one = eh.data.FederatedDataset(
-            *(eh.data.Split(*_rows(part, k)) for part in (DATA.train, DATA.valid, DATA.test)), ("one",)
-        )
+        train, valid, test = (eh.data.Split(*_rows(part, k)) for part in (DATA.train, DATA.valid, DATA.test))
+        one = eh.data.FederatedDataset(train, valid, test, ("one",))
         before, after = (eh.simulate(eh.algorithms.fedavg(WORK), one, rounds=rounds) for rounds in (0, 1))
         steps.append(flat(after.params) - flat(before.params))
     return np.array(steps)
@@ -57,7 +68,7 @@ def _rows(split, k):
 def test_nearly_without_noise_those_above_the_quantile_count_and_the_others_send_zeros():
     """Against NumPy: the tail's mean updates, over theta N, from each client's own full step."""
     theta = 0.5
-    method = dp_delta_fl(WORK, theta=theta, **ARGUMENTS | {"clip": 0.05, "noise_multiplier": 1e-4})
+    method = dp_delta_fl(WORK, theta=theta, **{**ARGUMENTS, "clip": 0.05, "noise_multiplier": 1e-4})
     before, after = run(method, 0), run(method, 1)
     losses = before.client_metrics("train")["loss"]
     quantile = after.per_round["quantile"][0]
@@ -78,7 +89,7 @@ AT_CLIENTS: dict[str, Any] = {"at_server": False, "fewest": N, "integers_only": 
 
 def test_with_noise_at_the_clients_it_is_the_same_step():
     theta, clip = 0.5, 0.05
-    given = ARGUMENTS | {"clip": clip, "noise_multiplier": 1e-4}
+    given: dict[str, Any] = ARGUMENTS | {"clip": clip, "noise_multiplier": 1e-4}
     before = run(dp_delta_fl(WORK, theta=theta, **given), 0)
     losses, steps = before.client_metrics("train")["loss"], local_steps()
     factors = np.minimum(1.0, clip / np.linalg.norm(steps, axis=1))
@@ -108,7 +119,7 @@ def test_a_client_that_diverges_answers_with_zeros_and_its_noise(theta):
     """As many answer as with clean data, so that the sums are not given up, and all of the noise is there."""
     clip, given = 0.05, ARGUMENTS | AT_CLIENTS
     for noise in (1e-4, 1.0):
-        method = dp_delta_fl(broken_at(2), theta=theta, **given | {"clip": clip, "noise_multiplier": noise})
+        method = dp_delta_fl(broken_at(2), theta=theta, **{**given, "clip": clip, "noise_multiplier": noise})
         found = run(method, 1)
         assert (found.per_round["rejected"].tolist(), found.per_round["reported"].tolist()) == ([0], [N])
         moved = flat(found.params[0] if isinstance(theta, tuple) else found.params)
@@ -126,12 +137,12 @@ def test_a_client_that_diverges_answers_with_zeros_and_its_noise(theta):
 def test_several_levels_are_clipped_together_and_spend_what_one_does():
     """One histogram and one clipped update: the release of a round does not depend on how many levels there are."""
     clip, thetas = 0.05, (5 / 6, 0.5)
-    given = ARGUMENTS | {"clip": clip, "noise_multiplier": 1e-4}
+    given: dict[str, Any] = ARGUMENTS | {"clip": clip, "noise_multiplier": 1e-4}
     start = run(dp_delta_fl(WORK, theta=0.5, **given), 0)
     losses, steps = start.client_metrics("train")["loss"], local_steps()
     for how in ({}, AT_CLIENTS):
         several, single = (dp_delta_fl(WORK, theta=theta, **given, **how) for theta in (thetas, 0.5))
-        assert several.privacy.releases(7) == single.privacy.releases(7)
+        assert promised(several).releases(7) == promised(single).releases(7)
         found = run(several, 1)
         tails = [losses >= found.per_round[f"quantile (theta={theta:g})"][0] for theta in thetas]
         assert [int(tail.sum()) for tail in tails] == [5, 3]
@@ -148,20 +159,18 @@ def test_the_worked_example_of_the_spec_is_spent_exactly():
     """epsilon = 5, delta = 1 / 2500, q = 0.04, 1000 rounds: z = 1.2504; with r = 0.5, rho of both exchanges."""
     given = ARGUMENTS | {"clip": 1.1, "noise_multiplier": 1.2504, "rate": 0.04, "bins": 32}
     method = dp_delta_fl(WORK, theta=0.5, **given)
-    rho_mean, rho_histogram = (
-        0.5 / method.phases[j].aggregator.release.noise_multiplier ** 2 for j in (1, 0)
-    )
+    rho_mean, rho_histogram = (0.5 / noise_of(rule_of(method, j)) ** 2 for j in (1, 0))
     assert (rho_mean, rho_histogram) == pytest.approx((0.21320, 0.10660), abs=1e-5)
     whole = tuple(float(order) for order in range(2, 257))
-    found = spent(method.privacy.releases(1000), delta=1 / 2500, orders=whole).epsilon
+    found = spent(promised(method).releases(1000), delta=1 / 2500, orders=whole).epsilon
     assert found == pytest.approx(5.0, abs=1e-3)
     # A client that is replaced moves twice as much of the mean, and of twice as many counts.
-    there = dp_delta_fl(WORK, theta=0.5, **given, at_server=False, fewest=100)
-    (release,) = there.privacy.releases(1000)
+    there = promised(dp_delta_fl(WORK, theta=0.5, **given, at_server=False, fewest=100))
+    (release,) = there.releases(1000)
     assert release.noise_multiplier == pytest.approx(1.2504 / 2, rel=1e-9)
     assert (release.rate, release.sampling, release.mechanism) == (0.04, "fixed", "concentrated")
-    assert "replaced" in there.privacy.neighbours
-    assert any("who takes part" in each for each in there.privacy.unprotected)
+    assert "replaced" in there.neighbours
+    assert any("who takes part" in each for each in there.unprotected)
 
 
 @pytest.mark.parametrize("fewest", [2, 50])
@@ -170,7 +179,7 @@ def test_the_clients_noise_is_that_of_the_fewest_of_them_and_of_a_client_that_is
     z, share, bins = 1.5, 0.5, 16
     given = ARGUMENTS | {"noise_multiplier": z, "share": share, "bins": bins}
     method = dp_delta_fl(WORK, theta=0.5, **given, at_server=False, fewest=fewest)
-    rule, draws = method.phases[0].aggregator, 400
+    rule, draws = rule_of(method), 400
     upload = eh.types.Upload(jnp.float32(1.0), jnp.float32(1), jnp.float32(0))
     keys = jax.random.split(jax.random.key(3), draws * fewest).reshape(draws, fewest)
     words = jax.jit(jax.vmap(jax.vmap(lambda key: rule.lift(upload, (), key)[0])))(keys)
@@ -178,7 +187,7 @@ def test_the_clients_noise_is_that_of_the_fewest_of_them_and_of_a_client_that_is
     noise = (numbers - np.round(numbers.mean(axis=(0, 1)))).sum(axis=1).ravel()
     scale = np.round(numbers.mean(axis=(0, 1))).max()
     expected = z * (1 + 1 / share) ** 0.5 * (np.log2(bins) / 2) ** 0.5
-    assert rule.release.noise_multiplier == pytest.approx(z * (1 + 1 / share) ** 0.5 / 2)
+    assert noise_of(rule) == pytest.approx(z * (1 + 1 / share) ** 0.5 / 2)
     for factor in (2**-0.5, 1.0, 2**0.5):
         within = stats.chi2(noise.size).cdf(np.sum((noise / (factor * expected * scale)) ** 2))
         assert (1e-4 < within < 1 - 1e-4) == (factor == 1.0), (factor, within)
@@ -198,7 +207,7 @@ def test_masks_hide_both_sums_and_change_no_bit():
             uploads = eh.types.Upload(deltas, jnp.ones(N), jnp.ones(N))
             found = reduce_uploads(rule, uploads, jnp.ones(N, bool), state, jax.random.key(2), keys)[0]
             totals.append(np.asarray(found))
-            assert rule.streams == bare
+            assert isinstance(rule, Sum) and rule.streams == bare
     assert np.array_equal(totals[0], totals[2]) and np.array_equal(totals[1], totals[3])
     assert totals[0] > 0 and totals[1].any()
 
@@ -223,7 +232,7 @@ def test_noise_at_the_clients_that_cannot_suffice_is_refused(words, change):
 
 
 def test_theta_of_one_keeps_everybody():
-    found = run(dp_delta_fl(WORK, theta=1.0, **ARGUMENTS | {"clip": 1.0}))
+    found = run(dp_delta_fl(WORK, theta=1.0, **{**ARGUMENTS, "clip": 1.0}))
     assert found.per_round["quantile"].tolist() == [0.0]
     plain = run(dp_fedavg(WORK, clip=1.0, noise_multiplier=0.0, rate=1.0))
     np.testing.assert_allclose(flat(found.params), flat(plain.params), atol=1e-3)
@@ -234,10 +243,10 @@ def test_both_exchanges_together_spend_what_was_asked_for(share):
     """1 / z^2 = 1 / z_mean^2 + 1 / z_histogram^2, on one sample."""
     given = {"noise_multiplier": 1.5, "rate": 0.3, "share": share, "clip": 1e-3}
     method = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | given)
-    (release,) = method.privacy.releases(10)
+    (release,) = promised(method).releases(10)
     assert release.noise_multiplier == pytest.approx(1.5, rel=1e-12)
     assert (release.rate, release.times, release.mechanism) == (0.3, 10, "gaussian")
-    found = run(method, 2).privacy
+    found = promised(run(method, 2))
     assert found.epsilon == pytest.approx(
         spent([Release(1.5, 0.3, times=2)], delta=found.delta).epsilon, rel=1e-9
     )
@@ -245,9 +254,10 @@ def test_both_exchanges_together_spend_what_was_asked_for(share):
 
 def test_how_many_clients_take_part_is_never_used_in_the_clear():
     """One more client changes what the server computes only through the two noisy sums."""
-    method = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | {"noise_multiplier": 1.0, "rate": 0.5})
-    assert method.privacy.public == dp_fedavg(WORK, clip=1.0, noise_multiplier=1.0, rate=0.5).privacy.public
-    rule = method.phases[0].aggregator
+    method = dp_delta_fl(WORK, theta=0.5, **{**ARGUMENTS, "noise_multiplier": 1.0, "rate": 0.5})
+    plain = dp_fedavg(WORK, clip=1.0, noise_multiplier=1.0, rate=0.5)
+    assert promised(method).public == promised(plain).public
+    rule = rule_of(method)
     state = rule.init(jnp.float32(0), N)
     numbers = jnp.arange(126, dtype=jnp.uint32)
     few, many = (rule.lower((numbers, jnp.uint32(m)), state, jax.random.key(0))[0] for m in (1, 20))
@@ -257,9 +267,9 @@ def test_how_many_clients_take_part_is_never_used_in_the_clear():
 def test_the_servers_noise_on_the_histogram_is_that_of_the_release():
     """One client moves log2(b) counts by 1: with four bins, noise of z sqrt(1 + 1 / r) sqrt(2) on each of six."""
     z, share = 1.0, 0.5
-    method = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | {"noise_multiplier": z, "share": share, "bins": 4})
-    rule, each = method.phases[0].aggregator, z * (1 + 1 / share) ** 0.5
-    assert rule.release.noise_multiplier == pytest.approx(each)
+    method = dp_delta_fl(WORK, theta=0.5, **{**ARGUMENTS, "noise_multiplier": z, "share": share, "bins": 4})
+    rule, each = rule_of(method), z * (1 + 1 / share) ** 0.5
+    assert noise_of(rule) == pytest.approx(each)
     counts = np.array([5, 2, 1, 4, 7, 5])  # of the bins, and of both halves
     lower = jax.vmap(
         lambda key: rule.lower((jnp.asarray(16 * counts, jnp.uint32), jnp.uint32(9)), (), key)[0]
@@ -272,11 +282,11 @@ def test_the_servers_noise_on_the_histogram_is_that_of_the_release():
         below = np.stack([bins[0], bins[4], bins[4] + bins[2], everyone])
         expected = np.where(everyone > 0, 1 + np.argmin(np.abs(below - 0.5 * everyone), axis=0), 0)
         table = [[int((found == edge).sum()) for edge in range(5)] for found in (edges, expected)]
-        assert (stats.chi2_contingency(table).pvalue > 1e-3) == (factor == 1.0), (factor, table)
+        assert (chi2_contingency(table).pvalue > 1e-3) == (factor == 1.0), (factor, table)
 
 
 def test_clients_add_no_noise_of_their_own_to_the_histogram():
-    rule = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | {"noise_multiplier": 9.0}).phases[0].aggregator
+    rule = rule_of(dp_delta_fl(WORK, theta=0.5, **{**ARGUMENTS, "noise_multiplier": 9.0}))
     upload = eh.types.Upload(jnp.float32(1.0), jnp.float32(1), jnp.float32(0))
     numbers, count = rule.lift(upload, (), jax.random.key(0))
     assert sorted(np.asarray(numbers).tolist()) == [0] * 120 + [16] * 6 and count == 1
@@ -294,9 +304,10 @@ def test_whoever_is_clipped_to_the_quantile_counts(shift, changed):
     quantile = np.float32(0.0 if changed["theta"] == 1.0 else 4.0)
     state = state._replace(inner=state.inner._replace(extra=quantile))
     rows = DATA.train
-    data = eh.types.ClientData(rows.x, rows.y, 0, rows.sizes[0], 1.0, int(rows.sizes.max()))
-    data = jax.tree.map(jax.numpy.asarray, data._replace(capacity=None))._replace(capacity=data.capacity)
-    delta, _ = method.phases[1].work(method.phases[1].broadcast(state, 0), (), data, jax.random.key(0))
+    x, y, size = (jnp.asarray(array) for array in (rows.x, rows.y, rows.sizes[0]))
+    data = eh.types.ClientData(x, y, jnp.int32(0), size, jnp.float32(1.0), int(rows.sizes.max()))
+    sent = method.phases[1].broadcast(state, jnp.int32(0))
+    delta, _ = method.phases[1].work(sent, (), data, jax.random.key(0))
     found = np.abs(flat(delta)).max()
     assert found > 1e-3
 
@@ -308,5 +319,5 @@ def test_numbers_out_of_range_are_refused(wrong):
 
 
 def test_it_obeys_the_contract():
-    method = dp_delta_fl(WORK, theta=0.5, **ARGUMENTS | {"noise_multiplier": 1.0, "rate": 0.6, "clip": 1e-2})
+    method = dp_delta_fl(WORK, theta=0.5, **{**ARGUMENTS, "noise_multiplier": 1.0, "rate": 0.6, "clip": 1e-2})
     eh.testing.check_algorithm(method, rounds=2)

@@ -1,16 +1,18 @@
 """DP^2 for clients: against a NumPy loop, DP^2 for examples, DP-FedAvg, DP-FTRL; its noise, and what it publishes."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from private_oracle import MODEL, examples, far, mean_of, near, norms, tree_map
+from private_oracle import MODEL, examples, far, mean_of, near, norms, promised, tree_map
 from scipy import stats
 
 import evenhand as eh
 from evenhand.errors import EvenhandError
 from evenhand.privacy import dp2, dp_fed2, dp_fedavg, dp_ftrl
-from evenhand.types import Upload
+from evenhand.types import Sum, Upload
 
 DATA = eh.testing.toy_data()
 N = DATA.num_clients
@@ -18,9 +20,13 @@ RATE, SIZES, CLIPS, EPS, BETA = 0.1, (1.0, 0.05), (0.03, 2.0), 0.01, 0.9
 WORK = eh.local.sgd(MODEL, RATE, epochs=1)
 
 
-def method(noise=0.0, work=WORK, **settings):
+def method(noise=0.0, work: Any = WORK, **settings: Any):
     given = {"step_sizes": SIZES, "clips": CLIPS, "delay": (2, 1), "eps": EPS, "rate": 1.0, **settings}
     return dp_fed2(work, noise_multiplier=noise, **given)
+
+
+def rule_of(method) -> Sum:
+    return method.phases[0].aggregator
 
 
 def ran(method, rounds, data=DATA, cohort=None):
@@ -97,9 +103,8 @@ def test_for_clients_of_one_example_and_a_step_of_one_it_is_dp2():
     split = eh.data.Split(x, y, np.arange(len(x) + 1))
     single = eh.data.FederatedDataset(split, none, none, tuple(map(str, range(len(x)))), name="single")
     ends = np.array([0, len(x)])
-    pooled = eh.data.FederatedDataset(
-        split._replace(offsets=ends), *(none._replace(offsets=0 * ends),) * 2, ("all",), name="pooled"
-    )
+    split, none = split._replace(offsets=ends), none._replace(offsets=0 * ends)
+    pooled = eh.data.FederatedDataset(split, none, none, ("all",), name="pooled")
     given = {"clips": (0.5, 3.0), "delay": (2, 3), "eps": EPS, "rate": 1.0}
     clients = method(work=eh.local.sgd(MODEL, 1.0, steps=1), step_sizes=(0.3, 0.05), **given)
     of_examples = dp2(MODEL, (0.3, 0.05), noise_multiplier=0.0, steps=9, **given)
@@ -122,7 +127,7 @@ def test_before_anything_is_learnt_and_with_a_constant_divisor_it_is_dp_fedavg(n
 
 
 def test_where_clients_take_turns_it_is_dp_ftrl_until_something_is_learnt():
-    turns = {"cohort": 2, "clients": N}
+    turns: dict[str, Any] = {"cohort": 2, "clients": N}
     plain = ran(dp_ftrl(WORK, clip=CLIPS[0], noise_multiplier=1.5, **turns), 4, cohort=2).params
     near(ran(method(1.5, delay=4, **turns), 4, cohort=2).params, tree_map(np.float64, plain), atol=1e-6)
     far(ran(method(1.5, delay=1, **turns), 4, cohort=2).params, tree_map(np.float64, plain), least=1e-4)
@@ -132,14 +137,14 @@ def test_where_clients_take_turns_it_is_dp_ftrl_until_something_is_learnt():
 
 
 def test_it_promises_what_dp_fedavg_and_dp_ftrl_promise():
-    alike = dp_fedavg(WORK, clip=1.0, noise_multiplier=1.5, rate=0.3)
+    alike = promised(dp_fedavg(WORK, clip=1.0, noise_multiplier=1.5, rate=0.3))
     found = method(1.5, rate=0.3)
-    assert found.privacy.releases(9) == alike.privacy.releases(9)
-    assert found.privacy.neighbours == alike.privacy.neighbours
-    turns = {"cohort": 2, "clients": N}
+    assert promised(found).releases(9) == alike.releases(9)
+    assert promised(found).neighbours == alike.neighbours
+    turns: dict[str, Any] = {"cohort": 2, "clients": N}
     in_turn, ftrl = method(1.5, **turns), dp_ftrl(WORK, clip=1.0, noise_multiplier=1.5, **turns)
-    assert in_turn.privacy.releases(9) == ftrl.privacy.releases(9)
-    assert in_turn.privacy.neighbours == ftrl.privacy.neighbours != found.privacy.neighbours
+    assert promised(in_turn).releases(9) == promised(ftrl).releases(9)
+    assert promised(in_turn).neighbours == promised(ftrl).neighbours != promised(found).neighbours
     assert in_turn.phases[0].steps_if_empty and found.phases[0].steps_if_empty
 
 
@@ -178,7 +183,7 @@ def test_the_noise_is_that_of_the_clip_of_each_phase(turns):
 def test_the_divisor_follows_from_the_noisy_means_alone(unbiased):
     """From the directions that the server has published, ``D`` can be computed: it tells nothing else."""
     noise, rate = 1.5, 0.5
-    rule = method(noise, rate=rate, unbiased=unbiased, delay=(3, 2)).phases[0].aggregator
+    rule = rule_of(method(noise, rate=rate, unbiased=unbiased, delay=(3, 2)))
     state, directions = rule.init(LIKE, N), []
     for key in jax.random.split(jax.random.key(0), 3):
         assert all((np.asarray(leaf) == 1).all() for leaf in rule.publish(state)[0].scales.values())
@@ -193,7 +198,7 @@ def test_the_divisor_follows_from_the_noisy_means_alone(unbiased):
 
 def test_no_client_adds_more_than_the_clip():
     """Whatever it uploads, and whatever divides it; what is not finite adds nothing."""
-    rule = method(1.0, delay=1).phases[0].aggregator
+    rule = rule_of(method(1.0, delay=1))
     _, state = rule.lower((LIKE, jnp.float32(0)), rule.init(LIKE, N), jax.random.key(1))
     public, rng = rule.publish(state), np.random.default_rng(0)
     lift = jax.jit(

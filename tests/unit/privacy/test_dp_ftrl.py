@@ -11,6 +11,7 @@ from evenhand.privacy import dp_ftrl, epsilon
 from evenhand.rounds import cohort, roots
 from evenhand.sampling import cyclic
 from evenhand.streams import keys_of
+from evenhand.types import Sum
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 N, M = DATA.num_clients, 2
@@ -22,9 +23,13 @@ def method(noise=2.0):
     return dp_ftrl(WORK, clip=0.5, noise_multiplier=noise, cohort=M, clients=N)
 
 
+def rule_of(method) -> Sum:
+    return method.phases[0].aggregator
+
+
 def prefixes(rounds, seed):
     """The noise that the sum of directions carries after each round, ``(rounds, d)``; no client sends anything."""
-    rule = method().phases[0].aggregator
+    rule = rule_of(method())
     like = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(4)}
 
     def step(state, key):
@@ -73,7 +78,7 @@ def test_noise_cancels_where_a_node_replaces_those_below_it():
 
 
 def test_without_noise_it_is_the_mean_of_clipped_updates_over_the_cohort():
-    rule = method(0.0).phases[0].aggregator
+    rule = rule_of(method(0.0))
     deltas = np.random.default_rng(0).normal(size=(M, 5)).astype(np.float32)
     state = rule.init(jnp.zeros(5), N)
     public = rule.publish(state)
@@ -89,6 +94,7 @@ def test_without_noise_it_is_the_mean_of_clipped_updates_over_the_cohort():
 
 def test_clients_take_turns():
     scheduled = cyclic().scheduled
+    assert scheduled is not None
     draw = jax.jit(lambda t: scheduled(jax.random.key(0), t, jnp.ones(7), 3))
     turns = [[draw(jnp.int32(3 * turn + t)) for t in range(3)] for turn in range(4)]
     orders = []
@@ -121,6 +127,7 @@ def test_each_client_of_a_run_takes_part_once_a_turn_and_nobody_can_compute_when
 def test_a_run_spends_one_gaussian_a_turn():
     run = eh.simulate(method(), DATA, rounds=TURN + 1, cohort=M, eval_every=TURN + 1)
     height = TURN.bit_length()
+    assert run.privacy is not None
     expected = epsilon(noise_multiplier=2.0 / height**0.5, rate=1.0, steps=2, delta=run.privacy.delta)
     assert np.isclose(run.privacy.epsilon, expected, rtol=1e-9)
     assert run.per_round["reported"].max() == M
@@ -129,6 +136,7 @@ def test_a_run_spends_one_gaussian_a_turn():
 @pytest.mark.parametrize(("clients", "turn", "height"), [(7, 4, 3), (8, 4, 3), (9, 5, 3), (2, 1, 1)])
 def test_a_turn_is_as_long_as_it_takes_for_all_to_have_been_in_it(clients, turn, height):
     promise = dp_ftrl(WORK, clip=0.5, noise_multiplier=2.0, cohort=2, clients=clients).privacy
+    assert promise is not None
     for rounds, turns in ((turn, 1), (turn + 1, 2)):
         (release,) = promise.releases(rounds)
         assert release == eh.types.Release(2.0 / height**0.5, times=turns)
@@ -136,7 +144,9 @@ def test_a_turn_is_as_long_as_it_takes_for_all_to_have_been_in_it(clients, turn,
 
 def test_it_promises_what_trees_can_and_steps_without_uploads():
     """Without a client the turns of the others would differ; a round without uploads still has its noise."""
-    assert method().privacy.neighbours == "one client, whose updates are replaced by zeros"
+    promise = method().privacy
+    assert promise is not None
+    assert promise.neighbours == "one client, whose updates are replaced by zeros"
     assert method().phases[0].steps_if_empty
 
 
@@ -154,8 +164,10 @@ def test_cohorts_are_those_of_the_promise_whatever_a_run_asks_for():
     for wrong in (M + 1, N):
         with pytest.raises(eh.EvenhandError, match="rests on cohorts of 2"):
             eh.simulate(method(), DATA, rounds=1, cohort=wrong)
+    scheduled = cyclic(2).scheduled
+    assert scheduled is not None
     with pytest.raises(eh.EvenhandError, match="cohorts have 3 clients"):
-        cyclic(2).scheduled(jax.random.key(0), jnp.int32(0), jnp.ones(7), 3)
+        scheduled(jax.random.key(0), jnp.int32(0), jnp.ones(7), 3)
 
 
 def test_cohorts_that_take_turns_may_have_any_size_where_nothing_rests_on_it():

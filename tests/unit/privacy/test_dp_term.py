@@ -1,12 +1,14 @@
 """TERM under privacy: against a NumPy loop and DP-FedAvg; the noise of both sums, and what bounds a client."""
 
+from typing import Any
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from private_oracle import MODEL, examples, far, mean_of, near, norms, tree_map
+from private_oracle import MODEL, examples, far, mean_of, near, norms, promised, tree_map
 from scipy import stats
 
 import evenhand as eh
@@ -14,16 +16,20 @@ from evenhand.algorithms.averaging import Message
 from evenhand.errors import EvenhandError
 from evenhand.privacy import dp_fedavg, dp_term
 from evenhand.privacy.dp_term import Tilted
-from evenhand.types import Release, Upload
+from evenhand.types import Release, Sum, Upload
 
 DATA = eh.testing.toy_data()
 N, RATE, CLIP, LARGEST = DATA.num_clients, 0.1, 0.03, 2.0
 WORK = eh.local.sgd(MODEL, RATE, epochs=1)
 
 
-def method(t=1.5, noise=0.0, work=WORK, **settings):
+def method(t=1.5, noise=0.0, work: Any = WORK, **settings: Any):
     given = {"largest_loss": LARGEST, "clip": CLIP, "rate": 1.0, **settings}
     return dp_term(work, t=t, noise_multiplier=noise, **given)
+
+
+def rule_of(method) -> Sum:
+    return method.phases[0].aggregator
 
 
 def ran(method, rounds=3):
@@ -103,11 +109,11 @@ def test_without_a_tilt_it_is_dp_fedavg_under_the_noise_of_the_update(share):
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_both_sums_together_spend_what_was_asked_for(share):
     """``1 / z^2 = 1 / z_w^2 + 1 / z_a^2``, on one sample."""
-    found = method(noise=1.5, rate=0.3, share=share)
-    (release,) = found.privacy.releases(10)
+    found = promised(method(noise=1.5, rate=0.3, share=share))
+    (release,) = found.releases(10)
     assert release.noise_multiplier == pytest.approx(1.5, rel=1e-12)
     assert release._replace(noise_multiplier=1.5) == Release(1.5, 0.3, times=10)
-    assert found.privacy.public == dp_fedavg(WORK, clip=1.0, noise_multiplier=1.0, rate=0.5).privacy.public
+    assert found.public == promised(dp_fedavg(WORK, clip=1.0, noise_multiplier=1.0, rate=0.5)).public
 
 
 LIKE = Tilted({"w": jnp.zeros((3, 2)), "b": jnp.zeros(4)}, jnp.float32(0))
@@ -117,7 +123,7 @@ LIKE = Tilted({"w": jnp.zeros((3, 2)), "b": jnp.zeros(4)}, jnp.float32(0))
 def test_each_sum_has_the_noise_of_its_part(share):
     """The weights' is over half of their range; it is read off the mean weight, from 30 clients in the middle."""
     z, t, clients, rate = 0.8, 1.0, 60, 0.5
-    rule = method(t, noise=z, rate=rate, share=share).phases[0].aggregator
+    rule = rule_of(method(t, noise=z, rate=rate, share=share))
     middle, half = (1 + np.exp(-t * LARGEST)) / 2, (1 - np.exp(-t * LARGEST)) / 2
     state = rule.init(LIKE, clients)
     keys = jax.random.split(jax.random.key(0), 3000)
@@ -139,16 +145,16 @@ def test_noise_can_neither_turn_nor_blow_up_a_step():
         (2.0, 0.01, 2.0 * 101**0.5 * (1 - np.exp(-3)) / 2 / 30),
         (1e-6, 1.0, np.exp(-3)),
     ):
-        rule = method(1.5, noise=noise, rate=0.5, share=share).phases[0].aggregator
+        rule = rule_of(method(1.5, noise=noise, rate=0.5, share=share))
         state = rule.init(LIKE, 60)
         for total, expected in ((-1e3, least), (1e3, 1.0)):
             end, _ = rule.lower(LIKE._replace(weight=jnp.float32(total)), state, jax.random.key(0))
             assert float(end.weight) == pytest.approx(expected, rel=1e-5)
-    rule = method(1.5, noise=1e3, rate=0.5).phases[0].aggregator
+    rule = rule_of(method(1.5, noise=1e3, rate=0.5))
     assert float(rule.lower(LIKE, rule.init(LIKE, 60), jax.random.key(0))[0].weight) == 1.0
 
 
-_RULES = {t: method(t, noise=1.0).phases[0].aggregator for t in (-1.5, 1.5)}
+_RULES = {t: rule_of(method(t, noise=1.0)) for t in (-1.5, 1.5)}
 _LIFTS = {
     t: jax.jit(lambda delta, rule=rule: rule.lift(_sent(delta), (), jax.random.key(0)))
     for t, rule in _RULES.items()
@@ -178,7 +184,8 @@ def test_no_client_moves_either_sum_by_more_than_its_noise_is_for(t, numbers, we
 def test_the_server_gets_no_loss_and_no_number_of_clients():
     found = method(1.5, noise=1.0, rate=0.5)
     (phase,) = found.phases
-    assert not phase.aggregator.needs_loss and phase.aggregator.weigh is None and phase.aggregator.streams
+    rule = rule_of(found)
+    assert not rule.needs_loss and rule.weigh is None and rule.streams
     params = MODEL.init(jax.random.key(0))
     state, direction = found.init(params, N), Tilted(params, jnp.float32(0.5))
     few, many = (phase.server(state, direction, jnp.int32(n), jax.random.key(0))[0] for n in (1, 20))

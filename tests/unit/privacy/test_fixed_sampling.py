@@ -1,5 +1,7 @@
 """Cohorts of a fixed size: exactly so many clients, and a bound for one client that is replaced by another."""
 
+from typing import Any, Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ WORK = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1)
 DATA = eh.testing.toy_data()
 
 
-def method(z=1.0, rate=0.5, sampling="fixed", drawn=fixed, clip=0.5):
+def method(z=1.0, rate=0.5, sampling: Any = "fixed", drawn=fixed, clip=0.5):
     noisy = noisy_mean(clip, noise_multiplier=z, rate=rate, sampling=sampling)
     return private(eh.algorithms.fedavg(WORK, aggregator=noisy, sampling=drawn(rate)))
 
@@ -40,7 +42,8 @@ def test_every_client_is_drawn_equally_often():
 def test_the_mean_divides_by_the_size_of_the_cohort_and_not_by_its_exact_part_of_all():
     """Of 39 clients 3 are drawn, and not 3.9."""
     uploads = jnp.eye(3)
-    for sampling, count in (("fixed", 3.0), ("poisson", 3.9)):
+    counts: dict[Literal["fixed", "poisson"], float] = {"fixed": 3.0, "poisson": 3.9}
+    for sampling, count in counts.items():
         rule = noisy_mean(1.0, noise_multiplier=0.0, rate=0.1, sampling=sampling)
         state = rule.init(uploads[0], 39)
         found, _ = rule.lower((jnp.ones(3), jnp.float32(0)), state, jax.random.key(0))
@@ -85,6 +88,6 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(eh.EvenhandError, match="part above 0"):
         fixed(0.0)
     with pytest.raises(eh.EvenhandError, match="'poisson' or 'fixed'"):
-        noisy_mean(1.0, noise_multiplier=1.0, rate=0.1, sampling="shuffled")
+        noisy_mean(1.0, noise_multiplier=1.0, rate=0.1, sampling="shuffled")  # pyright: ignore[reportArgumentType]
     with pytest.raises(eh.EvenhandError, match="by itself, at a rate"):
         eh.simulate(method(rate=0.5), DATA, rounds=1, cohort=3)

@@ -1,5 +1,7 @@
 """Poisson samples of clients: inclusion is as likely as promised, independent, secret, and never cut off."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +42,8 @@ def test_two_clients_are_drawn_independently_of_each_other(drawn):
     def smallest_p(rows):
         pairs = [(a, b) for a in range(N) for b in range(a)]
         tables = (np.histogram2d(rows[:, a], rows[:, b], bins=2)[0] for a, b in pairs)
-        return min(stats.chi2_contingency(table)[1] for table in tables) * len(pairs)
+        values: list[Any] = [stats.chi2_contingency(table)[1] for table in tables]
+        return min(values) * len(pairs)
 
     assert smallest_p(drawn) > 0.01
     rng = np.random.default_rng(0)

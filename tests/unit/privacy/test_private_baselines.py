@@ -1,6 +1,7 @@
 """What private adaptive methods are compared with, against NumPy loops; what they promise, and what they do not."""
 
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from private_oracle import (
     mean_of,
     near,
     norms,
+    promised,
     public_batch_gradient,
     public_gradient,
     same,
@@ -172,7 +174,7 @@ def test_the_projection_is_on_the_first_singular_vectors_not_the_last():
 def test_those_with_one_query_a_step_promise_what_dp_sgd_does_and_the_others_nothing():
     assert set(CASES) - set(PRIVATE) == {"ideal_adadps", "projected_adagrad"}
     for name in PRIVATE:
-        assert CASES[name][0].privacy.releases(7) == (eh.types.Release(NOISE, RATE, times=35),)
+        assert promised(CASES[name][0]).releases(7) == (eh.types.Release(NOISE, RATE, times=35),)
 
 
 @pytest.mark.parametrize("name", PRIVATE)
@@ -214,12 +216,14 @@ def test_the_private_share_falls_as_a_cosine_over_all_rounds():
         apply=lambda params, x: params["w"][0] * x[:, 0],
         losses=lambda out, y: out,
     )
-    public = (np.zeros((3, 1), np.float32), np.zeros(3, np.int32))
+    public: Any = (np.zeros((3, 1), np.float32), np.zeros(3, np.int32))
     common = {"clip": 10.0, "noise_multiplier": 0.0, "rate": 1.0, "steps": 1}
     work = P.pda_dpmd(line, 1.0, public=public, total_steps=6, **common)
+    continued = work.continued
+    assert continued is not None
     data, params = client(-np.ones((4, 1), np.float32), np.zeros(4, np.int32)), line.init(KEYS[0])
-    solve = jax.jit(lambda params, state, key: work.continued.solve(params, state, data, key))
-    state, path = work.continued.init(params), [0.0]
+    solve = jax.jit(lambda params, state, key: continued.solve(params, state, data, key))
+    state, path = continued.init(params), [0.0]
     for _ in range(8):
         params, state = solve(params, state, KEYS[0])
         path.append(float(params["w"][0]))
@@ -235,9 +239,11 @@ def test_the_public_gradient_is_not_clipped():
     loud = (PUBLIC[0] * 20.0, PUBLIC[1])
     tiny = {"clip": 1e-3, "noise_multiplier": 0.0, "rate": RATE, "steps": 1}
     work = P.pda_dpmd(MODEL, 1.0, public=loud, total_steps=1, **tiny)
-    state = work.continued.init(begin())
+    continued = work.continued
+    assert continued is not None
+    state = continued.init(begin())
     data = client(X, Y)
-    solve = jax.jit(lambda params, state, key: work.continued.solve(params, state, data, key))
+    solve = jax.jit(lambda params, state, key: continued.solve(params, state, data, key))
     end = solve(begin(), (state[0], state[1] + 1), KEYS[0])[0]  # the last step is public alone
     g = mean_of(examples(w, *loud))
     assert norms(tree_map(lambda leaf: leaf[None], g))[0] > 1.0
@@ -277,7 +283,7 @@ def test_private_training_goes_on_from_the_warm_start():
     for _ in range(2):
         w = descend(w, public_gradient(w), 0.1)
     near(run.params, w)
-    assert still.privacy.releases(3) == P.dp_sgd(MODEL, 0.0, **SETTINGS).privacy.releases(3)
+    assert promised(still).releases(3) == promised(P.dp_sgd(MODEL, 0.0, **SETTINGS)).releases(3)
 
 
 def test_the_default_is_ten_epochs():
@@ -293,7 +299,7 @@ def test_the_default_is_ten_epochs():
     [
         (lambda: P.pda_dpmd(MODEL, LR, total_steps=0, **KNOWN), "total_steps"),
         (lambda: P.dp_adam_pub(MODEL, LR, betas=(0.9, 1.0, 0.9), **KNOWN), "betas"),
-        (lambda: P.dp_adam_pub(MODEL, LR, betas=(0.9, 0.9), **KNOWN), "betas"),
+        (lambda: P.dp_adam_pub(MODEL, LR, **{**KNOWN, "betas": (0.9, 0.9)}), "betas"),
         (lambda: P.dp_r_pub(MODEL, LR, eps=-1.0, **KNOWN), "eps"),
         (lambda: P.dp_r_pub(MODEL, LR, **{**KNOWN, "public": (PUBLIC[0], PUBLIC[1][1:])}), "as many inputs"),
         (lambda: P.scale_then_privatize(MODEL, LR, scale_eps=0.0, **SETTINGS), "eps"),

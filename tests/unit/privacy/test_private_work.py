@@ -1,5 +1,7 @@
 """The base of private local work: its batches, its noise, what it promises; and DP-SGD with four optimisers."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,7 @@ from private_oracle import (
     loop,
     near,
     norms,
+    promised,
     same,
     trained,
     tree_map,
@@ -35,6 +38,7 @@ from evenhand.errors import EvenhandError
 from evenhand.privacy import Noise, Query, UpdateRule, private_work
 
 LR = 0.3
+chi2_contingency: Any = stats.chi2_contingency  # SciPy declares no type of what it returns
 
 
 # --- DP-SGD, DP-RMSProp, DP-AdaGrad and DP-Adam are what the papers say ----------------------------------------------
@@ -136,10 +140,12 @@ def answers(model, ask, steps, rate=RATE, noise=NOISE, size=N, x=None):
     )
     spread = Noise(clip=CLIP, noise_multiplier=noise, rate=rate, steps=steps)
     work = private_work(model, rule, spread)
+    continued = work.continued
+    assert continued is not None
     params = model.init(jax.random.key(0))
     data = client(np.arange(size, dtype=np.int32) if x is None else x, np.zeros(size, np.int32))
-    solve = jax.jit(lambda params, state, key: work.continued.solve(params, state, data, key))
-    state = solve(params, work.continued.init(params), jax.random.key(8))[1]
+    solve = jax.jit(lambda params, state, key: continued.solve(params, state, data, key))
+    state = solve(params, continued.init(params), jax.random.key(8))[1]
     return jax.tree.map(np.asarray, state[1][1])
 
 
@@ -219,9 +225,9 @@ def test_each_example_is_in_a_batch_with_the_rate_and_independently_of_all_other
         assert stats.binomtest(int(inside[:, i].sum()), MANY, SHARE).pvalue > 1e-4
         for j in range(i):
             counts = np.histogram2d(inside[:, i], inside[:, j], bins=2)[0]
-            assert stats.chi2_contingency(counts, correction=False).pvalue > 1e-4
+            assert chi2_contingency(counts, correction=False).pvalue > 1e-4
         steps = np.histogram2d(inside[1:, i], inside[:-1, i], bins=2)[0]
-        assert stats.chi2_contingency(steps, correction=False).pvalue > 1e-4
+        assert chi2_contingency(steps, correction=False).pvalue > 1e-4
 
 
 def test_an_empty_batch_steps_along_noise_alone():
@@ -264,7 +270,7 @@ def test_ten_rounds_of_central_training_are_five_and_five_more(tmp_path):
 
 
 def test_the_usual_delta_of_a_promise_to_examples_is_for_their_number():
-    found = eh.simulate(eh.algorithms.alone(WORK), DATA, rounds=1).privacy
+    found = promised(eh.simulate(eh.algorithms.alone(WORK), DATA, rounds=1))
     assert DATA.num_clients < 10 <= DATA.train.rows
     assert found.delta == eh.privacy.usual_delta(DATA.train.rows) < eh.privacy.usual_delta(DATA.num_clients)
     assert found.unit == "example"
@@ -291,15 +297,15 @@ def test_methods_that_may_look_at_examples_otherwise_refuse_private_work():
 
 
 def test_the_promise_counts_all_steps():
-    (release,) = WORK.privacy.releases(3)
+    (release,) = promised(WORK).releases(3)
     assert release == eh.types.Release(NOISE, RATE, times=3 * STEPS)
-    assert WORK.privacy.releases(0) == ()
+    assert promised(WORK).releases(0) == ()
 
 
 def test_two_queries_of_one_sample_are_one_of_less_noise():
     rule = UpdateRule(method="test", optimiser=1.0, queries=lambda steps: {1: 2, 2: steps - 2})
     work = private_work(MODEL, rule, Noise(clip=1.0, noise_multiplier=2.0, rate=0.1, steps=6))
-    assert work.privacy.releases(2) == (
+    assert promised(work).releases(2) == (
         eh.types.Release(2.0, 0.1, times=2),
         eh.types.Release(2.0 / np.sqrt(2.0), 0.1, times=10),
     )
@@ -358,6 +364,7 @@ def test_numbers_out_of_range_are_refused(changed, match):
 
 
 def test_a_step_size_that_is_no_number_is_refused():
-    for step in (-1.0, np.nan, "0.1"):
+    refused: list[Any] = [-1.0, np.nan, "0.1"]
+    for step in refused:
         with pytest.raises(EvenhandError, match="finite number"):
             eh.privacy.dp_sgd(MODEL, step, clip=CLIP, **COMMON)

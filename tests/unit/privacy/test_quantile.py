@@ -4,6 +4,7 @@ import math
 import warnings
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -211,7 +212,7 @@ def test_as_an_aggregator_it_finds_the_same_with_masks_and_without(theta):
     assert found[True] == found[False]
     assert found[True] in (counting.edges[1:] if theta < 1 else [0.0])
     rule = quantile_sum(counting, theta=theta)
-    assert rule.summation.bits == 12 and not rule.streams
+    assert rule.summation is not None and rule.summation.bits == 12 and not rule.streams
     assert quantile_sum(counting, theta=theta, integers_only=True).streams
     if theta == 1.0:
         upload = eh.types.Upload(LOSSES[0], jnp.float32(1), jnp.float32(0))
@@ -265,7 +266,7 @@ def test_an_aggregator_for_several_quantiles_sends_what_one_for_a_single_quantil
 # --- guarantees --------------------------------------------------------------------------------------------------
 
 
-def epsilon(scale, bins, sigma, kind="paper"):
+def epsilon(scale, bins, sigma, kind: Any = "paper"):
     counting = histogram(bins, largest=1.0, sigma=sigma, scale=scale)
     found = concentrated(counting, clients=256, sensitivity=kind)
     assert found.mechanism == "concentrated" and (found.rate, found.times) == (1.0, 1)
@@ -283,13 +284,13 @@ def test_theorem_6a_has_the_known_values():
 
 def test_the_tight_sensitivity_is_the_norm_of_what_a_client_sends():
     counting = histogram(64, largest=1.0, sigma=0.0, scale=5)
-    numbers = np.asarray(counting.encode(0.3, jax.random.key(0))).astype(float)
+    numbers = np.asarray(counting.encode(jnp.float32(0.3), jax.random.key(0))).astype(float)
     assert np.linalg.norm(numbers) == pytest.approx(counting.sensitivity("tight"))
     assert counting.sensitivity("paper") == 30.0
     flat = counting._replace(flat=True)
     assert flat.sensitivity("paper") == flat.sensitivity("tight") == 5.0
     with pytest.raises(EvenhandError, match="tight"):
-        counting.sensitivity("loose")
+        counting.sensitivity("loose")  # pyright: ignore[reportArgumentType]
 
 
 def test_coarse_noise_is_refused_or_warned_of():

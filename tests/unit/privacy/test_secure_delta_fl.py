@@ -154,9 +154,8 @@ def test_theta_of_one_is_fedavg_in_one_secure_sum():
 
 def uploads_of(algorithm: Any, phase: int) -> Upload:
     """What could come of the clients' work, drawn at random."""
-    shapes = rounds.wires(
-        algorithm, algorithm.model.init(jax.random.key(0)), (DATA.train.x, DATA.train.y), 17, N
-    )
+    rows = jnp.asarray(DATA.train.x), jnp.asarray(DATA.train.y)
+    shapes = rounds.wires(algorithm, algorithm.model.init(jax.random.key(0)), rows, 17, N)
     rng = np.random.default_rng(phase)
     deltas = jax.tree.map(
         lambda leaf: jnp.asarray(rng.uniform(0.0, LARGEST, (N, *leaf.shape)), jnp.float32),
@@ -215,8 +214,8 @@ def test_a_tail_with_nobody_in_it_keeps_its_model_and_its_optimiser():
     for part in (0, 1):
         moved = np.abs(flat(after.params[part]) - flat(state.params[part])).max()
         assert (moved > 1e-3) == (part == 0)
-        steps = [flat(kept.optimiser[part]) for kept in (state, after)]
-        assert np.array_equal(*steps) == (part == 1)
+        before, then = (flat(kept.optimiser[part]) for kept in (state, after))
+        assert np.array_equal(before, then) == (part == 1)
     assert (info["tail_weight (theta=1)"], info["tail_weight (theta=0.5)"]) == (1.0, 0.0)
 
 
@@ -324,14 +323,14 @@ def seen_in(make: Any, monkeypatch: Any, count: int = 2) -> Seen:
             lambda *leaves: seen.received.extend(map(np.asarray, leaves)), *jax.tree.leaves(arrays)
         )
 
+    def trained(loss: Any, update: Any) -> None:
+        seen.losses.append(float(loss))
+        seen.updates.append(np.asarray(update))
+
     def solve(params: Any, data: Any, key: Any, correction: Any) -> Any:
         after, drawn = WORK.solve(params, data, key, correction)
         kernel = (after["w"] - params["w"]).reshape(-1)
-        jax.debug.callback(
-            lambda loss, update: (seen.losses.append(float(loss)), seen.updates.append(np.asarray(update))),
-            local.full_loss(MODEL, params, data),
-            kernel,
-        )
+        jax.debug.callback(trained, local.full_loss(MODEL, params, data), kernel)
         return after, drawn
 
     def exchanged(limbs: Any, present: Any, key: Any) -> Any:
