@@ -135,7 +135,7 @@ def test_they_are_searched_and_refuse_with_a_sentence() -> None:
     assert search.best_params_["t"] in (0.0, 2.0)
     for estimator, fault in (
         (TiltedClassifier(t=np.inf), "t=inf.*give a finite number"),
-        (TiltedClassifier(t="a"), "t='a'.*give a finite number"),
+        (TiltedClassifier(t="a"), "t='a'.*give a finite number"),  # pyright: ignore[reportArgumentType]
         (TiltedClassifier(max_iter=0), "max_iter=0.*whole number >= 1"),
         (TiltedClassifier(tol=-1.0), "tol=-1.0.*>= 0"),
         (TiltedClassifier(over="groups"), "give 'examples' or 'classes'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from evenhand.types import Stack, Sum, Upload
 
 _RNG = np.random.default_rng(0)
 _DELTAS = {"w": _RNG.normal(size=(5, 3, 2)).astype(np.float32), "b": _RNG.normal(size=5).astype(np.float32)}
-_WEIGHTS = np.array([3.0, 1.0, 10.0, 0.0, 2.0], np.float32)
+_WEIGHTS: Any = np.array([3.0, 1.0, 10.0, 0.0, 2.0], np.float32)
 
 
 def test_mean_is_weighted() -> None:
@@ -33,7 +35,7 @@ def test_only_ratios_of_weights_count() -> None:
 
 
 def test_all_weights_zero_give_zeros() -> None:
-    direction = aggregate(mean(), _DELTAS, weights=np.zeros(5))
+    direction = aggregate(mean(), _DELTAS, weights=jnp.zeros(5))
     assert not np.asarray(direction["w"]).any()
     assert float(direction["b"]) == 0.0
 
@@ -44,7 +46,7 @@ def test_an_upload_that_is_not_finite_is_left_out_of_the_mean(bad: float, weight
     """So is one whose norm is not: 3e38 squared overflows float32."""
     deltas = np.arange(8, dtype=np.float32).reshape(4, 2)
     deltas[2, 0] = bad
-    direction = aggregate(mean(), deltas, weights=np.array([1.0, 1.0, weight, 1.0]))
+    direction = aggregate(mean(), deltas, weights=jnp.array([1.0, 1.0, weight, 1.0]))
     np.testing.assert_allclose(direction, deltas[[0, 1, 3]].mean(axis=0), rtol=1e-6)
     deltas[2, 0] = 1e18
     assert float(aggregate(mean(), deltas)[0]) == pytest.approx(0.25e18), "a large finite upload counts"
@@ -52,13 +54,13 @@ def test_an_upload_that_is_not_finite_is_left_out_of_the_mean(bad: float, weight
 
 @pytest.mark.parametrize("weight", [np.nan, np.inf, -1e6])
 def test_an_upload_with_an_invalid_weight_is_left_out_of_the_mean(weight: float) -> None:
-    direction = aggregate(mean(), _DELTAS["w"], weights=np.array([1.0, weight, 1.0, 2.0, 3.0]))
+    direction = aggregate(mean(), _DELTAS["w"], weights=jnp.array([1.0, weight, 1.0, 2.0, 3.0]))
     expected = np.average(_DELTAS["w"][[0, 2, 3, 4]], axis=0, weights=[1.0, 1.0, 2.0, 3.0])
     np.testing.assert_allclose(direction, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_one_upload_is_returned() -> None:
-    direction = aggregate(mean(), {"w": _DELTAS["w"][:1]}, weights=np.array([7.0]))
+    direction = aggregate(mean(), {"w": _DELTAS["w"][:1]}, weights=jnp.array([7.0]))
     np.testing.assert_allclose(direction["w"], _DELTAS["w"][0], rtol=1e-6)
 
 
@@ -68,7 +70,7 @@ _LOSS_WEIGHTED = mean()._replace(
 
 
 def test_weights_may_depend_on_the_losses() -> None:
-    losses = np.array([0.1, 2.0, 0.5, 3.0, 1.0], np.float32)
+    losses = jnp.array([0.1, 2.0, 0.5, 3.0, 1.0])
     direction = aggregate(_LOSS_WEIGHTED, _DELTAS, weights=_WEIGHTS, losses=losses)
     expected = np.average(_DELTAS["w"], axis=0, weights=_WEIGHTS * losses)
     np.testing.assert_allclose(direction["w"], expected, rtol=1e-4, atol=1e-6)
@@ -85,9 +87,7 @@ def test_the_second_pass_of_a_sum_sees_the_state_of_the_first() -> None:
         near = jnp.where((number == 0) | (jnp.abs(upload.delta - centre) <= 1.0), 1.0, 0.0)
         return near * upload.delta, near
 
-    def lower(
-        total: tuple[jnp.ndarray, jnp.ndarray], state: tuple[jnp.ndarray, jnp.ndarray], key: object
-    ) -> object:
+    def lower(total: Any, state: Any, key: Any) -> tuple[Any, Any]:
         centre = total[0] / total[1]
         return centre, (state[0] + 1, centre)
 
@@ -128,6 +128,6 @@ def test_draws_depend_on_the_seed() -> None:
         (np.zeros((3, 2)), np.ones((3, 1)), r"must be \(3,\)"),
     ],
 )
-def test_uploads_that_do_not_fit_are_refused(deltas: object, weights: object, words: str) -> None:
+def test_uploads_that_do_not_fit_are_refused(deltas: Any, weights: Any, words: str) -> None:
     with pytest.raises(eh.EvenhandError, match=words):
         aggregate(mean(), deltas, weights=weights)

@@ -152,8 +152,8 @@ def test_every_factory_refuses_models_and_optimisers_of_another_kind(name: str) 
             lambda: A.fedtilt(eh.local.sgd(MODEL, 0.1, epochs=1, risk=eh.risks.tilted(1.0)), tilt_class=1.0),
             "work whose loss cannot be tilted",
         ),
-        (lambda: A.fedavg(eh.local.Work(MODEL, None)), "work=Work.*: its solve is not a function"),
-        (lambda: A.fedavg(eh.local.Work(MODEL, DESCENT)), "work=Work.*: its solve is not a function"),
+        (lambda: A.fedavg(eh.local.Work(MODEL, None)), "work=Work.*: its solve is not a function"),  # pyright: ignore[reportArgumentType]
+        (lambda: A.fedavg(eh.local.Work(MODEL, DESCENT)), "work=Work.*: its solve is not a function"),  # pyright: ignore[reportArgumentType]
         (
             lambda: A.scaffold(DESCENT._replace(effort=eh.local.batches(epochs=1))),
             "work=Work.*: its effort is not a function",
@@ -172,22 +172,22 @@ def test_every_factory_refuses_models_and_optimisers_of_another_kind(name: str) 
             lambda: C.fit(Net(), [[1.0]], [0]),
             "model= got an instance of torch's Net: .* eh.models.softmax_regression",
         ),
-        (lambda: eh.simulate(A.fedavg, (1, 2), rounds=1), "algorithm= got the function fedavg itself"),
-        (lambda: eh.simulate(Net(), (1, 2), rounds=1), "algorithm= got an instance of torch's Net"),
+        (lambda: eh.simulate(A.fedavg, (1, 2), rounds=1), "algorithm= got the function fedavg itself"),  # pyright: ignore[reportArgumentType]
+        (lambda: eh.simulate(Net(), (1, 2), rounds=1), "algorithm= got an instance of torch's Net"),  # pyright: ignore[reportArgumentType]
         (
-            lambda: eh.simulate(A.fedavg(DESCENT), (1, 2), rounds=1),
+            lambda: eh.simulate(A.fedavg(DESCENT), (1, 2), rounds=1),  # pyright: ignore[reportArgumentType]
             r"data=\(1, 2\): .* eh.data.from_arrays",
         ),
         (
-            lambda: eh.simulate(A.fedavg(DESCENT), Net(), rounds=1),
+            lambda: eh.simulate(A.fedavg(DESCENT), Net(), rounds=1),  # pyright: ignore[reportArgumentType]
             "data= got an instance of torch's Net",
         ),
         (
-            lambda: eh.models.from_flax(Linen, loss="hinge", sample=jnp.ones((1, 2))),
+            lambda: eh.models.from_flax(Linen, loss="hinge", sample=jnp.ones((1, 2))),  # pyright: ignore[reportArgumentType]
             r"an instance, Linen\(...\)",
         ),
         (
-            lambda: eh.models.from_flax(Linen(), loss="CrossEntropy", sample=jnp.ones((1, 2))),
+            lambda: eh.models.from_flax(Linen(), loss="CrossEntropy", sample=jnp.ones((1, 2))),  # pyright: ignore[reportArgumentType]
             r'"CrossEntropy" \(perhaps you meant cross_entropy\)',
         ),
     ],
@@ -234,7 +234,7 @@ def test_impossible_sizes_are_refused_before_memory_is_allocated(size) -> None:
 
 def test_one_number_is_refused_as_the_widths_of_layers() -> None:
     with pytest.raises(eh.EvenhandError, match=r"hidden=\(5,\)"):
-        eh.models.mlp(3, classes=2, hidden=5)
+        eh.models.mlp(3, classes=2, hidden=5)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_model_larger_than_the_machine_is_refused_with_its_number_of_parameters() -> None:
@@ -246,6 +246,7 @@ def test_a_model_larger_than_the_machine_is_refused_with_its_number_of_parameter
     ):
         eh.simulate(wide, data, rounds=0)
     odd = eh.data.from_arrays(np.ones((4, 3), np.float32), np.array([0, 1, 0, 2**31 - 2]), [0, 0, 1, 1])
+    assert odd.num_classes is not None
     many = A.fedavg(eh.local.sgd(eh.models.mlp(3, classes=odd.num_classes, hidden=(10**5,)), SGD, epochs=1))
     with pytest.raises(
         eh.EvenhandError, match=r"its 2,147,483,647 classes are .* so number the labels from 0"

@@ -288,9 +288,9 @@ def test_the_normaliser_lags_where_losses_fall() -> None:
     aggregator = running_tilt(10.0, 0.5)
     state = aggregator.init(jnp.zeros(1), 2)
     assert aggregator.weigh is not None
-    ids = jnp.arange(2)
-    high, state = aggregator.weigh(eh.types.Report(jnp.ones(2), jnp.array([5.0, 4.9])), ids, state)
-    low, _ = aggregator.weigh(eh.types.Report(jnp.ones(2), jnp.array([1.0, 0.9])), ids, state)
+    cohort = eh.types.Cohort.of(jnp.arange(2))
+    high, state = aggregator.weigh(eh.types.Report(jnp.ones(2), jnp.array([5.0, 4.9])), cohort, state)
+    low, _ = aggregator.weigh(eh.types.Report(jnp.ones(2), jnp.array([1.0, 0.9])), cohort, state)
     np.testing.assert_allclose(jnp.sum(high), 1.0, rtol=5e-6)
     assert float(jnp.sum(low)) < 1e-15
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +125,7 @@ def test_proximal_adds_mu_times_the_distance_on_every_leaf() -> None:
 def test_proximal_is_the_gradient_of_half_mu_times_the_squared_distance() -> None:
     params, anchor = _leaves(1), _leaves(2)
 
-    def penalty(params: Any) -> Array:
+    def penalty(params: Any) -> Any:
         squares = jax.tree.map(lambda w, a: jnp.sum((w - a) ** 2), params, anchor)
         return 0.5 * 0.7 * sum(jax.tree.leaves(squares), jnp.float32(0.0))
 
@@ -159,7 +159,7 @@ def test_shift_adds_the_same_everywhere() -> None:
 
 
 def test_mean_gradient_keeps_the_mean_and_passes_gradients_on() -> None:
-    correction = local.mean_gradient()
+    correction = cast(Any, local.mean_gradient())
     state = correction.init(_leaves(0))
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.mean))
     for seed in range(5):
@@ -177,7 +177,7 @@ def test_mean_gradient_keeps_the_mean_and_passes_gradients_on() -> None:
 def test_corrections_see_the_order_of_the_chain() -> None:
     # SCAFFOLD records the gradient of the loss before anything is added to it.
     grads, offset = _leaves(0), _leaves(1)
-    chain = optax.chain(local.mean_gradient(), local.shift(offset))
+    chain = cast(Any, optax.chain(local.mean_gradient(), local.shift(offset)))
     _, (seen, _) = chain.update(grads, chain.init(grads), grads)
     assert np.array_equal(seen.mean["bias"], grads["bias"])
 
@@ -192,7 +192,7 @@ _QUADRATIC = Model(
 )
 
 
-def _newton(params: Array, data: ClientData, key: Key, correction: optax.GradientTransformation) -> Any:
+def _newton(params: Array, data: ClientData, key: Key, correction: Any) -> Any:
     """Minimises a quadratic with a diagonal Hessian, whatever affine correction there is, from two gradients."""
     state = correction.init(params)
     slope, state = correction.update(local.full_gradient(_QUADRATIC, params, data), state, params)

@@ -27,12 +27,12 @@ _TELLTALE = Model(
 def _recorder(most: int) -> optax.GradientTransformation:
     """A correction that changes nothing and keeps the first ``most`` gradients, and their number, in its state."""
 
-    def init(params: Array) -> tuple[Array, Array]:
+    def init(params: Any) -> Any:
         return jnp.int32(0), jnp.zeros((most, *params.shape))
 
-    def update(grads: Array, state: Any, params: Array | None = None) -> tuple[Array, Any]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         count, seen = state
-        return grads, (count + 1, seen.at[count].set(grads))
+        return updates, (count + 1, seen.at[count].set(updates))
 
     return optax.GradientTransformation(init, update)
 
@@ -295,6 +295,6 @@ def test_without_a_training_pass_there_is_no_noise() -> None:
         ({"epochs": 1, "batch_size": 0}, "batch_size=0"),
     ],
 )
-def test_wrong_amounts_of_work_are_refused(work: dict[str, int], words: str) -> None:
+def test_wrong_amounts_of_work_are_refused(work: dict[str, Any], words: str) -> None:
     with pytest.raises(eh.EvenhandError, match=words):
         local.sgd(_TELLTALE, 0.1, **work)

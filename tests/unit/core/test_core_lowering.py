@@ -175,7 +175,10 @@ def test_pooling_equals_the_native_form_also_for_ties(kh: int, kw: int, extra: i
     # Few distinct values, so that most windows have ties; the gradient goes to the first of them.
     x = jnp.asarray(RNG.integers(0, 3, (2, 2 * kh + extra, 2 * kw + extra, 3)), jnp.float32)
     x = jnp.where(x == 0, -jnp.inf, x) if infinite else x
-    function = partial(nn.max_pool, window_shape=(kh, kw), strides=(kh, kw))
+
+    def function(x: jax.Array) -> jax.Array:
+        return nn.max_pool(x, window_shape=(kh, kw), strides=(kh, kw))
+
     weight = normal(*jax.eval_shape(function, x).shape)
 
     @jax.jit
@@ -283,7 +286,8 @@ def users_model(module: Any) -> Model:
 def test_users_modules_have_the_same_gradients(module: Any) -> None:
     model = users_model(module)
     params = jax.tree.map(lambda leaf: normal(*leaf.shape), jax.eval_shape(model.init, KEY))
-    apply = model.apply if model.apply_train is None else partial(model.apply_train, key=KEY)
+    train = model.apply_train
+    apply: Function = model.apply if train is None else lambda params, x: train(params, x, KEY)
 
     def mean_loss(apply: Function, params: Any) -> jax.Array:
         return jnp.mean(model.losses(apply(params, X), Y))

@@ -304,7 +304,7 @@ def test_qmaml_finetunes_by_as_many_steps_as_asked() -> None:
 @pytest.mark.parametrize(
     ("given", "step"), [({}, 0.5), ({"lipschitz": 4.0}, 0.25), ({"lipschitz": None, "step_size": 0.1}, 0.1)]
 )
-def test_clients_of_qfedsgd_send_one_gradient_step(given: dict[str, float], step: float) -> None:
+def test_clients_of_qfedsgd_send_one_gradient_step(given: dict[str, Any], step: float) -> None:
     assert after(make("qfedsgd", **given)) == pytest.approx(2.0 * step)
 
 

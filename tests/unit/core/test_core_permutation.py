@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ def _keys(count: int) -> Array:
 def _orders(count: int, size: int, epoch: int = 0) -> np.ndarray:
     """The permutations ``(count, size)`` of as many clients' keys."""
     # Not the compiled ``permute``: it would remember the number of rounds that a test changes.
-    body = streams.permute.__wrapped__
+    body = cast(Any, streams.permute).__wrapped__
 
     def order(key: Array) -> Array:
         return body(jnp.arange(size), jnp.int32(size), streams.permutation_words(key), jnp.int32(epoch))

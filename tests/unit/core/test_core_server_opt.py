@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def _path(optimiser: optax.GradientTransformation) -> np.ndarray:
     path = []
     for delta in _DELTAS.astype(np.float32):
         updates, state = optimiser.update({"w": -jnp.asarray(delta)}, state, params)
-        params = optax.apply_updates(params, updates)
+        params = cast(Any, optax.apply_updates(params, updates))
         path.append(np.asarray(params["w"]))
     return np.array(path)
 

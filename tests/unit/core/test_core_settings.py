@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +78,7 @@ def test_normalisers_over_rounds_use_the_rate_they_are_given(make: Any, rate: fl
     """Three rounds of three clients in NumPy, by the formulas of either docstring."""
     t, aggregator = 0.7, make(0.7, rate)
     state = aggregator.init(jnp.zeros(1), 3)
-    old: float | None = 0.0 if make is reference_tilt else None
+    old = cast(Any, 0.0 if make is reference_tilt else None)
     for losses in np.array([[1.0, 2.0, 0.5], [0.3, 0.1, 3.0], [1.0, 1.0, 1.5]]):
         rows = np.array([1.0, 2.0, 5.0])
         weights, state = aggregator.weigh(

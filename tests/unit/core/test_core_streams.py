@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,8 @@ def test_no_two_of_purpose_round_and_phase_share_a_key() -> None:
     root = jax.random.key(0)
     rounds = jnp.array([0, 1, 2, 15, 16, 17, 255, 2**20, MAX_ROUNDS - 1])
     keys: list[tuple[int, ...]] = []
-    for purpose, phase in itertools.product((*Purpose, 15), (0, 1, 15)):
+    purposes: list[Any] = [*Purpose, 15]
+    for purpose, phase in itertools.product(purposes, (0, 1, 15)):
         of_rounds = jax.vmap(lambda t, purpose=purpose, phase=phase: stream(root, purpose, t, phase))(rounds)
         keys += map(tuple, np.asarray(jax.random.key_data(of_rounds)).tolist())
     assert len(keys) == (len(Purpose) + 1) * 3 * len(rounds)

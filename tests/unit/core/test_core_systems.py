@@ -57,7 +57,7 @@ def half() -> tuple[np.ndarray, np.ndarray]:
     return _draws(0.5)
 
 
-def _steps(progress: np.ndarray, size: int, **work: int | None) -> np.ndarray:
+def _steps(progress: np.ndarray, size: int, **work: Any) -> np.ndarray:
     """How many local steps clients of ``size`` rows do, one per entry of ``progress``."""
     solve = local.sgd(_COUNTER, 1.0, **work).solve
     rows = jnp.zeros(size)
@@ -148,11 +148,12 @@ def test_slow_clients_do_a_part_of_the_steps_of_one_epoch(
 
 
 def test_one_epoch_of_one_full_batch_cannot_be_cut() -> None:
-    assert _steps(np.float32([0.0, 0.5, 1.0]), size=10, epochs=1).tolist() == [1, 1, 1]
+    assert _steps(np.array([0.0, 0.5, 1.0], np.float32), size=10, epochs=1).tolist() == [1, 1, 1]
 
 
 def test_fast_clients_do_all_epochs() -> None:
-    steps = _steps(np.float32([1.0, 2.0, np.nextafter(np.float32(1), np.float32(0)), 0.0]), size=7, epochs=20)
+    below = np.nextafter(np.float32(1), np.float32(0))
+    steps = _steps(np.array([1.0, 2.0, below, 0.0], np.float32), size=7, epochs=20)
     assert steps.tolist() == [20, 20, 20, 1]
 
 
@@ -202,7 +203,7 @@ def test_a_chain_applies_each_system_and_each_draws_as_it_does_alone() -> None:
     twice = _present(chain(dropouts(0.5), dropouts(0.4)), jnp.arange(4))
     assert abs(twice.mean() - 0.3) < 4.5 * np.sqrt(0.3 * 0.7 / twice.size)
     with pytest.raises(eh.EvenhandError, match="systems="):
-        chain(0.5)
+        chain(0.5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(eh.EvenhandError, match="clients that drop out"):
         dropouts(2)
 

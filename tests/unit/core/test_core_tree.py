@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +40,7 @@ def test_scale_and_zeros() -> None:
 
 
 @pytest.mark.parametrize("factor", [2.0, jnp.float32(2.0)])
-def test_scale_keeps_the_type_of_a_leaf(factor: object) -> None:
+def test_scale_keeps_the_type_of_a_leaf(factor: Any) -> None:
     with jax.numpy_dtype_promotion("standard"):
         scaled = tree.scale(factor, {"half": jnp.ones(2, jnp.bfloat16), "full": jnp.ones(2)})
     assert scaled["half"].dtype == jnp.bfloat16

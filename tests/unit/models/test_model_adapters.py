@@ -16,7 +16,7 @@ from evenhand.errors import EvenhandError
 
 KEY = jax.random.key(0)
 KEYS = jax.random.split(KEY, 400)
-X = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
+X: Any = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
 Y = np.array([0, 1, 2, 0, 1, 2], np.int32)
 
 

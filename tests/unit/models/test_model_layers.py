@@ -22,10 +22,10 @@ def test_glorot_uniform_draws_what_flax_draws(shape: tuple[int, ...]) -> None:
 
 
 def test_rows_are_brought_into_shape_or_refused() -> None:
-    x = np.arange(2 * 12).reshape(2, 2, 3, 2).astype(np.uint8)
+    x = jnp.arange(2 * 12, dtype=jnp.uint8).reshape(2, 2, 3, 2)
     assert vector_rows(x, 12).shape == (2, 12) and vector_rows(x, 12).dtype == jnp.float32
     np.testing.assert_array_equal(image_rows(x.reshape(2, 12), (2, 3, 2)), x)
-    assert image_rows(np.zeros((4, 2, 3)), (2, 3, 1)).shape == (4, 2, 3, 1)
+    assert image_rows(jnp.zeros((4, 2, 3)), (2, 3, 1)).shape == (4, 2, 3, 1)
     for wrong in (x.transpose(0, 3, 1, 2), x[:, :1], x.reshape(-1)):
         with pytest.raises(EvenhandError, match="made for images of shape"):
             image_rows(wrong, (2, 3, 2))

@@ -16,9 +16,10 @@ from evenhand.types import Model
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(3)
 N, D, C = 9, 5, 3
-X = RNG.normal(size=(N, D)).astype(np.float32)
-CLASSES = RNG.integers(0, C, N).astype(np.int32)
-SIGNS = np.where(RNG.random(N) < 0.5, -1, 1).astype(np.int32)
+# Models take NumPy's arrays as JAX's, and the formulas below need NumPy's.
+X: Any = RNG.normal(size=(N, D)).astype(np.float32)
+CLASSES: Any = RNG.integers(0, C, N).astype(np.int32)
+SIGNS: Any = np.where(RNG.random(N) < 0.5, -1, 1).astype(np.int32)
 
 
 def weights(outputs: int) -> dict[str, np.ndarray]:
@@ -66,7 +67,8 @@ def test_the_gradient_of_linear_regression_equals_its_formula(outputs: int) -> N
     y = RNG.normal(size=(N, outputs)).astype(np.float32)
     residual = X.astype(float) @ params["kernel"] + params["bias"] - y
     labels = y[:, 0] if outputs == 1 else y
-    np.testing.assert_allclose(model.losses(model.apply(params, X), labels), (residual**2).mean(1), rtol=1e-4)
+    found = model.losses(model.apply(params, X), jnp.asarray(labels))
+    np.testing.assert_allclose(found, (residual**2).mean(1), rtol=1e-4)
     assert_gradient(gradient(model, params, labels), 2 * residual / (N * outputs))
     with pytest.raises(AssertionError):
         assert_gradient(gradient(model, params, labels), residual / (N * outputs))
@@ -134,6 +136,6 @@ def test_initial_values_are_zero_or_glorot_uniform() -> None:
 def test_rows_of_any_shape_are_flattened() -> None:
     model, params = models.softmax_regression(D, classes=C), weights(C)
     np.testing.assert_array_equal(model.apply(params, X.reshape(N, D, 1)), model.apply(params, X))
-    assert model.apply(params, np.ones((2, D), np.uint8)).dtype == jnp.float32
+    assert model.apply(params, jnp.ones((2, D), jnp.uint8)).dtype == jnp.float32
     with pytest.raises(EvenhandError, match="features=4"):
         model.apply(params, X[:, :4])

@@ -99,8 +99,8 @@ def test_squared_error_is_a_mean_over_components_without_one_half() -> None:
 
 
 def test_sequences_are_averaged_within_their_row() -> None:
-    logits = RNG.normal(size=(2, 5, 3)).astype(np.float32)
-    labels = RNG.integers(0, 3, (2, 5))
+    logits = jnp.asarray(RNG.normal(size=(2, 5, 3)).astype(np.float32))
+    labels = jnp.asarray(RNG.integers(0, 3, (2, 5)))
     flat = models.cross_entropy(logits.reshape(10, 3), labels.reshape(10))
     np.testing.assert_allclose(models.cross_entropy(logits, labels), flat.reshape(2, 5).mean(1), rtol=1e-6)
 

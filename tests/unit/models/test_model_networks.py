@@ -153,13 +153,13 @@ def test_a_quarter_and_a_half_are_dropped() -> None:
     params["params"]["output"]["kernel"][0] = 1
 
     def count(key: jax.Array) -> jax.Array:
-        return module.apply(params, x, train=True, rngs={"dropout": key})[0, 0]
+        return jnp.asarray(module.apply(params, x, train=True, rngs={"dropout": key}))[0, 0]
 
     counts = np.asarray(jax.jit(jax.vmap(count))(jax.random.split(KEY, 32))) * (0.75 / 2)
     kept = counts[counts > 0]
     np.testing.assert_allclose(kept / (6 * 6 * 64), 0.75, atol=0.04)
     assert 6 <= len(kept) <= 26
-    assert module.apply(params, x, train=False)[0, 0] == 6 * 6 * 64
+    assert np.asarray(module.apply(params, x, train=False))[0, 0] == 6 * 6 * 64
 
 
 def test_units_are_dropped_independently() -> None:
@@ -197,7 +197,7 @@ def numpy_sequences(params: Any, vectors: np.ndarray) -> np.ndarray:
 
 
 TINY = models.lstm(vocabulary=6, embedding=3, hidden=5)
-TOKENS = RNG.integers(0, 6, (4, 7)).astype(np.int32)
+TOKENS: Any = RNG.integers(0, 6, (4, 7)).astype(np.int32)
 NEXT = RNG.integers(0, 6, 4).astype(np.int32)
 
 
@@ -284,7 +284,7 @@ def test_lstm_refuses_what_is_no_text() -> None:
 # --- sequences of vectors -----------------------------------------------------------------------------------
 
 
-VECTORS = RNG.normal(size=(6, 3)).astype(np.float32)
+VECTORS: Any = RNG.normal(size=(6, 3)).astype(np.float32)
 
 
 @pytest.mark.parametrize("dense", [0, 4])
@@ -318,7 +318,7 @@ def test_one_logit_is_half_of_two() -> None:
     one = models.lstm_classifier(3, classes=1, hidden=5)
     params = filled(one)
     z = np.asarray(jax.jit(one.apply)(params, VECTORS[TOKENS]))
-    y = np.array([0, 1, 1, 0], np.int32)
+    y = jnp.array([0, 1, 1, 0], jnp.int32)
     two = models.lstm_classifier(3, classes=2, hidden=5)
     pair = np.concatenate([np.zeros_like(z), z], axis=1)
     np.testing.assert_allclose(one.losses(z, y), two.losses(pair, y), rtol=1e-6)

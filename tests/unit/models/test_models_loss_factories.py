@@ -24,10 +24,11 @@ from evenhand.models.losses import Loss, focal, generalized_cross_entropy, huber
 from evenhand.simulation.saving import described
 
 RNG = np.random.default_rng(0)
-LOGITS = (3.0 * RNG.normal(size=(9, 4))).astype(np.float32)
-CLASSES = RNG.integers(0, 4, 9).astype(np.int32)
-SCORES = (3.0 * RNG.normal(size=9)).astype(np.float32)
-SIGNS = np.where(np.arange(9) % 3 == 0, -1, 1).astype(np.int32)
+# Losses take NumPy's arrays as JAX's, and the formulas below need NumPy's.
+LOGITS: Any = (3.0 * RNG.normal(size=(9, 4))).astype(np.float32)
+CLASSES: Any = RNG.integers(0, 4, 9).astype(np.int32)
+SCORES: Any = (3.0 * RNG.normal(size=9)).astype(np.float32)
+SIGNS: Any = np.where(np.arange(9) % 3 == 0, -1, 1).astype(np.int32)
 EXTREMES = np.array([-1e4, -300.0, -90.0, -20.0, 0.0, 20.0, 90.0, 300.0, 1e4], np.float32)
 
 GAMMAS, QS, DELTAS = (0.0, 0.3, 1.0, 2.0, 5.0), (0.0, 1e-8, 0.3, 0.7, 1.0), (0.1, 1.0, math.inf)
@@ -62,7 +63,7 @@ def both(loss: Loss, outputs: Any, y: Any) -> tuple[jax.Array, jax.Array]:
     return loss(outputs, y), jax.grad(lambda z: jnp.sum(loss(z, y)))(outputs)
 
 
-def slopes(loss: Loss, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:
+def slopes(loss: Loss, outputs: np.ndarray, y: Any) -> np.ndarray:
     return np.asarray(both(loss, outputs, y)[1])
 
 
@@ -136,7 +137,7 @@ def test_generalized_cross_entropy(q: float) -> None:
 
 @pytest.mark.parametrize("delta", DELTAS)
 def test_huber_loss(delta: float) -> None:
-    y, r = np.ones(9, np.float32), SCORES.astype(float) - 1
+    y, r = jnp.ones(9), SCORES.astype(float) - 1
     np.testing.assert_allclose(huber(delta)(SCORES[:, None], y), huber_loss(r, delta), rtol=1e-5)
     np.testing.assert_allclose(slopes(huber(delta), SCORES, y), np.clip(r, -delta, delta), rtol=1e-5)
     assert (np.abs(r) > 1).any() and (np.abs(r) < 1).any()
@@ -171,7 +172,8 @@ def test_losses_of_classes_are_between_their_limits(
         values = np.asarray(both(loss, z, y)[0])
         assert (values >= least).all() and (values <= cross_entropy + tolerance).all()
     np.testing.assert_allclose(both(focal(0.0), z, y)[0], cross_entropy, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(both(focal(0.0), z, y)[0], models.cross_entropy(z, y), rtol=1e-4, atol=1e-5)
+    same = models.cross_entropy(jnp.asarray(z), jnp.asarray(y))
+    np.testing.assert_allclose(both(focal(0.0), z, y)[0], same, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(both(generalized_cross_entropy(1.0), z, y)[0], 1 - p, rtol=1e-4, atol=1e-6)
 
 
@@ -200,7 +202,7 @@ def test_one_logit_is_the_second_of_two(
     delta=st.floats(2**-10, 1e4, width=32),
 )
 def test_huber_is_below_both_of_its_limits(residuals: list[float], delta: float) -> None:
-    r, y = np.array(residuals, np.float32), np.zeros(4, np.float32)
+    r, y = jnp.array(residuals, jnp.float32), jnp.zeros(4)
     values, half = np.asarray(huber(delta)(r, y)), np.asarray(huber(math.inf)(r, y))
     np.testing.assert_allclose(half, 0.5 * np.asarray(models.squared_error(r, y)), rtol=1e-6)
     assert (values <= half * (1 + 1e-6)).all() and (values >= 0).all()
@@ -217,7 +219,7 @@ def test_hyper_parameters_matter() -> None:
         np.testing.assert_allclose(
             generalized_cross_entropy(q)(LOGITS, CLASSES), focal(0.0)(LOGITS, CLASSES), rtol=1e-5
         )
-    assert not np.allclose(huber(1.0)(SCORES, np.zeros(9)), huber(math.inf)(SCORES, np.zeros(9)))
+    assert not np.allclose(huber(1.0)(SCORES, jnp.zeros(9)), huber(math.inf)(SCORES, jnp.zeros(9)))
 
 
 # --- extremes ----------------------------------------------------------------------------------------------------
@@ -229,7 +231,7 @@ def test_hyper_parameters_matter() -> None:
     ids=str,
 )
 def test_certain_and_impossible_labels_give_finite_losses_gradients_and_curvatures(loss: Loss) -> None:
-    labels = np.ones(9, np.int32)
+    labels = jnp.ones(9, jnp.int32)
     wide = np.stack([np.zeros(9, np.float32), EXTREMES, np.full(9, -1e4, np.float32)], axis=1)
     for outputs, tested in ((EXTREMES, loss), (wide[:, :2], loss), (wide, loss)):
         if outputs.shape[1:] == (3,) and "alpha" in loss.name:
@@ -253,16 +255,16 @@ def test_small_probabilities_keep_their_digits() -> None:
         (generalized_cross_entropy(1.0), odds),
     ):
         for outputs in (s, np.stack([np.zeros(2, np.float32), s, np.full(2, -1e4, np.float32)], axis=1)):
-            np.testing.assert_allclose(loss(outputs, np.ones(2, np.int32)), expected, rtol=1e-5)
+            np.testing.assert_allclose(loss(outputs, jnp.ones(2, jnp.int32)), expected, rtol=1e-5)
 
 
 def test_labels_out_of_range_give_nan_and_sequences_a_mean() -> None:
     logits = RNG.normal(size=(2, 5, 3)).astype(np.float32)
-    labels = RNG.integers(0, 3, (2, 5))
+    labels = jnp.asarray(RNG.integers(0, 3, (2, 5)))
     for loss in (focal(2.0), focal(2.0, (1.0, 2.0, 3.0)), generalized_cross_entropy(0.7)):
         flat = np.asarray(loss(logits.reshape(10, 3), labels.reshape(10)))
         np.testing.assert_allclose(loss(logits, labels), flat.reshape(2, 5).mean(axis=1), rtol=1e-6)
-        assert np.isnan(loss(np.zeros((3, 3), np.float32), np.array([-1, 3, 0]))).tolist() == [
+        assert np.isnan(loss(np.zeros((3, 3), np.float32), jnp.array([-1, 3, 0]))).tolist() == [
             True,
             True,
             False,
@@ -389,7 +391,8 @@ def test_a_standardised_model_is_trained_by_the_loss_and_reports_what_it_did() -
     outputs, y = jnp.array([[11.0]]), jnp.array([5.0])
     assert scaled.losses(outputs, y).tolist() == [2.5] != plain.losses(outputs, y).tolist()
     assert scaled.metrics["loss"](outputs, y).tolist() == plain.metrics["loss"](outputs, y).tolist() == [36.0]
-    assert described(scaled.name) is not None and described(scaled.name).losses == scaled.losses
+    model = described(scaled.name)
+    assert model is not None and model.losses == scaled.losses
 
 
 @pytest.mark.parametrize(
