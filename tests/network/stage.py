@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from evenhand.network import certificates
 
@@ -55,7 +56,7 @@ class Program:
     Its events are read from the file ``log``.
     """
 
-    def __init__(self, *arguments, output, log=None, talks=False, environment=None, file_size=None):
+    def __init__(self, *arguments, output, log=None, talks=False, environment=None, file_size: Any = None):
         def limit():
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, resource.RLIM_INFINITY))
 
@@ -70,11 +71,15 @@ class Program:
         )
 
     def tell(self, order):
-        self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        self.process.stdin.flush()
+        orders = self.process.stdin
+        assert orders is not None
+        orders.write(json.dumps(order).encode() + b"\n")
+        orders.flush()
 
     def reply(self):
-        line = self.process.stdout.readline()
+        replies = self.process.stdout
+        assert replies is not None
+        line = replies.readline()
         assert line, f"the process ended: {Path(self.output.name).read_text()[-3000:]}"
         return json.loads(line)
 
@@ -129,14 +134,16 @@ class Programs:
 
 
 class Network:
-    """A server and clients on the loopback address."""
+    """A server and clients on the loopback address, once they were started."""
+
+    server: Program
+    clients: list[Program]
 
     def __init__(self, folder, clients):
         self.folder, self.port, self.programs = folder, free_port(), Programs()
         certificates.make_authority(folder)
         certificates.server_certificate(folder, ["localhost"])
         self.roster = {number: str(self.key(number)) for number in range(clients)}
-        self.server = self.clients = None
 
     def key(self, number):
         home = self.folder / f"client{number}"

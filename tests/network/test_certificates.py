@@ -8,6 +8,7 @@ import ssl
 import stat
 import sys
 import threading
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -76,7 +77,7 @@ def home(tmp_path):
     return tmp_path
 
 
-def problem(port, authority, host="localhost"):
+def problem(port, authority, host="localhost") -> Any:
     return obstacle(f"{host}:{port}", authority, timeout=5)
 
 
@@ -135,7 +136,8 @@ def test_a_clock_that_is_wrong_is_told(home, serving, monkeypatch, seconds, word
     monkeypatch.setattr(_processes, "_now", lambda: now() + seconds)
     sentence = problem(port, authority)
     assert words in sentence
-    assert abs(int(re.search(r"clock is (\d+)", sentence)[1]) - 400) <= 2
+    clock = re.search(r"clock is (\d+)", sentence)
+    assert clock is not None and abs(int(clock[1]) - 400) <= 2
     monkeypatch.setattr(_processes, "_now", lambda: now() + seconds / 2)
     assert problem(port, authority) is None
 

@@ -23,10 +23,10 @@ from evenhand.wire import Packet, decode, encode
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of packages that Flower uses
-    from flwr.app import Context, Error, Message, RecordDict
-    from flwr.cli.config_utils import load_and_validate
-    from flwr.serverapp import Grid
-    from flwr.supercore.task_identity import TaskIdentity
+    from flwr.app import Context, Error, Message, RecordDict  # pyright: ignore[reportMissingImports]
+    from flwr.cli.config_utils import load_and_validate  # pyright: ignore[reportMissingImports]
+    from flwr.serverapp import Grid  # pyright: ignore[reportMissingImports]
+    from flwr.supercore.task_identity import TaskIdentity  # pyright: ignore[reportMissingImports]
 
 CLIENTS = 3
 DATA = DataOptions(data="digits", clients=CLIENTS)
@@ -78,7 +78,7 @@ class InProcess(Grid):
     def set_run(self, run):
         raise NotImplementedError
 
-    run = property(set_run)
+    run = property(set_run)  # pyright: ignore[reportArgumentType]
 
     def create_message(self, *arguments, **options):
         raise NotImplementedError
@@ -90,6 +90,7 @@ class InProcess(Grid):
 def loaded(path):
     """The ``app`` of a module of the written app."""
     spec = importlib.util.spec_from_file_location(f"{path.stem}_{path.parent.parent.name}", path)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -1,5 +1,7 @@
 """Clients of a federation and what a server sends them, without a server."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +30,12 @@ NOISY = eh.algorithms.fedavg(
     eh.privacy.dp_sgd(MODEL, 0.1, clip=1.0, noise_multiplier=1.0, rate=0.25, steps=2)
 )
 """Each client adds noise to its own gradients."""
+
+
+def epsilon_of_central(rounds):
+    """What so many rounds of it spend."""
+    assert CENTRAL.privacy is not None
+    return eh.privacy.account(CENTRAL.privacy, rounds=rounds, units=6).epsilon
 
 
 def terms(algorithm, **changes):
@@ -86,7 +94,8 @@ class Site:
     def __init__(self, algorithm=SCAFFOLD, *, allowed=None, store=None, random=0, client=2, **changes):
         self.algorithm, self.terms, self.client = algorithm, terms(algorithm, **changes), client
         self.allowed = Allowed(metrics=True) if allowed is None else allowed
-        self.store, self.random, self.log, self.tag = store or BrokenStore(), random_bytes(random), [], 0
+        self.store, self.log, self.tag = store or BrokenStore(), [], 0
+        self.random: Callable[..., bytes] = random_bytes(random)
         self.method = methods(algorithm)(self.terms)
         self.agreed = self.method.agreed
         self.params = MODEL.init(jax.random.key(5))
@@ -172,8 +181,10 @@ class Site:
 
     @property
     def kept(self):
-        """What is in the store."""
-        return self.store.read()
+        """What is in the store, once something was written."""
+        data = self.store.read()
+        assert data is not None
+        return data
 
     def state(self, counted=-1):
         return [np.asarray(leaf) for leaf in jax.tree.leaves(self.node.latest(counted))]

@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +26,7 @@ def noisy_lift(upload, public, key):
     return jax.tree.map(jax.numpy.add, lifted, noise)
 
 
-HOW = {"rounds": 3, "cohort": 3, "seed": 4, "eval_every": 2}
+HOW: dict[str, Any] = {"rounds": 3, "cohort": 3, "seed": 4, "eval_every": 2}
 METHODS = {
     "fedavg": eh.algorithms.fedavg(WORK),
     "scaffold, three passes under noise of clients": eh.algorithms.scaffold(
@@ -152,7 +153,7 @@ def test_another_seed_gives_other_numbers():
 def test_empty_cohorts_change_nothing():
     """With one client in twenty, most rounds have none."""
     method = eh.algorithms.fedavg(WORK, sampling=eh.sampling.poisson(0.05))
-    how = {"rounds": 6, "seed": 1, "eval_every": 6}
+    how: dict[str, Any] = {"rounds": 6, "seed": 1, "eval_every": 6}
     simulated, deployed = eh.simulate(method, DATA, **how), eh.network.local(method, DATA, **how)
     reported = simulated.per_round["reported"]
     assert 0 < np.sum(reported == 0) < 6

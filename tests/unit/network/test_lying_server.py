@@ -1,5 +1,7 @@
 """What a client keeps from a server that asks for more than a secure sum gives, in a federation of one process."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -39,7 +41,7 @@ class Listener:
         job = Job(algorithm=method, data=DATA, rounds=1)
         self.server, self.nodes = federation(job, job.slots)
         self.lie, self.up, self.lies = lie, [], []
-        carrier = self.server.caller._carrier
+        carrier: Any = self.server.caller._carrier
         carrier.handlers = {k: self.through(k, handler) for k, handler in carrier.handlers.items()}
 
     def through(self, client, handler):
@@ -194,7 +196,8 @@ class Isolates:
 def test_clients_that_were_given_different_numbers_are_in_no_sum_together(kind, then):
     """Else the weights of all others could be made to vanish, and the sum would be one client's numbers."""
     listener, lies = Listener(averaging(eh.aggregators.secure(then))), Isolates(kind)
-    handlers = listener.server.caller._carrier.handlers
+    carrier: Any = listener.server.caller._carrier
+    handlers = carrier.handlers
     for client, handler in list(handlers.items()):
         handlers[client] = lambda data, k=client, h=handler: h(encode(lies.changed(k, decode(data))))
     for _ in listener.server.run():

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from typing import Any
 
 import hypothesis.strategies as st
 import jax
@@ -80,7 +81,7 @@ def test_each_type_comes_back_in_each_shape(name):
 def test_arrays_of_any_layout_come_back_the_same():
     array = np.arange(24, dtype=np.float64).reshape(2, 3, 4)
     swapped = array.astype(array.dtype.newbyteorder(">"))
-    parts = (array.T, array[::-1, :, ::2], swapped, jnp.asarray(array, jnp.float32))
+    parts: Any = (array.T, array[::-1, :, ::2], swapped, jnp.asarray(array, jnp.float32))
     for mine, its in zip(parts, decode(encode(Packet("work", {}, parts))).arrays, strict=True):
         np.testing.assert_array_equal(mine, its)
         assert its.dtype.isnative

@@ -15,7 +15,18 @@ from evenhand.rounds import lift_key, roots, work_key
 from evenhand.streams import keys_of
 from evenhand.wire.messages import Packet as Message
 from evenhand.wire.messages import decode, encode, packed
-from tests.unit.network.sites import CENTRAL, DATA, NOISY, SCAFFOLD, WORK, Site, equal, random_bytes, terms
+from tests.unit.network.sites import (
+    CENTRAL,
+    DATA,
+    NOISY,
+    SCAFFOLD,
+    WORK,
+    Site,
+    epsilon_of_central,
+    equal,
+    random_bytes,
+    terms,
+)
 
 NAME = SCAFFOLD.name
 KRUM = eh.algorithms.fedavg(WORK, aggregator=eh.aggregators.krum(1))
@@ -479,7 +490,7 @@ def test_it_refuses_less_noise_than_it_asks_for():
 
 
 def test_it_refuses_a_run_that_spends_more_than_it_allows():
-    spent = eh.privacy.account(CENTRAL.privacy, rounds=4, units=6).epsilon
+    spent = epsilon_of_central(rounds=4)
     assert Site(CENTRAL, allowed=Allowed(epsilon=spent)).begin().kind == "agreed"
     site = Site(CENTRAL, allowed=Allowed(epsilon=0.99 * spent))
     sentence = (
@@ -495,14 +506,14 @@ def test_it_refuses_a_run_that_spends_more_than_it_allows():
 
 def test_repeated_rounds_spend_what_it_allows():
     """A round that the server repeats is one release more, which a client counts by itself."""
-    spent = eh.privacy.account(CENTRAL.privacy, rounds=5, units=6).epsilon
+    spent = epsilon_of_central(rounds=5)
     site = Site(CENTRAL, allowed=Allowed(epsilon=spent)).begun()
     assert site.work().kind == "worked"
     assert site.work().kind == "worked"  # the first round again: 5 rounds in all
     before = site.kept
     site.restarted()  # which does not forget it
     answer = site.work()
-    more = eh.privacy.account(CENTRAL.privacy, rounds=6, units=6).epsilon
+    more = epsilon_of_central(rounds=6)
     sentence = (
         f"The server repeats round 1, with which the run would spend epsilon {more:.3g}, and this client's file allows "
         f"{spent:g}: deploy the method with more noise or fewer rounds."

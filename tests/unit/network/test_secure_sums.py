@@ -2,6 +2,7 @@
 
 import re
 from contextlib import nullcontext
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +102,7 @@ def test_numbers_are_made_when_they_are_needed_and_once():
         counts[kind] = len(made)
         with pytest.raises(StopIteration) if kind == REVEAL else nullcontext() as end:
             asks = exchanges.send(answers)
-    assert end.value.value.numbers.tolist() == [9, 9]
+    assert end is not None and end.value.value.numbers.tolist() == [9, 9]
     assert counts == {OFFER: 0, SHARES: 0, NUMBERS: 3, SURVIVORS: 3, REVEAL: 3}
 
 
@@ -249,7 +250,8 @@ def deltas(seed=0):
 
 
 def tails():
-    return _Tail(deltas(1), np.abs(np.random.default_rng(2).normal(size=M)).astype(np.float32))
+    weights: Any = np.abs(np.random.default_rng(2).normal(size=M)).astype(np.float32)
+    return _Tail(deltas(1), weights)
 
 
 def losses():

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ class Server:
         self.records, self.sealed, self.masked, self.signatures, self.revealed = {}, {}, {}, {}, {}
         self.refusals = {}
 
-    def tell(self, client, kind, *arrays):
+    def tell(self, client, kind, *arrays) -> Any:
         """The arrays of the client's answer, or None, as it refuses."""
         message = self.terms.occasion.message(kind, *arrays) if arrays else self.terms.message
         try:
@@ -199,8 +200,8 @@ def test_the_quorum_holds_against_as_many_accomplices_as_it_is_for(colluding, re
         return {0, 1, 4, 2} if client in (0, 1) else {2, 3, 4, 0} if client in (2, 3) else alive
 
     def signatures(client, real):
-        statement = server.sessions[client]._stage.statement
-        return {**real, 4: signature_of(CLIENTS[4].private, statement)}
+        stage: Any = server.sessions[client]._stage
+        return {**real, 4: signature_of(CLIENTS[4].private, stage.statement)}
 
     protection = Protection(colluding=colluding)
     server, _ = served(
@@ -250,7 +251,8 @@ def test_signatures_of_another_sum_client_or_one_that_is_lost_do_not_count(chang
     server, _ = served(5, survivors=lambda client, alive: alive - lost)
     server.offers().shares().numbers().survivors()
     real = {k: server.signatures[k] for k in (0, 1)}
-    statement = server.sessions[0]._stage.statement
+    stage: Any = server.sessions[0]._stage
+    statement = stage.statement
     earlier = statement._replace(fields={**statement.fields, "tag": 6})
     more = {
         "tag": {2: signature_of(CLIENTS[2].private, earlier)},
@@ -477,7 +479,7 @@ def fewer(client, shown):
     ],
 )
 def test_a_sum_of_too_few_for_a_clients_own_rule_is_refused_in_each_step(lie, sentence):
-    lies = {lie: fewer, "survivors": fewer}
+    lies: dict[str, Any] = {lie: fewer, "survivors": fewer}
     server, _ = served(protection=FOUR, **lies)
     server.run()
     assert sentence in refused(server, 0) and not server.revealed
@@ -668,7 +670,8 @@ def test_secrets_are_new_in_each_session_and_stay_in_memory():
     for save in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(EvenhandError, match="secrets stay in one place"):
             save(first)
-    hidden = [CLIENTS[0].private, *first._stage.secret]
+    stage: Any = first._stage
+    hidden = [CLIENTS[0].private, *stage.secret]
     for shown in (repr(first), str(first), repr(CLIENTS[0]), f"{CLIENTS[0]}"):
         assert not any(secret.hex() in shown or repr(secret)[2:-1] in shown for secret in hidden)
 

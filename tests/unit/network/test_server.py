@@ -13,7 +13,16 @@ from evenhand.network.exchanging import Patience
 from evenhand.network.node import Allowed
 from evenhand.streams import Purpose, keys_of, stream
 from evenhand.wire.messages import decode, encode
-from tests.unit.network.sites import CENTRAL, DATA, MODEL, NOISY, SCAFFOLD, WORK, random_bytes
+from tests.unit.network.sites import (
+    CENTRAL,
+    DATA,
+    MODEL,
+    NOISY,
+    SCAFFOLD,
+    WORK,
+    epsilon_of_central,
+    random_bytes,
+)
 from tests.unit.network.trials import Killed, Lost, Trial, assert_same, damaged, differ, packet, share_phases
 
 agg = eh.aggregators
@@ -403,8 +412,8 @@ def test_private_rounds_are_charged_when_they_are_broadcast():
     """A round that was repeated after a kill is one release more, and the run says so."""
     trial = Trial(CENTRAL, rounds=3).run()
     assert trial.result.info["charged"] == 3
-    usual = trial.result.privacy.epsilon
-    assert usual == eh.privacy.account(CENTRAL.privacy, rounds=3, units=6).epsilon
+    usual = trial.epsilon
+    assert usual == epsilon_of_central(rounds=3)
     killed = Trial(CENTRAL, rounds=3)
 
     def through(client, message, answer):
@@ -419,8 +428,8 @@ def test_private_rounds_are_charged_when_they_are_broadcast():
     killed.through = lambda client, message, answer: answer()
     killed.run()
     assert killed.result.info["rounds"] == 3 and killed.result.info["charged"] == 4
-    assert killed.result.privacy.epsilon == eh.privacy.account(CENTRAL.privacy, rounds=4, units=6).epsilon
-    assert killed.result.privacy.epsilon > usual
+    assert killed.epsilon == epsilon_of_central(rounds=4)
+    assert killed.epsilon > usual
 
 
 def first_upload(change):
@@ -465,8 +474,7 @@ def test_each_attempt_of_a_private_round_is_charged():
     trial.run()
     attempts = len({tag for _, tag, kind in trial.tags if kind == "work"})
     assert trial.result.info["charged"] == attempts > 3
-    expected = eh.privacy.account(CENTRAL.privacy, rounds=attempts, units=6).epsilon
-    assert trial.result.privacy.epsilon == expected
+    assert trial.epsilon == epsilon_of_central(rounds=attempts)
 
 
 def test_keys_leave_the_server_only_where_nothing_is_private():

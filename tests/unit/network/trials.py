@@ -1,5 +1,7 @@
 """A server and its clients in one process, in which messages are lost and clients and servers end at any time."""
 
+from collections.abc import Callable
+
 import jax
 import numpy as np
 
@@ -38,11 +40,14 @@ class Trial:
     """A federation.
 
     Attributes:
+      server: the latest process of it; missing before the first.
       through: ``(client, message, answer) -> bytes``, what happens on the way: ``answer()`` gives the client's bytes;
         it may raise :class:`Lost` before or after that, or :class:`Killed`.
       tags: of all messages, with their kinds, in the order in which they were sent.
       down, up: bytes that went to clients and came from them.
     """
+
+    server: Server
 
     def __init__(
         self,
@@ -67,8 +72,7 @@ class Trial:
         self.allowed = allowed or Allowed(metrics=True, test_keys=True)
         self.random = random or (lambda count: bytes(count))
         self.nodes = [self._node(client) for client in range(DATA.num_clients)]
-        self.through = lambda client, message, answer: answer()
-        self.server = None
+        self.through: Callable[..., bytes] = lambda client, message, answer: answer()
 
     def _node(self, client):
         own = DATA.select([DATA.client_ids[client]])
@@ -128,6 +132,13 @@ class Trial:
     @property
     def result(self):
         return run_from(self.server, self.server.progress, DATA, self.state)
+
+    @property
+    def epsilon(self):
+        """What the run has spent."""
+        privacy = self.result.privacy
+        assert privacy is not None
+        return privacy.epsilon
 
     @property
     def state(self):
