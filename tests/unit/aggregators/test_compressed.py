@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,10 +20,11 @@ from evenhand import communication, rounds
 from evenhand.aggregators import aggregate
 from evenhand.simulation import Checkpoint
 from evenhand.streams import Purpose, keys_of, stream
-from evenhand.types import Attack
+from evenhand.types import Aggregator, Attack, Compression
 
 DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=8)
+ROWS: Any = (DATA.train.x, DATA.train.y)
 RNG = np.random.default_rng(0)
 DELTAS = {
     "w": jnp.asarray(RNG.normal(size=(7, 5, 3)), jnp.float32),
@@ -42,6 +44,17 @@ THEN = {
 
 def numbers(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(tree)])
+
+
+def compression_of(rule: Aggregator) -> Compression:
+    assert rule.compression is not None
+    return rule.compression
+
+
+def shorten_of(rule: Aggregator) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
+    shorten = compression_of(rule).shorten
+    assert shorten is not None
+    return shorten
 
 
 def direction(rule: Any, seed: int = 0) -> np.ndarray:
@@ -96,16 +109,18 @@ def test_a_noisy_mean_of_short_uploads_keeps_its_bound_and_its_promise() -> None
     [
         (
             "look like a delta",
-            agg.quantized(4).compression._replace(shorten=lambda delta, memory, key: (delta["w"], memory)),
+            compression_of(agg.quantized(4))._replace(
+                shorten=lambda delta, memory, key: (delta["w"], memory)
+            ),
         ),
-        ("form", agg.top_k(0.3).compression._replace(shorten=lambda delta, memory, key: (delta, ()))),
+        ("form", compression_of(agg.top_k(0.3))._replace(shorten=lambda delta, memory, key: (delta, ()))),
         (
             "not finite",
-            agg.quantized(4).compression._replace(
+            compression_of(agg.quantized(4))._replace(
                 shorten=lambda delta, memory, key: (jax.tree.map(jnp.nan_to_num, delta), memory)
             ),
         ),
-        ("bits", agg.quantized(4).compression._replace(bits=lambda like: 0)),
+        ("bits", compression_of(agg.quantized(4))._replace(bits=lambda like: 0)),
     ],
 )
 def test_a_broken_compression_is_caught(words: str, compression: Any) -> None:
@@ -118,7 +133,7 @@ def test_a_broken_compression_is_caught(words: str, compression: Any) -> None:
 
 def draws(bits: int, values: np.ndarray, count: int) -> np.ndarray:
     """``(count, d)`` quantised copies of an array."""
-    shorten = agg.quantized(bits).compression.shorten
+    shorten = shorten_of(agg.quantized(bits))
     keys = jax.random.split(jax.random.key(3), count)
     sent = jax.jit(jax.vmap(lambda key: shorten(jnp.asarray(values, jnp.float32), (), key)[0]))(keys)
     return np.asarray(sent, np.float64)
@@ -162,7 +177,7 @@ def test_the_variance_is_what_rounding_at_random_has_and_below_its_bound() -> No
     assert abs(squares.mean() - other) > spread
 
 
-SHORTEN = {bits: jax.jit(agg.quantized(bits).compression.shorten) for bits in (2, 5, 16)}
+SHORTEN = {bits: jax.jit(shorten_of(agg.quantized(bits))) for bits in (2, 5, 16)}
 
 
 @settings(max_examples=25, deadline=None)
@@ -174,9 +189,7 @@ SHORTEN = {bits: jax.jit(agg.quantized(bits).compression.shorten) for bits in (2
 def test_no_number_moves_further_than_a_step_or_beyond_the_largest(
     values: list[float], bits: int, seed: int
 ) -> None:
-    sent = agg.quantized(bits).compression.shorten(jnp.array(values, jnp.float32), (), jax.random.key(seed))[
-        0
-    ]
+    sent, _ = shorten_of(agg.quantized(bits))(jnp.array(values, jnp.float32), (), jax.random.key(seed))
     largest = max(map(abs, values))
     step = largest / (2 ** (bits - 1) - 1)
     assert np.all(np.abs(np.asarray(sent) - np.array(values, np.float32)) <= step * 1.001 + 1e-30)
@@ -185,9 +198,8 @@ def test_no_number_moves_further_than_a_step_or_beyond_the_largest(
 
 def test_each_array_has_a_scale_of_its_own() -> None:
     """``b`` is a hundred times smaller than ``w``: on one grid, all of it would be 0."""
-    sent = agg.quantized(6).compression.shorten(
-        jax.tree.map(lambda leaf: leaf[0], DELTAS), (), jax.random.key(0)
-    )[0]
+    delta = jax.tree.map(lambda leaf: leaf[0], DELTAS)
+    sent, _ = shorten_of(agg.quantized(6))(delta, (), jax.random.key(0))
     for name in ("w", "b"):
         assert np.abs(sent[name]).max() == pytest.approx(float(np.abs(DELTAS[name][0]).max()), rel=1e-6)
 
@@ -195,7 +207,7 @@ def test_each_array_has_a_scale_of_its_own() -> None:
 # --- the largest numbers, and the memory of the others ---------------------------------------------------------------
 
 
-KEEP = {share: jax.jit(agg.top_k(share).compression.shorten) for share in (0.01, 0.3, 0.5, 0.99)}
+KEEP = {share: jax.jit(shorten_of(agg.top_k(share))) for share in (0.01, 0.3, 0.5, 0.99)}
 
 
 @settings(max_examples=25, deadline=None)
@@ -207,7 +219,7 @@ def test_what_was_sent_and_the_memory_are_the_sum_of_the_updates(
     updates: list[list[int]], fraction: float
 ) -> None:
     """Exactly: the updates are whole numbers, whose sums have no rounding."""
-    compression, shorten = agg.top_k(fraction).compression, KEEP[fraction]
+    compression, shorten = compression_of(agg.top_k(fraction)), KEEP[fraction]
     like = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(2)}
     memory, total = compression.begin(like), np.zeros(6)
     for update in updates:
@@ -226,8 +238,8 @@ def test_what_was_sent_and_the_memory_are_the_sum_of_the_updates(
 
 
 def test_of_real_numbers_none_is_changed_on_the_way() -> None:
-    compression, memory = agg.top_k(0.3).compression, DELTAS
-    sent, kept = compression.shorten(DELTAS, memory, jax.random.key(0))
+    memory = DELTAS
+    sent, kept = shorten_of(agg.top_k(0.3))(DELTAS, memory, jax.random.key(0))
     np.testing.assert_array_equal(
         numbers(sent) + numbers(kept), numbers(jax.tree.map(jnp.add, DELTAS, memory))
     )
@@ -239,7 +251,7 @@ def test_of_real_numbers_none_is_changed_on_the_way() -> None:
 
 def sent_by(rule: Any) -> Any:
     method = eh.algorithms.fedavg(WORK, aggregator=rule)
-    wires = rounds.wires(method, MODEL.init(jax.random.key(0)), (DATA.train.x, DATA.train.y), 8, 6)
+    wires = rounds.wires(method, MODEL.init(jax.random.key(0)), ROWS, 8, 6)
     ((down, up, secure),) = communication.traffic(method, wires)
     assert secure == 0
     return down.bytes, up.bytes
@@ -426,7 +438,7 @@ def test_personal_models_and_newcomers_are_served_as_without(tmp_path: Any) -> N
 
 def test_a_method_is_shortened_once() -> None:
     method = eh.algorithms.fedavg(WORK, aggregator=agg.top_k(0.3))
-    fixed = (MODEL.init(jax.random.key(0)), (DATA.train.x, DATA.train.y), 17, 6)
+    fixed = (MODEL.init(jax.random.key(0)), ROWS, 17, 6)
     short = communication.compressed(method, *fixed)
     assert short is not method and communication.compressed(short, *fixed) is short
     plain = eh.algorithms.fedavg(WORK)

@@ -163,7 +163,8 @@ def test_what_wrappers_hand_on() -> None:
     assert agg.aggregate(agg.reject(8.0, then=broken), zero).tolist() == [0.0, 0.0]
     assert agg.nnm(1, then=agg.loss_filter(1)).needs_loss and not agg.nnm(1, then=agg.krum(1)).needs_loss
     bounded = agg.mean()._replace(sensitivity=lambda *_: 1.0)  # type: ignore[arg-type]
-    assert agg.clip(1.0, then=bounded).sensitivity is None
+    clipped = agg.clip(1.0, then=bounded)
+    assert isinstance(clipped, Sum) and clipped.sensitivity is None
     half = jnp.arange(12, dtype=jnp.float16).reshape(4, 3)
     for rule in (agg.coordinate_median(), agg.trimmed_mean(0.3), agg.meamed(1)):
         assert agg.aggregate(rule, half).dtype == jnp.float16

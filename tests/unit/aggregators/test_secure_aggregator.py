@@ -171,8 +171,8 @@ def test_each_pass_under_masks_is_a_secure_sum(rule: Any, sums: int) -> None:
     one_phase = eh.algorithms.fedavg(WORK, aggregator=rule)
     two_phases = eh.algorithms.feddane(WORK, mu=0.1, aggregator=rule)
     for method, phases in ((one_phase, 1), (two_phases, 2)):
-        params, shown = MODEL.init(jax.random.key(0)), (DATA.train.x, DATA.train.y)
-        wires = rounds.wires(method, params, shown, 8, DATA.num_clients)
+        rows: Any = (DATA.train.x, DATA.train.y)
+        wires = rounds.wires(method, MODEL.init(jax.random.key(0)), rows, 8, DATA.num_clients)
         traffic = communication.traffic(method, wires)
         assert sum(exchange.secure_sums for exchange in traffic) == phases * sums
 

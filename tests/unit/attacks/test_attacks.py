@@ -30,7 +30,7 @@ PRESENT[:, :3] = True
 Definition = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-def alie(x: np.ndarray, w: np.ndarray, bad: np.ndarray, z: float | None = None) -> np.ndarray:
+def alie(x: np.ndarray, w: np.ndarray, bad: np.ndarray, z: Any = None) -> np.ndarray:
     good, m, f = x[~bad], len(x), int(bad.sum())
     if z is None:
         supporters = m // 2 + 1 - f

@@ -328,7 +328,7 @@ def test_any_threshold_of_shares_give_the_secret_and_fewer_are_uniform():
         (lambda: plan(range(6), neighbours=6), "an even number below 6, or 5"),
         (lambda: plan(range(6), threshold=3), "more than half of the 6 who keep"),
         (lambda: plan(range(5), threshold=6), "no more than all"),
-        (lambda: plan(range(6), threshold=4.5), "threshold"),
+        (lambda: plan(range(6), threshold=4.5), "threshold"),  # pyright: ignore[reportArgumentType]
         (lambda: secure_sum({1: [1], 2: [1]}, dropped=[3]), "client 3 is to vanish"),
         (lambda: run_protocol(plan(range(5)), NUMBERS_OF_4), "Client 4 is .* has no numbers: give them, or"),
         (
@@ -337,8 +337,8 @@ def test_any_threshold_of_shares_give_the_secret_and_fewer_are_uniform():
         ),
         (lambda: run_protocol(plan(range(4)), NUMBERS_OF_4, dropped=[0, 77]), "^dropped names client 77, "),
         (lambda: run_protocol(plan(range(4)), NUMBERS_OF_4, silent=[77]), "^silent names client 77, "),
-        (lambda: run_protocol(plan(range(4)), [NUMBERS_OF_4[0]] * 4), "^numbers=.* give a value such as"),
-        (lambda: secure_sum([[1], [2]]), "^numbers=.* give a value such as"),
+        (lambda: run_protocol(plan(range(4)), [NUMBERS_OF_4[0]] * 4), "^numbers=.* give a value such as"),  # pyright: ignore[reportArgumentType]
+        (lambda: secure_sum([[1], [2]]), "^numbers=.* give a value such as"),  # pyright: ignore[reportArgumentType]
         (lambda: plan(range(3), order=[0, 0, 1]), "each of 0 to 2 once"),
         (lambda: split(b"x", [1, 2], 3, source(0)), "give 1 to 2"),
         (lambda: split(b"x", [0, 2], 1, source(0)), "from 1 on"),
