@@ -13,12 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy import special
 from scipy.optimize import minimize
-from scipy.special import logsumexp
 
 import evenhand as eh
 from evenhand.centralized import fit, quasi_newton
 from evenhand.centralized.methods import fit as method
+from evenhand.models.losses import focal
+
+logsumexp: Any = special.logsumexp  # SciPy declares no type of what it returns
 
 MODEL = eh.models.linear_regression(features=2)
 SOFTMAX = eh.models.softmax_regression(features=2, classes=3)
@@ -31,6 +34,10 @@ LABELS = np.argmax(X @ RNG.normal(size=(2, 3)) + 0.7 * RNG.normal(size=(60, 3)),
 
 def squared(theta: np.ndarray) -> np.ndarray:
     return (X @ theta[:2] + theta[2] - Y) ** 2
+
+
+def losses_of(params: Any) -> jax.Array:
+    return SOFTMAX.losses(SOFTMAX.apply(params, jnp.asarray(X)), jnp.asarray(LABELS))
 
 
 def tilt(losses: np.ndarray, t: float) -> float:
@@ -161,7 +168,7 @@ def test_a_step_that_does_not_descend_is_not_taken() -> None:
 )
 def test_faults_are_sentences(arguments: dict[str, Any], fault: str) -> None:
     with pytest.raises(eh.EvenhandError, match=fault):
-        fit(MODEL, **({"x": X, "y": Y} | arguments))
+        fit(MODEL, **{"x": X, "y": Y, **arguments})
     solver = quasi_newton(MODEL, eh.risks.mean())
     with pytest.raises(eh.EvenhandError, match="has its own risk and optimiser"):
         fit(solver, X, Y, steps=1, risk=eh.risks.mean())
@@ -197,7 +204,7 @@ def test_as_a_method_an_inner_risk_is_over_the_classes() -> None:
     alone = fit(SOFTMAX, X, LABELS, risk=outer, inner=inner, groups=LABELS)
 
     def value(params: Any) -> float:
-        losses = np.asarray(SOFTMAX.losses(SOFTMAX.apply(params, X), jnp.asarray(LABELS)), np.float64)
+        losses = np.asarray(losses_of(params), np.float64)
         means = [losses[label == LABELS].mean() for label in range(3)]
         return float(logsumexp(5.0 * np.array(means), b=np.bincount(LABELS) / 60) / 5.0)
 
@@ -215,9 +222,7 @@ def test_as_a_method_its_state_lives_on_from_round_to_round() -> None:
     params = eh.simulate(method(SOFTMAX), data, rounds=0).params
     state = adam.init(params)
     for _ in range(10):
-        gradient = jax.grad(lambda w: jnp.mean(SOFTMAX.losses(SOFTMAX.apply(w, X), jnp.asarray(LABELS))))(
-            params
-        )
+        gradient = jax.grad(lambda w: jnp.mean(losses_of(w)))(params)
         with jax.numpy_dtype_promotion("standard"):  # optax mixes types inside
             updates, state = adam.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
@@ -226,12 +231,12 @@ def test_as_a_method_its_state_lives_on_from_round_to_round() -> None:
 
 def test_as_a_method_it_takes_losses_weightings_and_batches() -> None:
     data = eh.data.from_arrays(X, LABELS, np.zeros(60), test_fraction=0.0)
-    focal = eh.models.losses.focal(2.0)
-    run = eh.simulate(method(SOFTMAX, loss=focal), data, rounds=5, eval_every=5)
-    alone = fit(eh.models.with_loss(SOFTMAX, focal), X, LABELS)
+    loss = focal(2.0)
+    run = eh.simulate(method(SOFTMAX, loss=loss), data, rounds=5, eval_every=5)
+    alone = fit(eh.models.with_loss(SOFTMAX, loss), X, LABELS)
     np.testing.assert_allclose(run.params["kernel"], alone.params["kernel"], atol=0.02)
     # Trained by the focal loss, it is judged by the model's own.
-    own = SOFTMAX.losses(SOFTMAX.apply(run.params, X), jnp.asarray(LABELS)).mean()
+    own = losses_of(run.params).mean()
     assert run.history["train_loss"][-1] == pytest.approx(float(own), rel=1e-4)
     assert alone.history["train_loss"][-1] < 0.5 * float(own)
     calls = [

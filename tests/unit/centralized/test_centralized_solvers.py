@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from scipy.optimize import minimize_scalar
+from scipy import optimize
 
 import evenhand as eh
 from evenhand.centralized import Solver, batch, fit, grouped, stochastic
 from evenhand.types import Model
+
+minimize_scalar: Any = optimize.minimize_scalar  # SciPy declares no type of what it returns
 
 # f_i(theta) = (theta - x_i)^2 / 2: the quadratic toy, one row per point.
 QUADRATIC = Model(
@@ -37,7 +40,7 @@ def optimum(t: float) -> float:
     return float(minimize_scalar(lambda theta: tilted_loss(theta, t), bounds=(-1, 2), method="bounded").x)
 
 
-def after_one_step(solver: Solver, state: object, seeds: int) -> object:
+def after_one_step(solver: Solver, state: Any, seeds: int) -> Any:
     """The state after one step, for many keys."""
     keys = jax.random.split(jax.random.key(0), seeds)
     x, y = jnp.asarray(POINTS), jnp.asarray(LABELS)

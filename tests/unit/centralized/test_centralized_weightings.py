@@ -39,8 +39,8 @@ LINEAR = Model(
     losses=lambda outputs, y: jnp.square(outputs - y.astype(outputs.dtype)),
     metrics={},
 )
-X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
-Y = np.array([0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1], np.int32)
+X: Any = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+Y: Any = np.array([0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1], np.int32)
 CLEAN_X = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
 CLEAN_Y = np.array([0, 1, 0, 1], np.int32)
 RATE = 0.05

@@ -58,7 +58,7 @@ def _tilt(t: Any, f: Any, p: Any) -> Any:
     return jax.vmap(lambda t, f: (tilted(t).value(f, p), tilted(t).weights(f, p)), in_axes=(0, None))(t, f)
 
 
-def tilt(ts: Sequence[float], losses: Any, weights: Any = None, dtype: Any = np.float64) -> Any:
+def tilt(ts: Any, losses: Any, weights: Any = None, dtype: Any = np.float64) -> Any:
     """Values and weights of the tilted risk at finite tilts, ``(len(ts),)`` and ``(len(ts), n)``."""
     f = np.asarray(losses, dtype)
     p = np.ones_like(f) if weights is None else np.asarray(weights, dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -134,7 +136,7 @@ def test_losses_below_the_floor_are_refused_or_give_nan() -> None:
 
 
 @pytest.mark.parametrize("factory", [tilted_value_at_risk, entropic_value_at_risk])
-def test_wrong_fractions_and_floors_are_refused(factory: object) -> None:
+def test_wrong_fractions_and_floors_are_refused(factory: Any) -> None:
     """Sentences with the name and the number."""
     for theta in (0.0, 2.0, float("nan")):
         with pytest.raises(eh.EvenhandError, match=f"{factory.__name__}.theta={theta}"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -84,7 +85,7 @@ def test_weights_equal_bisection_and_the_value_equals_the_dual(rho: float) -> No
             return eta + math.sqrt((1 + 2 * rho) * (p @ np.maximum(f - eta, 0) ** 2))
 
         lowest = losses.min() - 40 * np.ptp(losses) - 1
-        least = minimize_scalar(
+        least: Any = minimize_scalar(
             dual, bounds=(lowest, losses.max() + 1), method="bounded", options={"xatol": 1e-9}
         )
         assert risk.value[case] == pytest.approx(least.fun, abs=1e-6)
@@ -244,4 +245,5 @@ def test_wrong_radii_are_refused() -> None:
 @pytest.mark.parametrize("lost", [np.nan, np.inf])
 def test_a_loss_that_is_no_number_makes_the_value_none(lost: float) -> None:
     """A model that diverged must not look perfect."""
-    assert np.isnan(eh.risks.chi_square_ball(0.5).value(np.array([lost, 1.0], np.float32)))
+    losses: Any = np.array([lost, 1.0], np.float32)
+    assert np.isnan(eh.risks.chi_square_ball(0.5).value(losses))

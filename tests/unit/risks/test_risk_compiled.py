@@ -20,7 +20,7 @@ _GROUPS = jnp.array([0, 0, 1, 1, 2, 2, 2])
 RISKS: dict[str, Risk] = {
     "mean": risks.mean(),
     "power": risks.power(0.5),
-    "mixture": risks.mixture(np.arange(1.0, 8.0)),
+    "mixture": risks.mixture(jnp.arange(1.0, 8.0)),
     "tilted": risks.tilted(2.0),
     "tilted, inf": risks.tilted(float("inf")),
     "tilted, -inf": risks.tilted(-float("inf")),

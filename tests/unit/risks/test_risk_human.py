@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -19,7 +20,7 @@ _human = functools.cache(human_risk)  # the same risk is the same compiled progr
 _PAIRS = ((0.01, 0.0), (0.4, 0.3), (0.0, 0.5), (1.0, 0.0))
 
 
-def _density(F: float, a: float, b: float) -> float:
+def _density(F: Any, a: float, b: float) -> Any:
     """The paper's ``w(F)``."""
     return (3 - 3 * b) / (a**2 - a + 1) * (3 * F**2 - 2 * (a + 1) * F + a) + 1
 

@@ -69,7 +69,7 @@ def test_mixtures_are_means_with_their_shares() -> None:
     assert float(absent.value) == pytest.approx(11 / 7)
     for shares in ([1.0, -1.0], [0.0, 0.0], [np.nan, 1.0], [[1.0]]):
         with pytest.raises(eh.EvenhandError, match="shares"):
-            mixture(np.array(shares))
+            mixture(jnp.array(shares))
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from risk_measures import measure, normal, tilt, value_of
-from scipy.optimize import brentq
+from scipy import optimize
 
 import evenhand as eh
 from evenhand.risks import smoothed_superquantile, squared_superquantile, superquantile
+
+brentq: Any = optimize.brentq  # SciPy declares no type of what it returns
 
 _FIVE = (1.0, 2.0, 3.0, 4.0, 5.0)
 _SOFT = {
@@ -106,7 +109,7 @@ def test_smoothing_loses_little(theta: float) -> None:
 
 
 @pytest.mark.parametrize("factory", [smoothed_superquantile, squared_superquantile])
-def test_weak_smoothing_is_exact_in_float32(factory: object) -> None:
+def test_weak_smoothing_is_exact_in_float32(factory: Any) -> None:
     """The sharp weights: thresholds next to the losses are coarser than the strength."""
     for nu in (1e-2, 1e-7):
         found = measure(factory(0.3, nu), [1000.0, 1001.0, 1002.0, 1003.0, 1010.0], dtype=np.float32)
@@ -139,7 +142,7 @@ def test_squared_smoothing_equals_a_root(theta: float, nu: float) -> None:
     found = measure(squared_superquantile(theta, nu), f, p)
     rng = np.random.default_rng(5)
     for case, (losses, masses) in enumerate(zip(f, normal(p), strict=True)):
-        n = np.count_nonzero(masses)
+        n = int(np.count_nonzero(masses))
 
         def of(eta: float, losses: np.ndarray = losses, q: np.ndarray = masses, n: int = n) -> np.ndarray:
             return q * np.clip(1 + n**2 / nu * (losses - eta), 0, 1 / theta)
@@ -150,7 +153,7 @@ def test_squared_smoothing_equals_a_root(theta: float, nu: float) -> None:
 
         def gain(pi: np.ndarray, losses: np.ndarray = losses, q: np.ndarray = masses, n: int = n) -> float:
             present = q > 0
-            return pi @ losses - nu / (2 * n**2) * np.sum((pi - q)[present] ** 2 / q[present])
+            return float(pi @ losses - nu / (2 * n**2) * np.sum((pi - q)[present] ** 2 / q[present]))
 
         assert found.value[case] == pytest.approx(gain(pi), abs=1e-9)
         nearby = 0.9 * pi + 0.1 * normal(np.where(present, masses * rng.uniform(size=7), 0))
@@ -160,7 +163,7 @@ def test_squared_smoothing_equals_a_root(theta: float, nu: float) -> None:
 
 
 @pytest.mark.parametrize("factory", [smoothed_superquantile, squared_superquantile])
-def test_wrong_strengths_and_fractions_are_refused(factory: object) -> None:
+def test_wrong_strengths_and_fractions_are_refused(factory: Any) -> None:
     """Sentences with the name and the number."""
     for nu in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(eh.EvenhandError, match=f"{factory.__name__}.nu={nu}"):

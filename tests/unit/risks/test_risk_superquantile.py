@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
@@ -168,7 +170,7 @@ def test_quantiles_at_both_ends() -> None:
 
 @pytest.mark.parametrize("factory", [superquantile, value_at_risk])
 @pytest.mark.parametrize("theta", [0.0, 2.0, -0.1, float("nan")])
-def test_fractions_outside_their_range_are_refused(factory: object, theta: float) -> None:
+def test_fractions_outside_their_range_are_refused(factory: Any, theta: float) -> None:
     """A sentence with the name and the fraction; 1 is a fraction."""
     with pytest.raises(eh.EvenhandError, match=rf"{factory.__name__}\(theta={theta}\): the tail fraction"):
         factory(theta)
@@ -180,7 +182,8 @@ def test_other_numbers_outside_their_range_are_refused() -> None:
     for theta in (-0.1, 1.0, float("nan")):
         with pytest.raises(eh.EvenhandError, match=r"must lie in \[0, 1\)"):
             inverse_superquantile(theta)
-    for k in (0, -1, 1.5):
+    refused: list[Any] = [0, -1, 1.5]
+    for k in refused:
         with pytest.raises(eh.EvenhandError, match="k"):
             kth_smallest(k)
     assert float(kth_smallest(2).value(jnp.array([3.0, 1.0]))) == 3.0
@@ -189,7 +192,7 @@ def test_other_numbers_outside_their_range_are_refused() -> None:
 @pytest.mark.parametrize("n", [10, 50, 100])
 def test_a_whole_number_of_losses_has_a_weight_in_float32(n: int) -> None:
     """``theta n`` of them where that is whole: what rounding leaves of the boundary gets no weight."""
-    losses = np.random.default_rng(0).permutation(n).astype(np.float32)
+    losses: Any = np.random.default_rng(0).permutation(n).astype(np.float32)
     for tenth in range(1, 10):
         weights = np.asarray(superquantile(tenth / 10).weights(losses))
         assert np.count_nonzero(weights) == tenth * n // 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from risk_measures import measure, normal
@@ -42,7 +44,7 @@ def test_tails_of_many_cohorts_in_float32(strict: bool) -> None:
 @pytest.mark.parametrize("m", [10, 50, 1000])
 def test_a_strict_tail_has_theta_m_clients_where_that_is_whole_in_float32(m: int) -> None:
     """Then it is the superquantile; the other kind has one client more.  A tail below one client is the worst one."""
-    f = np.random.default_rng(m).permutation(m).astype(np.float32)
+    f: Any = np.random.default_rng(m).permutation(m).astype(np.float32)
     for tenths in _TENTHS:
         theta, count = tenths / 10, tenths * m // 10
         strict = np.asarray(tail_mean(theta, strict=True).weights(f))

@@ -14,11 +14,13 @@ import numpy as np
 import optax
 import pytest
 from risk_measures import tilt
-from scipy.special import logsumexp
+from scipy import special
 
 from evenhand.centralized import Solver, batch, stochastic
 from evenhand.risks import tilted
 from evenhand.types import Model
+
+logsumexp: Any = special.logsumexp  # SciPy declares no type of what it returns
 
 # --- curvature ---------------------------------------------------------------------------------------------------
 
@@ -102,10 +104,12 @@ def _at(family: np.ndarray, t: float, theta: np.ndarray) -> list[np.ndarray]:
 
 def _minimiser(family: np.ndarray, t: float, theta: np.ndarray) -> np.ndarray:
     """By Newton's method from close by."""
+    slope = np.full_like(theta, np.inf)
     for _ in range(8):
         _, w, slopes, hessian = _at(family, t, theta)
-        theta = theta - np.linalg.solve(hessian, w @ slopes)
-    assert np.linalg.norm(w @ slopes) < 1e-10
+        slope = w @ slopes
+        theta = theta - np.linalg.solve(hessian, slope)
+    assert np.linalg.norm(slope) < 1e-10
     return theta
 
 

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from risk_measures import measure, normal, tilt
-from scipy.optimize import minimize_scalar
-from scipy.special import logsumexp
+from scipy import optimize, special
 
 from evenhand.risks import (
     entropic_value_at_risk,
@@ -30,6 +29,10 @@ from evenhand.risks import (
     value_at_risk,
 )
 from evenhand.types import Risk
+
+# SciPy declares no types of what they return.
+logsumexp: Any = special.logsumexp
+minimize_scalar: Any = optimize.minimize_scalar
 
 _FIVE = np.array([[0.0, 1.0, 2.0, 3.0, 10.0]])
 _T = np.concatenate([-np.logspace(1, -2, 16), np.logspace(-2, 1, 16)])
@@ -67,7 +70,7 @@ def _bounds(t: np.ndarray, risks: np.ndarray, gamma: float, floor: float) -> np.
     return np.expm1(t * (risks - floor)) / np.expm1(t * (gamma - floor))
 
 
-def _ladder(table: np.ndarray, gamma: float, floor: float | None = None) -> list[float]:
+def _ladder(table: np.ndarray, gamma: float, floor: float | None = None) -> list[Any]:
     """``Q0`` to ``Q3`` of theorem 37 with the tilts of ``_T``."""
     risks, tail = _risks(_T, table), _tail(table, gamma)
     minimisers, least = np.argmin(risks, axis=1), np.min(risks, axis=1)
