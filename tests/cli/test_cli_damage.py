@@ -451,7 +451,7 @@ def test_a_folder_that_is_deleted_during_a_run_is_named(
 ) -> None:
     out = tmp_path / "a"
 
-    def deleted(folder: Path, history: object) -> None:
+    def deleted(folder: Path, history: Any) -> None:
         shutil.rmtree(folder)
         append(folder, history)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from evenhand.cli import main
 from evenhand.expressions import KINDS, ExpressionError, Kind, factories, parse, signature
 from evenhand.expressions.kinds import alternatives, kind_for, parameters
 from evenhand.local import Work
+from evenhand.models.losses import focal
 from evenhand.types import Algorithm, Model
 
 pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
@@ -373,9 +375,10 @@ def test_any_method_is_trained_with_the_loss_that_is_asked_for(
     assert main(["run", "fedavg", "--loss", text, *words, "--out", str(a)]) == 0
     assert json.loads((a / "config.json").read_text())["options"]["loss"] == text
     saved, data = eh.load_run(a), eh.data.load("digits", clients=6)
-    assert saved.model is not None and saved.model.losses == eh.models.losses.focal(2.0)
+    assert saved.model is not None and saved.model.losses == focal(2.0)
     assert saved.model.name == "softmax_regression(features=64, classes=10, loss=focal(gamma=2))"
-    losses = saved.model.losses(saved.model.apply(saved.params, data.test.x), data.test.y)
+    x, y = jnp.asarray(data.test.x), jnp.asarray(data.test.y)
+    losses = saved.model.losses(saved.model.apply(saved.params, x), y)
     assert saved.history["test_loss"][-1] == pytest.approx(float(losses.mean()), rel=1e-5)
     # In Python the same run, and with cross-entropy another.
     plain = eh.models.softmax_regression(features=64, classes=10)

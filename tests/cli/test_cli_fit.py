@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -45,8 +46,10 @@ def test_groups_are_measured_and_not_learnt_from(capsys: pytest.CaptureFixture[s
     data = eh.data.load("ill.csv", client="age", label="ill")
     run = eh.load_run("f", data=data)
     assert run.facts.method == "fit(risk=tilted(t=5))"
+    assert run.model is not None and data.features is not None
     rows = slice(*data.train.offsets[:2])
-    losses = run.model.losses(run.model.apply(run.params, data.train.x[rows]), data.train.y[rows])
+    x, y = jnp.asarray(data.train.x[rows]), jnp.asarray(data.train.y[rows])
+    losses = run.model.losses(run.model.apply(run.params, x), y)
     assert groups["old"]["train"]["loss"] == pytest.approx(float(losses.mean()), rel=1e-4)
     assert data.features.inputs == ("a", "b")
     # The same fit in Python, on the pooled examples.

@@ -155,6 +155,7 @@ def test_a_budget_of_examples_is_for_their_number(tmp_path):
 def test_more_clients_afford_it_at_the_delta_of_so_many():
     promise = eh.privacy.promise(lambda rounds: (eh.types.Release(0.7, 0.1, times=rounds),))
     needed = Budget(1.0, None, 50)._clients(promise, 30)
+    assert needed is not None
     spends = {
         clients: epsilon(
             noise_multiplier=0.7, rate=3 / clients, steps=50, delta=eh.privacy.usual_delta(clients)

@@ -6,10 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
-import flax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 
 import evenhand as eh
 from evenhand.cli import main
@@ -327,7 +327,7 @@ def test_overwrite_starts_over(finished: Path, table: Path, tmp_path: Path) -> N
 
 
 def test_the_saved_parameters_have_the_last_metrics(finished: Path, table: Path) -> None:
-    params = flax.traverse_util.unflatten_dict(dict(np.load(finished / "params.npz")), sep="/")
+    params = unflatten_dict(dict(np.load(finished / "params.npz")), sep="/")
     data = eh.data.load(table)
     model = eh.models.softmax_regression(features=2, classes=3)
     outputs = model.apply(params, jnp.asarray(data.test.x))

@@ -7,6 +7,7 @@ import html
 import itertools
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import evenhand as eh
 from evenhand.cli import _study, main
 from evenhand.cli._main import parse
 from evenhand.expressions import braced
+from evenhand.models.losses import focal
 from evenhand.studies import Family, Halving, Rule, load
 from evenhand.systems import Systems
 
@@ -56,7 +58,9 @@ class Asked(Exception):
     """What a study was asked for."""
 
 
-def asked(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Family], Any, dict[str, Any]]:
+def asked(
+    words: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Family], Any, dict[str, Any]]:
     """The arguments of ``eh.study`` that these words stand for."""
 
     def study(*places: Any, rounds: int, **given: Any) -> None:
@@ -221,7 +225,7 @@ def test_every_method_of_a_study_has_the_loss_that_is_asked_for(monkeypatch: pyt
     words = ["fedavg", "ditto(fedavg(), lam={0.1, 1})", "--loss", "focal(gamma=2)", *QUICK]
     families, _, options = asked(words, monkeypatch)
     for family, values in zip(families.values(), ({"lr": 0.1}, {"lr": 0.1, "lam": 1}), strict=True):
-        assert family.make(values).model.losses == eh.models.losses.focal(2.0)
+        assert family.make(values).model.losses == focal(2.0)
     assert options["about"]["loss"] == "focal(gamma=2)"
     assert "--loss 'focal(gamma=2)'" in options["about"]["command"]
 

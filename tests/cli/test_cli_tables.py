@@ -170,6 +170,7 @@ def test_targets_are_standardised_and_reported_in_their_units(
     assert features == data.features
     params = np.load("runs/a/params.npz")
     target = features.target
+    assert target is not None
     predicted = target.mean + target.deviation * (data.test.x @ params["kernel"] + params["bias"])[:, 0]
     errors = (predicted - data.test.y) ** 2
     summary = json.loads(Path("runs/a/summary.json").read_text())
