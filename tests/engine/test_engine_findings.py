@@ -159,7 +159,7 @@ def test_a_run_in_a_notebook_says_what_is_wrong_and_is_escaped(diverged):
 def test_the_progress_bar_shows_loss_and_accuracy(monkeypatch):
     screen = io.StringIO()
     console = partial(Console, file=screen, force_terminal=True, width=120)
-    monkeypatch.setattr("evenhand.live.Console", lambda stderr: console())
+    monkeypatch.setattr("rich.console.Console", lambda stderr: console())
     eh.simulate(method(0.1), DATA, rounds=2, cohort=4, seed=2, progress=True)
     assert re.search(r"loss \d\.\d+, test accuracy \d+\.\d %", screen.getvalue())
 
@@ -167,10 +167,10 @@ def test_the_progress_bar_shows_loss_and_accuracy(monkeypatch):
 def test_rounds_are_not_cut_into_pieces_for_a_bar_that_nobody_sees(monkeypatch):
     """A file gets no bar, so that the rounds up to the next evaluation are one call."""
     screen = io.StringIO()
-    monkeypatch.setattr("evenhand.live.Console", lambda stderr: Console(file=screen))
+    monkeypatch.setattr("rich.console.Console", lambda stderr: Console(file=screen))
     with Progress(10, show=True) as bar:
         assert bar.next_count() >= 10
-    monkeypatch.setattr("evenhand.live.Console", lambda stderr: Console(file=screen, force_terminal=True))
+    monkeypatch.setattr("rich.console.Console", lambda stderr: Console(file=screen, force_terminal=True))
     with Progress(10, show=True) as bar:
         assert bar.next_count() == 1
 
@@ -312,7 +312,7 @@ def test_where_each_client_is_malicious_all_of_them_count_and_the_report_says_so
 def test_the_bar_says_that_its_numbers_are_of_honest_clients(monkeypatch):
     screen = io.StringIO()
     console = partial(Console, file=screen, force_terminal=True, width=160)
-    monkeypatch.setattr("evenhand.live.Console", lambda stderr: console())
+    monkeypatch.setattr("rich.console.Console", lambda stderr: console())
     attack = Attack(clients=(0,), upload=lambda delta, key: delta)
     eh.simulate(method(0.1), DATA, rounds=2, cohort=4, seed=2, progress=True, attack=attack)
     assert re.search(r"test accuracy \d+\.\d % \(honest clients\)", screen.getvalue())

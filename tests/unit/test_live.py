@@ -1,4 +1,4 @@
-"""The live bar: in a terminal, under the cell of a notebook, and nowhere else."""
+"""The live bar: in a terminal, as one output under the cell of a notebook, and nowhere else."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import builtins
 import io
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
-from rich.progress import TextColumn
 
-from evenhand.live import line
+from evenhand import live
 from nursery import Nursery
 
 RUN = """
@@ -29,23 +30,46 @@ class Stream(io.StringIO):
         self.isatty = lambda: is_terminal  # type: ignore[method-assign]
 
 
+class Notebook:
+    """A stand-in for IPython: what it has shown, by output."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.outputs: list[dict[str, str]] = []
+        self.updates = 0
+        shell = type("ZMQInteractiveShell", (), {})()
+        monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+        module: Any = ModuleType("IPython.display")
+        module.display = self.display
+        monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+        monkeypatch.setitem(sys.modules, "IPython.display", module)
+
+    def display(self, data: dict[str, str], *, raw: bool, display_id: bool) -> Notebook:
+        assert raw and display_id
+        self.outputs.append(data)
+        return self
+
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
+        assert raw
+        self.outputs[-1] = data
+        self.updates += 1
+
+
 def shown(monkeypatch: pytest.MonkeyPatch, *, terminal: bool = False, show: bool = True) -> tuple[str, str]:
-    """What a bar at 3 writes to stderr, and where ``print`` writes meanwhile while stdout is a file."""
+    """What a bar at 3 of 5 writes to stderr, and where ``print`` writes meanwhile while stdout is a file."""
     err, out = Stream(terminal), Stream(False)
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setattr(sys, "stdout", out)
-    with line(TextColumn("at {task.completed}"), show=show) as bar:
-        task = bar.add_task("x", total=5)
-        bar.update(task, completed=3)
-        bar.refresh()
+    with live.line("round", 5, show=show) as bar:
+        bar.update(3, rate="2 rounds/s", latest="loss 0.5")
         print("printed")  # noqa: T201
     return err.getvalue(), out.getvalue()
 
 
 def test_a_terminal_shows_it_and_what_is_printed_stays_in_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
     err, out = shown(monkeypatch, terminal=True)
-    assert "at 3" in err and err.endswith("\x1b[2K") and out == "printed\n"
+    assert "3/5" in err and "loss 0.5" in err and err.endswith("\x1b[2K") and out == "printed\n"
 
 
 def test_a_file_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,11 +77,41 @@ def test_a_file_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(monkeypatch, terminal=True, show=False) == ("", "printed\n")
 
 
-def test_a_notebook_shows_lines_of_text_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell = type("ZMQInteractiveShell", (), {})()
-    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
-    err, out = shown(monkeypatch)
-    assert "\r\x1b[2Kat 3" in err and "\x1b[1A" not in err and out == "printed\n"
+def test_a_notebook_shows_one_output_whatever_the_number_of_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = Notebook(monkeypatch)
+    monkeypatch.setattr(live, "_SECONDS", 0.0)
+    with live.line("round", 40, show=True) as bar:
+        for done in range(41):
+            bar.update(done, rate="2 rounds/s", latest=f"loss {1 / (1 + done):.2f} <b>")
+    assert len(notebook.outputs) == 1 and notebook.updates >= 41
+    [last] = notebook.outputs
+    assert last["text/plain"].startswith("round 40/40, 2 rounds/s, took 0:00:0")
+    assert last["text/plain"].endswith(", loss 0.02 <b>")
+    assert '<progress max="1" value="1.000">' in last["text/html"]
+    assert "loss 0.02 &lt;b&gt;" in last["text/html"] and "<b>" not in last["text/html"]
+
+
+def test_a_notebook_is_told_of_few_updates_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = Notebook(monkeypatch)
+    with live.line("round", 4000, show=True) as bar:
+        for done in range(4001):
+            bar.update(done)
+    assert 1 <= notebook.updates <= 5, "4,000 updates take much less than a second"
+    assert notebook.outputs[0]["text/plain"].startswith("round 4,000/4,000")
+
+
+def test_a_notebook_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 rounds were done before; 10 of the other 70 have taken 20 seconds, so that 60 take 120."""
+    notebook, now = Notebook(monkeypatch), [100.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    with live.line("round", 100, show=True) as bar:
+        bar.update(30)
+        now[0] += 20
+        bar.update(40)
+        assert notebook.outputs[0]["text/plain"] == "round 40/100, 0:02:00 left"
+    with live.line("round", 100, show=False) as bar:
+        bar.update(30)
+    assert len(notebook.outputs) == 1
 
 
 def test_a_file_gets_nothing_of_a_run_or_a_study(nursery: Nursery, tmp_path: Path) -> None:
@@ -67,14 +121,15 @@ def test_a_file_gets_nothing_of_a_run_or_a_study(nursery: Nursery, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_notebook_that_is_executed_shows_both_bars() -> None:
-    nbclient = pytest.importorskip("nbclient", reason="heavy; the test above stands in for it")
-    pytest.importorskip("ipykernel", reason="heavy; the test above stands in for it")
+def test_a_notebook_that_is_executed_has_one_output_for_each_bar() -> None:
+    nbclient = pytest.importorskip("nbclient", reason="heavy; the tests above stand in for it")
+    pytest.importorskip("ipykernel", reason="heavy; the tests above stand in for it")
     nbformat = pytest.importorskip("nbformat")
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(RUN)])
     nbclient.NotebookClient(book, timeout=300, kernel_name="python3").execute()
-    outputs = book.cells[0].outputs
-    assert {each.output_type for each in outputs} == {"stream"}
-    err = "".join(each.text for each in outputs if each.name == "stderr")
-    assert "round 2/2" in err and "runs 1/1" in err and "Warning" not in err
-    assert "".join(each.text for each in outputs if each.name == "stdout") == "done\n"
+    kinds = [output.output_type for output in book.cells[0].outputs]
+    assert kinds == ["display_data", "display_data", "stream"]
+    run, study, printed = book.cells[0].outputs
+    assert run.data["text/plain"].startswith("round 2/2")
+    assert study.data["text/plain"].startswith("runs 1/1")
+    assert printed.name == "stdout" and printed.text == "done\n"

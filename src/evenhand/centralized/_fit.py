@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import optax
 from jax import lax
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from evenhand import evaluation
 from evenhand._platform import check_process
@@ -194,8 +193,7 @@ def fit(
         return Fit(solver.params(state), state, first + steps, seed, solver.model)
     every = max(1, steps // _EVALUATIONS) if eval_every is None else whole_number("eval_every", eval_every, 1)
     course = _Course(solver, objective, rows, patience)
-    with line(*_COLUMNS, show=progress) as bar:
-        task = bar.add_task("steps", total=steps, latest="")
+    with line("step", steps, show=progress) as bar:
         done = 0
         is_going = course.measure(first, state)
         while done < steps and is_going:
@@ -203,7 +201,7 @@ def fit(
             state = advance(state, first=jnp.int32(first + done), count=jnp.int32(count))
             done += count
             is_going = course.measure(first + done, state)
-            bar.update(task, completed=done, latest=course.latest)
+            bar.update(done, latest=course.latest)
     return course.result(state, first + done, seed)
 
 
@@ -427,15 +425,6 @@ class _Course:
                 name: evaluation.per_client(model, params, part) for name, part in self._prepared.items()
             },
         )
-
-
-_COLUMNS = (
-    TextColumn("step"),
-    MofNCompleteColumn(),
-    BarColumn(bar_width=None),
-    TimeRemainingColumn(),
-    TextColumn("{task.fields[latest]}", markup=False),
-)
 
 
 @lru_cache(maxsize=16)

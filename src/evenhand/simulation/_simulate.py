@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from evenhand._platform import check_process
 from evenhand.data import FederatedDataset
@@ -531,17 +530,7 @@ class Progress:
     """Shows round, rate, time left and the latest loss and accuracy; does nothing where ``show`` is false."""
 
     def __init__(self, rounds: int, show: bool) -> None:
-        columns = (
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[rate]:.1f} rounds/s"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[latest]}", markup=False),
-        )
-        self._bar = line(*columns, show=show)
-        self._task = self._bar.add_task("rounds", total=rounds, rate=0.0, latest="")
-        self._show = not self._bar.disable
+        self._bar = line("round", rounds, show=show)
         self._begin = time.perf_counter()
         self._first: int | None = None
         self._done = 0
@@ -556,7 +545,7 @@ class Progress:
 
     def next_count(self) -> int:
         """Rounds worth about half a second, so that the bar lives; without a bar, as many as can be."""
-        if not self._show:
+        if not self._bar.is_shown:
             return 2**31
         return max(1, int(self._rate() * _BAR_SECONDS))
 
@@ -566,7 +555,7 @@ class Progress:
         if self._first is None:
             self._first, self._begin = done, time.perf_counter()
         self._done = done
-        self._bar.update(self._task, completed=done, rate=self._rate(), latest=latest)
+        self._bar.update(done, rate=f"{self._rate():.1f} rounds/s", latest=latest)
 
     def _rate(self) -> float:
         return (self._done - (self._first or 0)) / max(time.perf_counter() - self._begin, 1e-9)

@@ -15,8 +15,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.table import Column
 
 from evenhand.errors import StorageError
 from evenhand.live import line
@@ -271,16 +269,7 @@ class Display:
 
     def __init__(self, runs: Sequence[int], by: Rule, trackers: Sequence[Watcher], *, show: bool) -> None:
         self._begin, self._new, self._first = time.perf_counter(), 0, 0
-        columns = (
-            TextColumn("runs"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=12),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[best]}", markup=False, table_column=Column(ratio=1, no_wrap=True)),
-        )
-        self._bar = line(*columns, show=show)
-        self._task = self._bar.add_task("runs", total=len(runs), rate="", best="")
+        self._bar = line("runs", len(runs), show=show, is_text_long=True)
         self._rounds, self._done, self._by = list(runs), [0] * len(runs), by
         self._values: dict[Setting, list[float]] = {}
         self._trackers, self._watching = trackers, dict[int, Watching]()
@@ -325,7 +314,7 @@ class Display:
             if finite := {setting: mean for setting, mean in means.items() if np.isfinite(mean)}:
                 best = max(finite, key=lambda setting: finite[setting])
                 shown = value(sign * finite[best], metric)
-                self._bar.update(self._task, best=f"best so far {best}: {by.split} {by.statistic} {shown}")
+                self._bar.update(latest=f"best so far {best}: {by.split} {by.statistic} {shown}")
         self._show()
         if run in self._watching:
             self._watching.pop(run).end(outcome.status)
@@ -337,9 +326,9 @@ class Display:
         # Of the rounds of this session alone: those that were found in the folder took no time.
         minutes = (time.perf_counter() - self._begin) / 60
         rate = self._new / max(float(np.mean(self._rounds)), 1.0) / max(minutes, 1e-9)
-        self._bar.update(self._task, rate=f"{rate:.3g} a minute")
+        self._bar.update(rate=f"{rate:.3g} a minute")
         self._show()
 
     def _show(self) -> None:
         shares = [done / max(whole, 1) for done, whole in zip(self._done, self._rounds, strict=True)]
-        self._bar.update(self._task, completed=int(sum(shares)))
+        self._bar.update(int(sum(shares)))
