@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hypothesis
 import hypothesis.strategies as st
@@ -89,7 +89,7 @@ def test_only_those_present_train_and_fewer_than_the_cohort_leave_slots_empty() 
     assert run.per_round["reported"].tolist() == [3, 2, 3, 3, 2, 3]
     assert run.availability.tolist() == _TABLE.mean(axis=1).tolist()
     assert run.last_round[2] == 0 and (run.last_round[[0, 1, 3, 5]] > 0).all()
-    whole = eh.simulate(FEDAVG, DATA, systems=availability(_TABLE), **SETTINGS | {"cohort": None})
+    whole = eh.simulate(FEDAVG, DATA, systems=availability(_TABLE), **{**SETTINGS, "cohort": None})
     assert whole.per_round["reported"].tolist() == [4, 2, 4, 4, 2, 4]
 
 
@@ -129,7 +129,7 @@ def test_runs_that_train_together_are_those_of_each_alone() -> None:
 def test_a_run_continues_from_its_checkpoint_and_refuses_another_table(tmp_path: Path) -> None:
     systems = chain(availability(_TABLE), speeds(0.1, 1.5, spread=1.0))
     whole = eh.simulate(FEDAVG, DATA, systems=systems, **SETTINGS)
-    eh.simulate(FEDAVG, DATA, systems=systems, checkpoint=tmp_path, **SETTINGS | {"rounds": 3})
+    eh.simulate(FEDAVG, DATA, systems=systems, checkpoint=tmp_path, **{**SETTINGS, "rounds": 3})
     again = eh.simulate(FEDAVG, DATA, systems=systems, checkpoint=tmp_path, **SETTINGS)
     assert np.array_equal(flat(whole.params), flat(again.params))
     assert np.array_equal(whole.availability, again.availability)
@@ -192,7 +192,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client() -> None:
     each = np.array([0.1, 0.5, 0.2, 0.3, 0.4, 0.25])
     run = eh.simulate(FEDAVG, DATA, systems=speeds(each, communication=2.0), **SETTINGS)
     lasted = [
-        2.0 + max(each[k] * 3 * SIZES[k] for k in cohort.ids.tolist())
+        2.0 + max(float(each[k] * 3 * SIZES[k]) for k in cohort.ids.tolist())
         for cohort in cohorts(FEDAVG, speeds(each), 3, 6, 2)
     ]
     np.testing.assert_allclose(run.per_round["seconds"], lasted, rtol=1e-6)
@@ -284,7 +284,7 @@ def test_a_folder_keeps_how_often_each_client_was_available(tmp_path: Path) -> N
     assert (summary["never"], summary["clients"], summary["max"]) == (1, 6, 1.0)
     losses = run.client_metrics("train")
     metric = summary["correlation"]["train"]["metric"]
-    expected = stats.spearmanr(_TABLE.mean(axis=1), losses[metric]).statistic
+    expected = cast(Any, stats.spearmanr(_TABLE.mean(axis=1), losses[metric])).statistic
     assert summary["correlation"]["train"]["spearman"] == pytest.approx(expected)
     page = run.report(tmp_path / "report.html").read_text()
     assert "How often clients were available" in page and "rank correlation" in page
@@ -313,9 +313,9 @@ def test_delta_fl_that_follows_is_delta_fl_while_all_slots_are_filled() -> None:
     plain, follows = (
         eh.algorithms.delta_fl(WORK, theta=0.5, follow=follow, sampling=alike) for follow in (False, True)
     )
-    settings = SETTINGS | {"cohort": 4}
+    settings: dict[str, Any] = {**SETTINGS, "cohort": 4}
     usual = [flat(eh.simulate(method, DATA, **settings).params) for method in (plain, follows)]
-    assert np.array_equal(*usual)
+    assert np.array_equal(usual[0], usual[1])
     limited = [
         eh.simulate(method, DATA, systems=availability(_TABLE), **settings) for method in (plain, follows)
     ]

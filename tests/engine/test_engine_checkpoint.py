@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(whole, tmp_path, evaluati
     settings = {**SETTINGS, "devices": devices}
     if devices > 1:
         whole = eh.simulate(METHOD, DATA, **settings)
-    first = eh.simulation.iterate(METHOD, DATA, checkpoint=tmp_path, **settings)
+    first = cast(Any, eh.simulation.iterate(METHOD, DATA, checkpoint=tmp_path, **settings))
     for _ in itertools.islice(first, evaluations):
         pass
     first.close()
@@ -201,7 +201,7 @@ def test_states_are_saved_no_more_often_than_asked(tmp_path, monkeypatch):
 def test_a_fresh_run_replaces_the_checkpoint_of_another(whole, tmp_path):
     eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "seed": 4, "rounds": 16})
     fresh = Checkpoint(tmp_path, seconds=0, fresh=True)
-    first = eh.simulation.iterate(METHOD, DATA, checkpoint=fresh, **SETTINGS)
+    first = cast(Any, eh.simulation.iterate(METHOD, DATA, checkpoint=fresh, **SETTINGS))
     assert next(first).info["rounds"] == 0 and kept(tmp_path) == [14, 16]
     next(first)
     assert kept(tmp_path) == [2]
@@ -244,6 +244,7 @@ def test_the_comparison_sees_one_bit_of_the_state(whole, tmp_path):
     eh.simulate(METHOD, DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 6})
     job = Job.from_arguments({"algorithm": METHOD, "data": DATA, **SETTINGS})
     found = Checkpoints(set_up(job), job, tmp_path).load()
+    assert found is not None
     server = jax.tree.map(lambda leaf: np.nextafter(leaf, np.float32(9)), found.state.server)
     checkpoints = Checkpoints(set_up(job), job, Checkpoint(tmp_path, fresh=True))
     checkpoints.save(found._replace(state=found.state._replace(server=server)))
@@ -264,8 +265,10 @@ def two_states(tmp_path_factory):
 
 def damaged_history(step):
     path = step / "about" / "metadata"
-    digit = re.search(r'"test_loss": \d+\.\d{3}(\d)', path.read_text()).start(1)
     text = path.read_text()
+    loss = re.search(r'"test_loss": \d+\.\d{3}(\d)', text)
+    assert loss is not None
+    digit = loss.start(1)
     path.write_text(text[:digit] + str((int(text[digit]) + 1) % 10) + text[digit + 1 :])
 
 

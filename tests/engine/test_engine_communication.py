@@ -21,13 +21,14 @@ WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=8)
 FEDAVG, FEDDANE = eh.algorithms.fedavg(WORK), eh.algorithms.feddane(WORK, mu=0.1)
 P, N = 15, 6
 """Parameters of the model, and clients."""
+ROWS: Any = (DATA.train.x, DATA.train.y)
 DROPS = eh.systems.dropouts(0.5)
 NAN = Attack(clients=(0, 1), upload=lambda delta, key: jax.tree.map(lambda leaf: leaf * jnp.nan, delta))
 
 
 def once(method: Any) -> Any:
     """What crosses the wire for one client in one round."""
-    wires = rounds.wires(method, MODEL.init(jax.random.key(0)), (DATA.train.x, DATA.train.y), 8, N)
+    wires = rounds.wires(method, MODEL.init(jax.random.key(0)), ROWS, 8, N)
     phases = communication.traffic(method, wires)
     return communication.added(*[phase.down for phase in phases]), communication.added(
         *[phase.up for phase in phases]
@@ -90,7 +91,7 @@ def test_who_drops_out_is_not_counted_and_the_run_says_so(method: Any, systems: 
             for number in range(4)
         ]
         part.append(int(sum(drawn)))
-    wires = rounds.wires(method, MODEL.init(jax.random.key(0)), (DATA.train.x, DATA.train.y), 8, N)
+    wires = rounds.wires(method, MODEL.init(jax.random.key(0)), ROWS, 8, N)
     traffic = communication.traffic(method, wires)
     assert sent["took_part"] == part[-1] and sent["left_out"] == 16 - part[-1]
     # FedDane keeps what stragglers have done, so that they take part.
@@ -142,6 +143,7 @@ def test_runs_that_train_together_count_as_they_do_alone() -> None:
     job = eh.simulation.Job(FEDAVG, DATA, rounds=2, cohort=4)
     runs = dict(eh.simulation.iterate_many([job, job._replace(seed=1)]))
     for run in runs.values():
+        assert isinstance(run, eh.simulation.Run)
         assert run.info["communication"]["took_part"] == 8 and run.history["bytes_up"][-1] > 0
 
 

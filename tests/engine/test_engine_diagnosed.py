@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
+from evenhand.centralized import methods
 from evenhand.cli import main
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
@@ -67,7 +68,7 @@ def test_fewer_clients_work_where_fewer_are_asked_for():
     "method",
     [
         eh.algorithms.scaffold(eh.local.sgd(MODEL, 0.2, epochs=1)),
-        eh.centralized.methods.fit(MODEL, batch_size=4),
+        methods.fit(MODEL, batch_size=4),
     ],
 )
 def test_methods_that_send_something_else_have_no_inexactness(method):

@@ -30,9 +30,9 @@ def method(step):
     return eh.algorithms.fedavg(eh.local.sgd(MODEL, step, epochs=2, batch_size=4))
 
 
-def run_of(algorithm, data=DATA, **options):
+def run_of(algorithm, data=DATA, **changes):
     """The run and its warnings."""
-    options: dict[str, Any] = {"rounds": 6, "cohort": 4, "eval_every": 2, "seed": 2} | options
+    options: dict[str, Any] = {"rounds": 6, "cohort": 4, "eval_every": 2, "seed": 2} | changes
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         run = eh.simulate(algorithm, data, **options)
@@ -180,12 +180,15 @@ def test_rounds_are_not_cut_into_pieces_for_a_bar_that_nobody_sees(monkeypatch):
 
 def sized(train, test, valid=None):
     """Clients of these sizes, with the rows of the toy data over and over."""
-    splits = []
-    for sizes in (train, [0] * len(train) if valid is None else valid, test):
+
+    def split(sizes):
         rows = np.arange(sum(sizes)) % DATA.train.rows
         offsets = np.concatenate([[0], np.cumsum(sizes)])
-        splits.append(eh.data.Split(DATA.train.x[rows], DATA.train.y[rows], offsets))
-    return eh.data.FederatedDataset(*splits, tuple(f"c{k}" for k in range(len(train))))
+        return eh.data.Split(DATA.train.x[rows], DATA.train.y[rows], offsets)
+
+    ids = tuple(f"c{k}" for k in range(len(train)))
+    valid = [0] * len(train) if valid is None else valid
+    return eh.data.FederatedDataset(split(train), split(valid), split(test), ids)
 
 
 def unmeasured(run):
@@ -224,6 +227,7 @@ def test_only_evaluated_honest_clients_are_counted():
     """Of six clients five are evaluated; the malicious ones and the one that is not evaluated do not count."""
     data = sized([9] * 6, [3, 0, 3, 0, 3, 3])
     run, _ = run_of(method(0.1), data, eval_clients=5)
+    assert run.evaluated is not None
     left_out = sum(k in run.evaluated for k in (1, 3))
     assert unmeasured(run)[0][1].startswith(f"{left_out} of 5 evaluated clients ha")
     assert f"over {5 - left_out} of the 5 clients drawn for evaluation from 6, those with" in (
@@ -292,6 +296,7 @@ def test_under_attack_the_history_is_of_honest_clients(tmp_path):
     assert of.methods[0].statistics("test", "accuracy")["mean"][0] == pytest.approx(values[honest].mean())
     page = run.report(tmp_path / "a.html").read_text()
     assert "Over 4 of 6 clients, the honest ones, the average client gets" in page
+    assert DATA.num_classes is not None
     assert [cells["clients"] for cells in run.view().info["by_class"]["test"]] == [
         int(np.sum(run.class_metrics().classes[honest[run.class_metrics().clients]] == c))
         for c in range(DATA.num_classes)

@@ -15,7 +15,7 @@ import evenhand as eh
 from evenhand.personalization.methods import mocha
 from evenhand.simulation import Execution, Job, Run, iterate_many
 from evenhand.simulation._many import Together
-from evenhand.simulation._simulate import runs_of
+from evenhand.simulation._simulate import Session, runs_of
 from evenhand.types import Algorithm
 
 DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
@@ -230,14 +230,14 @@ def test_a_run_that_fails_halfway_leaves_its_place(
     jobs = [Job(A.fedavg(work(step)), DATA, 4, cohort=4, eval_every=2) for step in STEPS]
     found: dict[int, Any]
     runs = iterate_many(jobs)
-    columns_of = eh.simulation._simulate.Session._keep
+    columns_of = Session._keep
 
     def keep(self: Any, new: Any) -> None:
         if self.setup.program.algorithm is jobs[1].algorithm and len(next(iter(new.values()))):
             raise RuntimeError("a device is gone")
         columns_of(self, new)
 
-    monkeypatch.setattr(eh.simulation._simulate.Session, "_keep", keep)
+    monkeypatch.setattr(Session, "_keep", keep)
     found = dict(runs)
     assert repr(found[1]) == "RuntimeError('a device is gone')"
     assert columns == [[2, 1], [2, 1]]  # its place stays, so that the bits of the others do

@@ -21,7 +21,7 @@ import evenhand as eh
 from evenhand import rounds
 from evenhand.aggregators import in_passes
 from evenhand.streams import Purpose, keys_of, stream
-from evenhand.types import Report
+from evenhand.types import Report, Sum
 
 METHOD, DATA, MODEL, SEED = pipe_client.METHOD, pipe_client.DATA, pipe_client.MODEL, pipe_client.SEED
 ROUNDS, COHORT = 2, 2
@@ -34,17 +34,19 @@ class Remote:
         command = [sys.executable, str(Path(pipe_client.__file__)), str(k)]
         # One device each: a client has no cores to itself.
         environment = {**os.environ, "XLA_FLAGS": os.environ["XLA_FLAGS"].replace("count=4", "count=1")}
-        self.process = stack.enter_context(
+        process = stack.enter_context(
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         )
-        stack.callback(self.process.stdin.close)
+        assert process.stdin is not None and process.stdout is not None
+        self.requests, self.answers = process.stdin, process.stdout
+        stack.callback(self.requests.close)
 
     def ask(self, name: str, *request: Any) -> None:
-        pickle.dump((name, *jax.tree.map(np.asarray, request)), self.process.stdin)
-        self.process.stdin.flush()
+        pickle.dump((name, *jax.tree.map(np.asarray, request)), self.requests)
+        self.requests.flush()
 
     def answer(self) -> Any:
-        return pickle.load(self.process.stdout)
+        return pickle.load(self.answers)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,7 @@ def _one_phase(
     key, server_key = (
         stream(keys.secret, purpose, number, streams) for purpose in (Purpose.AGGREGATOR, Purpose.SERVER)
     )
+    assert isinstance(phase.aggregator, Sum)
     direction, memory = in_passes(phase.aggregator, before, key, sum_of)
     step = rounds.server_step(
         phase, state.server, (before, memory), direction, jnp.int32(len(accepted)), server_key
@@ -98,7 +101,7 @@ def _one_phase(
 def test_a_process_per_client_gives_the_simulated_numbers(clients: dict[int, Remote]) -> None:
     """FedDane, whose two exchanges are reduced by a median of three passes each, and Ditto around it."""
     params = MODEL.init(stream(keys_of(SEED).shared, Purpose.INIT))
-    rows = tuple(jax.ShapeDtypeStruct(part.shape, part.dtype) for part in (DATA.train.x, DATA.train.y))
+    rows: Any = tuple(jax.ShapeDtypeStruct(part.shape, part.dtype) for part in (DATA.train.x, DATA.train.y))
     capacity = int(DATA.train.sizes.max())
     wires = rounds.wires(METHOD, params, rows, capacity, DATA.num_clients)
     state = rounds.begin(METHOD, params, DATA.num_clients, wires)._replace(clients=())

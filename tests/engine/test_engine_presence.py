@@ -330,7 +330,8 @@ def test_a_summary_may_leave_malicious_clients_out() -> None:
     attack = Attack(clients=(0, 3), upload=lambda delta, key: tree.scale(-1.0, delta))
     run = eh.simulate(METHODS["fedavg"], DATA, rounds=2, attack=attack)
     loss = run.client_metrics("train")["loss"]
-    for who, chosen in (("all", loss), ("honest", np.delete(loss, [0, 3])), ("malicious", loss[[0, 3]])):
+    groups: dict[Any, Any] = {"all": loss, "honest": np.delete(loss, [0, 3]), "malicious": loss[[0, 3]]}
+    for who, chosen in groups.items():
         assert run.summary("train", "loss", who=who)["mean"] == pytest.approx(chosen.mean())
     assert run.summary("train", "loss", who="honest")["mean"] != pytest.approx(loss.mean(), rel=1e-6)
     with pytest.raises(eh.EvenhandError, match="who='attackers'"):

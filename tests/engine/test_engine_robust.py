@@ -138,7 +138,7 @@ def test_a_coalition_acts_in_its_rounds_only_and_draws_anew_in_each() -> None:
     steps = []
     for attack in (everybody, attacks.during(everybody, first=2, last=3)):
         runs = eh.simulation.iterate(
-            eh.algorithms.fedavg(WORK), DATA, attack=attack, **(HOW | {"rounds": 4, "eval_every": 1})
+            eh.algorithms.fedavg(WORK), DATA, attack=attack, **{**HOW, "rounds": 4, "eval_every": 1}
         )
         at = [float(jax.tree.leaves(run.params)[0].ravel()[0]) for run in runs]
         steps.append(np.diff(at))

@@ -157,7 +157,8 @@ _STACKED = Stack(
 def test_a_false_weight_counts_unless_no_honest_client_can_have_it(aggregator):
     """A tenth of client j's weight gives (sum_k n_k d_k - 0.9 n_j d_j) / (sum_k n_k - 0.9 n_j) of deltas d, sizes n."""
     method = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=2), aggregator=aggregator)
-    tenth, kwargs = Attack(fraction=0.17, report=_times(0.1)), {"rounds": 1, "seed": 2}
+    tenth = Attack(fraction=0.17, report=_times(0.1))
+    kwargs: dict[str, Any] = {"rounds": 1, "seed": 2}
     (j,) = np.flatnonzero(device_rows(DATA, tenth, 2).malicious)
     n, start = DATA.train.sizes, bits(eh.simulate(method, DATA, rounds=0, seed=2))
     honest = bits(eh.simulate(method, DATA, **kwargs)) - start
@@ -289,26 +290,27 @@ def test_traffic_is_counted_in_models(method, down, up):
     ("make", "words"),
     [
         (
-            lambda: eh.algorithms.fedavg(eh.local.sgd(MODEL, optax.sgd, epochs=1)),
+            lambda: eh.algorithms.fedavg(eh.local.sgd(MODEL, optax.sgd, epochs=1)),  # pyright: ignore[reportArgumentType]
             "client_opt= got the function sgd itself",
         ),
         (
             lambda: eh.algorithms.fedavg(eh.local.sgd(MODEL, -0.1, epochs=1)),
             "got the step -0.1: give a finite number >= 0",
         ),
-        (lambda: eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1.5)), "epochs=1.5"),
+        (lambda: eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1.5)), "epochs=1.5"),  # pyright: ignore[reportArgumentType]
         (
             lambda: eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=2**31)),
             "batch_size=",
         ),
         (
             lambda: eh.algorithms.scaffold(
-                eh.local.sgd(MODEL, 0.1, epochs=1), aggregator=eh.aggregators.mean
+                eh.local.sgd(MODEL, 0.1, epochs=1),
+                aggregator=eh.aggregators.mean,  # pyright: ignore[reportArgumentType]
             ),
             "aggregator= got the function mean itself, .* give a value such as eh.aggregators.mean",
         ),
         (
-            lambda: eh.simulate(MODEL, DATA, rounds=1),
+            lambda: eh.simulate(MODEL, DATA, rounds=1),  # pyright: ignore[reportArgumentType]
             "algorithm= got an instance of evenhand's Model: give a value such as eh.algorithms.fedavg",
         ),
     ],

@@ -59,6 +59,7 @@ def _scratch(method, **settings):
     """The memory that a compiled round needs besides its arguments, in models."""
     function, arguments = _traced(method, _data(64), **settings)
     memory = jax.jit(function).lower(*arguments).compile().memory_analysis()
+    assert memory is not None
     return memory.temp_size_in_bytes / (4 * PARAMS)
 
 

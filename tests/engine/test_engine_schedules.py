@@ -95,9 +95,8 @@ def test_a_private_optimiser_restarts_too():
 
 
 def test_what_continues_or_runs_once_does_not_restart():
-    one = eh.data.FederatedDataset(
-        *(split_of_one(split) for split in (DATA.train, DATA.valid, DATA.test)), ("a",)
-    )
+    train, valid, test = (split_of_one(split) for split in (DATA.train, DATA.valid, DATA.test))
+    one = eh.data.FederatedDataset(train, valid, test, ("a",))
     assert not restarts(alone(SCHEDULED), one)
     assert not restarts(fedavg(FIXED, server_opt=optax.sgd(FALLING)))
     assert not restarts(finetune(fedavg(FIXED), SCHEDULED))
@@ -114,6 +113,7 @@ def test_a_run_says_so_before_the_first_round_and_trains_by_the_same_bits():
     assert "a constant step size and schedule=" in run.findings[0].sentence
     assert [finding.kind for finding in run.findings] == ["schedule"]
     assert next(eh.simulation.iterate(fedavg(SCHEDULED), DATA, **options)).findings == run.findings
+    assert SCHEDULED.parts is not None
     parts = SCHEDULED.parts._replace(client_opt=lambda data: optax.sgd(FALLING))  # not marked
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -123,4 +123,5 @@ def test_a_run_says_so_before_the_first_round_and_trains_by_the_same_bits():
     study = eh.study(
         {"fedavg": lambda: fedavg(SCHEDULED)}, DATA, rounds=1, seeds=[0, 1], select=("train", "mean")
     )
-    assert all("schedule" in [f.kind for f in each.view.findings] for each in study.outcomes)
+    for outcome in study.outcomes:
+        assert outcome.view is not None and "schedule" in [f.kind for f in outcome.view.findings]

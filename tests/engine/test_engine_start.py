@@ -1,5 +1,7 @@
 """Training that begins from given parameters."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ METHODS = {
     "ditto": P.ditto(A.fedprox(WORK, mu=0.1), WORK, lam=0.5),
     "private parts": P.fedalt(WORK, personal="b"),
 }
-SETTINGS = {"rounds": 4, "cohort": 2, "eval_every": 2, "seed": 1}
+SETTINGS: dict[str, Any] = {"rounds": 4, "cohort": 2, "eval_every": 2, "seed": 1}
 
 
 def bits(run):
@@ -30,13 +32,13 @@ def are_equal(one, other):
 @pytest.fixture(scope="module")
 def start():
     """The model of a run with another seed, as NumPy arrays."""
-    other = eh.simulate(METHODS["fedavg"], DATA, **SETTINGS | {"seed": 7, "rounds": 2})
+    other = eh.simulate(METHODS["fedavg"], DATA, **{**SETTINGS, "seed": 7, "rounds": 2})
     return jax.tree.map(np.array, other.params)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_seeds_own_parameters_are_no_other_start(name, start):
-    run, begin = (eh.simulate(METHODS[name], DATA, **SETTINGS | {"rounds": rounds}) for rounds in (4, 0))
+    run, begin = (eh.simulate(METHODS[name], DATA, **{**SETTINGS, "rounds": rounds}) for rounds in (4, 0))
     assert are_equal(eh.simulate(METHODS[name], DATA, start=begin.params, **SETTINGS), run)
     assert not are_equal(eh.simulate(METHODS[name], DATA, start=start, **SETTINGS), run)
 
@@ -72,14 +74,14 @@ def test_a_start_of_another_form_is_refused_with_its_first_leaf(change, words, s
 
 
 def test_checkpoints_know_the_start(start, tmp_path):
-    how = SETTINGS | {"start": start}
-    whole = eh.simulate(METHODS["scaffold"], DATA, **how | {"rounds": 6})
+    how: dict[str, Any] = {**SETTINGS, "start": start}
+    whole = eh.simulate(METHODS["scaffold"], DATA, **{**how, "rounds": 6})
     eh.simulate(METHODS["scaffold"], DATA, checkpoint=tmp_path, **how)
     moved = jax.tree.map(lambda leaf: leaf + 1, start)
     for other in (None, moved):
         with pytest.raises(eh.EvenhandError, match=r"another run \(its start is"):
-            eh.simulate(METHODS["scaffold"], DATA, checkpoint=tmp_path, **how | {"start": other})
-    longer = eh.simulate(METHODS["scaffold"], DATA, checkpoint=tmp_path, **how | {"rounds": 6})
+            eh.simulate(METHODS["scaffold"], DATA, checkpoint=tmp_path, **{**how, "start": other})
+    longer = eh.simulate(METHODS["scaffold"], DATA, checkpoint=tmp_path, **{**how, "rounds": 6})
     assert are_equal(longer, whole)
     eh.simulate(METHODS["scaffold"], DATA, checkpoint=tmp_path / "own", **SETTINGS)
     with pytest.raises(eh.EvenhandError, match=r"its start is the model's own, not"):

@@ -67,8 +67,8 @@ def assert_same_bits(one, other):
         np.testing.assert_allclose(values, other.history[name], rtol=1e-5, atol=1e-6)
 
 
-def run(data, method=FEDAVG, **options):
-    options: dict[str, Any] = {"rounds": 11, "cohort": 8, "eval_every": 4, "seed": 1, **options}
+def run(data, method=FEDAVG, **changes):
+    options: dict[str, Any] = {"rounds": 11, "cohort": 8, "eval_every": 4, "seed": 1, **changes}
     return eh.simulate(method, data, **options)
 
 
@@ -148,7 +148,7 @@ def test_a_round_that_needs_more_than_the_block_has_makes_it_grow(monkeypatch):
     monkeypatch.setattr(setup, "_ROW_BLOCK", 1)
     sizes = np.array([1] * 50 + [600])
     data = dataset(arrays(sizes, 0), arrays(sizes % 3, 1))
-    options = {"cohort": 3, "rounds": 40}
+    options: dict[str, Any] = {"cohort": 3, "rounds": 40}
     streamed, resident = run(data, stream=True, **options), run(data, **options)
     assert_same_bits(streamed, resident)
     job = Job(FEDAVG, data, rounds=1, cohort=3, seed=1, execution=Execution(stream=True))
@@ -228,7 +228,7 @@ def test_rows_on_the_host_and_on_devices_are_evaluated_alike(monkeypatch, device
 def test_a_sample_of_the_clients_is_evaluated_with_their_own_models(devices):
     who = np.array([3, 17, 18, 41, 59])
     split = MEMORY.train
-    index = np.concatenate([np.arange(split.offsets[k], split.offsets[k + 1]) for k in who])
+    index = np.concatenate([np.arange(*split.offsets[k : k + 2].tolist()) for k in who])
     offsets = np.concatenate([[0], np.cumsum(SIZES[who])])
     sample = Prepared(split.x[index], split.y[index], offsets, who, over(devices))
     losses = evaluate_personal(MODEL, stacked(), prepare(split))["loss"]
@@ -240,7 +240,7 @@ def test_a_sample_of_the_clients_is_evaluated_with_their_own_models(devices):
 def test_only_a_sample_of_the_clients_is_evaluated_when_asked(tmp_path):
     whole, sampled = run(MEMORY), run(MEMORY, eval_clients=12)
     assert_same_bits_of_state(whole, sampled)
-    assert len(sampled.evaluated) == 12 and whole.evaluated is None
+    assert sampled.evaluated is not None and len(sampled.evaluated) == 12 and whole.evaluated is None
     for split in ("train", "test"):
         for name, values in sampled.client_metrics(split).items():
             expected = np.full(CLIENTS, np.nan)
@@ -254,7 +254,8 @@ def test_only_a_sample_of_the_clients_is_evaluated_when_asked(tmp_path):
     assert len(view.sizes["train"]) == 12
     sampled.report(tmp_path / "report.html")
     np.testing.assert_array_equal(sampled.evaluated, run(MEMORY, rounds=0, eval_clients=12).evaluated)
-    assert not np.array_equal(sampled.evaluated, run(MEMORY, rounds=0, eval_clients=12, seed=2).evaluated)
+    other = run(MEMORY, rounds=0, eval_clients=12, seed=2).evaluated
+    assert other is not None and not np.array_equal(sampled.evaluated, other)
     assert run(MEMORY, rounds=0, eval_clients=CLIENTS + 1).evaluated is None
     with pytest.raises(eh.EvenhandError, match="eval_clients"):
         run(MEMORY, eval_clients=0)

@@ -97,7 +97,7 @@ def test_runs_side_by_side_have_each_their_own():
     """The second method's uploads overflow at the client with large features only."""
     works = [eh.local.sgd(MODEL, step, epochs=1, batch_size=4) for step in (0.1, 3e37)]
     jobs = [Job(P.ditto(A.fedavg(work), work, lam=0.0), DATA, rounds=3, cohort=2, seed=5) for work in works]
-    found = dict(iterate_many(jobs))
+    found: dict[int, Any] = dict(iterate_many(jobs))
     np.testing.assert_array_equal(found[0].last_round, drawn(DITTO, None, HOW))
     with pytest.warns(eh.errors.EvenhandWarning):
         alone = eh.simulate(jobs[1].algorithm, DATA, **HOW)

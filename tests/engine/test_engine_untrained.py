@@ -44,15 +44,15 @@ WHOLE = ("ditto", "dynamic_ditto", "dynamic_ditto, per run", "apfl", "pfedme", "
 
 def twelve_clients():
     """The toy data twice over: each client once more, with its own examples."""
-    parts = [
+    train, valid, test = (
         eh.data.Split(
             np.concatenate([part.x, part.x[::-1]]),
             np.concatenate([part.y, part.y[::-1]]),
             np.concatenate([part.offsets, part.offsets[-1] + np.cumsum(part.sizes[::-1])]),
         )
         for part in (TOY.train, TOY.valid, TOY.test)
-    ]
-    return eh.data.FederatedDataset(*parts, tuple(f"c{k}" for k in range(12)))
+    )
+    return eh.data.FederatedDataset(train, valid, test, tuple(f"c{k}" for k in range(12)))
 
 
 DATA = twelve_clients()
@@ -141,9 +141,8 @@ def test_where_all_have_trained_there_is_no_difference(name):
 def test_clients_that_adapt_begin_with_the_global_model(runs, name):
     run = runs[name]
     for k in np.flatnonzero(run.last_round == 0)[:2]:
-        data = eh.data.FederatedDataset(
-            *(_one(part, k) for part in (DATA.train, DATA.valid, DATA.test)), ("k",)
-        )
+        train, valid, test = (_one(part, k) for part in (DATA.train, DATA.valid, DATA.test))
+        data = eh.data.FederatedDataset(train, valid, test, ("k",))
         alone = run.serve(data) if name != "finetuned ditto" else None
         assert losses_of(run, k) == pytest.approx(run.client_metrics("test")["loss"][k], rel=1e-5)
         assert alone is None or alone.last_round.tolist() == [0]
@@ -195,7 +194,7 @@ def test_runs_side_by_side_are_served_alike(runs):
         for untrained in ("global", "initial")
         for method in (KEEPING["ditto"], P.ditto(FEDAVG, WORK, lam=0.7))
     ]
-    found = dict(iterate_many(jobs))
+    found: dict[int, Any] = dict(iterate_many(jobs))
     np.testing.assert_allclose(
         found[0].client_metrics("test")["loss"], runs["ditto"].client_metrics("test")["loss"], rtol=1e-5
     )
@@ -211,7 +210,7 @@ def test_methods_side_by_side_serve_each_its_own():
     )
     run = eh.simulate(method, DATA, **ONCE)
     for k in np.flatnonzero(run.last_round == 0):
-        np.testing.assert_array_equal(numbers(run.personal_params(k)), numbers(run.params))
+        np.testing.assert_array_equal(numbers(run.personal_params(int(k))), numbers(run.params))
 
 
 def test_newcomers_are_served_the_global_model_and_are_not_found_fault_with(runs):
@@ -223,7 +222,7 @@ def test_newcomers_are_served_the_global_model_and_are_not_found_fault_with(runs
 
 def test_a_wrong_word_is_refused():
     with pytest.raises(eh.EvenhandError, match="give 'global' or 'initial'"):
-        eh.simulate(FEDAVG, DATA, rounds=1, untrained="none")
+        eh.simulate(FEDAVG, DATA, rounds=1, untrained="none")  # pyright: ignore[reportArgumentType]
 
 
 def test_a_checkpoint_with_the_other_choice_is_refused(tmp_path):
@@ -307,6 +306,7 @@ def test_untrained_and_malicious_clients_are_not_meant():
 def test_clients_that_never_trained_are_those_of_the_headline():
     attack = eh.attacks.sign_flip(0.3)
     run = list(eh.simulation.iterate(KEEPING["ditto"], DATA, attack=attack, eval_clients=6, **ONCE))[-1]
+    assert run.evaluated is not None
     who = run.evaluated[~run.malicious[run.evaluated]]
     count = int(np.sum(run.last_round[who] == 0))
     assert 0 < count < 6 and len(who) < 6
