@@ -1,6 +1,6 @@
 """The command ``evenhand``, which Ctrl-C ends quietly even in the seconds that importing JAX takes.
 
-It is outside the package ``evenhand``, because it guards that package's import.
+It is outside the package ``evenhand``, because it guards that package's import, and says what is wrong where it fails.
 """
 
 import os
@@ -26,8 +26,12 @@ def _leave(number: int, frame: object) -> None:
 def main() -> int:
     """Runs the command line of :mod:`evenhand.cli` and returns its exit code."""
     guard()
-    from evenhand.cli import main as command
+    try:
+        from evenhand.cli import main as command
+    except Exception as failure:  # a package is missing, or two do not fit each other
+        from evenhand_command import doctor
 
+        return doctor.without_package(sys.argv[1:], failure)
     guarded = signal.getsignal(signal.SIGINT) is _leave
     if guarded:
         signal.signal(signal.SIGINT, signal.default_int_handler)

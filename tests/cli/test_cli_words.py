@@ -96,7 +96,7 @@ def test_every_option_says_what_it_takes(
     [
         (
             "dance",
-            "among run, study, fit, resume, compare, predict, report, figures, list, deploy, completion: see ",
+            "among run, study, fit, resume, compare, predict, report, figures, list, doctor, deploy, completion: see ",
         ),
         ("lst", "There is no command 'lst' (perhaps you meant `evenhand list`): see `evenhand --help`."),
         ("fedavg", "There is no command 'fedavg' (perhaps you meant `evenhand run fedavg`): see "),

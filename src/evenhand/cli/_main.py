@@ -34,7 +34,7 @@ from evenhand.cli._fit import FitCommand
 from evenhand.cli._methods import COMPOSED, METHODS, NamedMethod
 from evenhand.cli._restored import PredictCommand, ResumeCommand, recorded, recorded_run
 from evenhand.cli._run import RunCommand
-from evenhand.cli._show import CompareCommand, FiguresCommand, ListCommand, ReportCommand
+from evenhand.cli._show import CompareCommand, DoctorCommand, FiguresCommand, ListCommand, ReportCommand
 from evenhand.cli._study import StudyCommand, planned
 from evenhand.cli._terminal import remark
 from evenhand.cli.flower_app import AppCommand
@@ -92,6 +92,9 @@ _EXAMPLES = {
     "list": """\
   evenhand list
   evenhand list models""",
+    "doctor": """\
+  evenhand doctor
+  evenhand doctor --json                           for a script or a bug report""",
     "deploy": """\
   evenhand deploy init fed --method 'fedavg()' --clients 3 --rounds 20
   evenhand deploy server fed                       until the last round is done
@@ -156,6 +159,7 @@ _COMMANDS: dict[str, type[Command]] = {
     "report": ReportCommand,
     "figures": FiguresCommand,
     "list": ListCommand,
+    "doctor": DoctorCommand,
     "deploy init": InitCommand,
     "deploy server": ServerCommand,
     "deploy client": ClientCommand,

@@ -1,4 +1,5 @@
-"""Commands that only show: saved runs (``compare``, ``report``, ``figures``), and what there is to choose: ``list``."""
+"""Commands that only show: saved runs (``compare``, ``report``, ``figures``), what there is to choose (``list``), and
+what is installed (``doctor``)."""
 
 from __future__ import annotations
 
@@ -37,6 +38,7 @@ from evenhand.studies import load
 from evenhand.systems import Systems
 from evenhand.text import visible
 from evenhand.types import Algorithm, Attack, Risk, Sampling, Sum
+from evenhand_command import doctor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -302,3 +304,18 @@ def _table(entries: tuple[Entry, ...]) -> Table:
     for entry in entries:
         table.add_row(*entry)
     return table
+
+
+# --- evenhand doctor: what is installed, and whether it works ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DoctorCommand:
+    """Check packages, devices and the cache of compiled programs, and tell how to mend what is broken."""
+
+    json: bool = False
+    """print JSON, for a script or a bug report"""
+
+    def execute(self) -> int:
+        """Prints what was examined and returns the exit code: 1 if something is broken."""
+        return doctor.print_report(as_json=self.json)
