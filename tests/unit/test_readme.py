@@ -82,8 +82,18 @@ def test_the_second_step_compares_runs_that_can_be_compared(
     assert "clients better than fedavg" in capsys.readouterr().out
 
 
-def test_links_to_files_exist() -> None:
-    root = Path(__file__).parents[2]
-    links = re.findall(r"\]\((?!http)([^)#]+)\)", README)
-    assert links
-    assert [link for link in links if not (root / link).exists()] == []
+_REPOSITORY = re.compile(r"https://(?:github\.com/evenhand/evenhand/blob|raw\.githubusercontent\.com/evenhand/evenhand)/main/")
+
+
+def test_links_are_absolute_and_lead_to_files_of_the_repository() -> None:
+    """A package index shows the README without the repository, so that relative links and images are dead there."""
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert [link for link in links if not link.startswith("https://")] == []
+    ours = [_REPOSITORY.sub("", link).partition("#")[0] for link in links if _REPOSITORY.match(link)]
+    assert len(ours) > 20 and "docs/images/quickstart.png" in ours
+    assert [path for path in ours if not (ROOT / path).exists()] == []
+
+
+def test_the_first_screen_says_how_to_install_it_and_shows_python() -> None:
+    first = README.splitlines()[:30]
+    assert first.index("pip install evenhand") < first.index("import evenhand as eh")
