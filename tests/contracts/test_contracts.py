@@ -125,9 +125,8 @@ NOISY = "fedavg(aggregator=noisy_mean(0.5, noise_multiplier=0.5, rate=0.5), samp
 def one_client(data):
     """All examples in one place."""
     parts = (data.train, data.valid, data.test)
-    return eh.data.FederatedDataset(
-        *(part._replace(offsets=part.offsets[[0, -1]]) for part in parts), ("all",)
-    )
+    train, valid, test = (part._replace(offsets=part.offsets[[0, -1]]) for part in parts)
+    return eh.data.FederatedDataset(train, valid, test, ("all",))
 
 
 _LISTED = {name.partition(",")[0] for name in (*METHODS, *FAIR, *SLOW)}
@@ -195,7 +194,7 @@ def test_empty_slots_have_no_vote_in_any_aggregator(name):
     aggregator = make(**{name: VALUES.get(name, 0.5) for name in needed})
     rng = np.random.default_rng(3)
     deltas = {"w": rng.normal(size=(8, 3, 2)), "b": (rng.normal(size=8),)}
-    uploads = Upload(deltas, rng.integers(1, 9, 8), rng.uniform(0.1, 3.0, 8))
+    uploads = Upload(deltas, jnp.asarray(rng.integers(1, 9, 8)), jnp.asarray(rng.uniform(0.1, 3.0, 8)))
     uploads = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), uploads)
     state = aggregator.init(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), uploads.delta), 8)
     check_slots(aggregator, uploads, range(8), state, 1e-4)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.core import Tracer
 
 from evenhand import risks
 from evenhand.testing import Check, check_risk, risk_checks
@@ -112,7 +113,7 @@ _MEAN = risks.mean()
 _LARGEST = risks.tilted(math.inf)
 
 
-def _of(value: Any, weights: Any, without_losses: str = "zeros") -> Risk:
+def _of(value: Any, shares: Any, without_losses: str = "zeros") -> Risk:
     """A risk from functions of losses without NaN and of weights that sum to 1."""
 
     def population(losses: Any, given: Any) -> tuple[Array, Array]:
@@ -124,8 +125,8 @@ def _of(value: Any, weights: Any, without_losses: str = "zeros") -> Risk:
         return jnp.where(p > 0, f, 0.0), p
 
     return Risk(
-        lambda losses, w=None: value(*population(losses, w)),
-        lambda losses, w=None: weights(*population(losses, w)),
+        lambda losses, weights=None: value(*population(losses, weights)),
+        lambda losses, weights=None: shares(*population(losses, weights)),
     )
 
 
@@ -179,7 +180,7 @@ def _noisy(f: Array, p: Array) -> Array:
 
 def _compiled_otherwise(losses: Any, weights: Any = None) -> Array:
     value = _MEAN.value(losses, weights)
-    return 1.01 * value if isinstance(losses, jax.core.Tracer) else value
+    return 1.01 * value if isinstance(losses, Tracer) else value
 
 
 def _writes(losses: Any, weights: Any = None) -> Array:
@@ -191,6 +192,10 @@ def _writes(losses: Any, weights: Any = None) -> Array:
 def _square_counts(losses: Any, weights: Any = None) -> Array:
     w = jnp.ones_like(losses) if weights is None else jnp.asarray(weights)
     return _MEAN.weights(losses, w + 0.1 * w**2)
+
+
+def _of_square_counts(losses: Any, weights: Any = None) -> Array:
+    return jnp.sum(_square_counts(losses, weights) * jnp.asarray(losses))
 
 
 def _largest_without_weights(losses: Any, weights: Any = None) -> Array:
@@ -217,7 +222,7 @@ def _bare(losses: Any, weights: Any = None) -> Array:
         ("not lie between", _of(lambda f, p: _mean(f, p) + 4.0, _p)),
         (
             "another scale",
-            Risk(lambda f, w=None: jnp.sum(_square_counts(f, w) * jnp.asarray(f)), _square_counts),
+            Risk(_of_square_counts, _square_counts),
         ),
         ("Without weights", _MEAN._replace(value=_largest_without_weights)),
         ("order", _linear(_by_position)),
@@ -226,14 +231,17 @@ def _bare(losses: Any, weights: Any = None) -> Array:
         ("slope", _pretends(lambda f, p: 0.5 * _mean(f, p) + 0.5 * _largest(f, p))),
         (
             "weight 0 counts",
-            Risk(lambda f, w=None: _LARGEST.value(f), lambda f, w=None: _LARGEST.weights(f)),
+            Risk(
+                lambda losses, weights=None: _LARGEST.value(losses),
+                lambda losses, weights=None: _LARGEST.weights(losses),
+            ),
         ),
         ("weight 0 counts", _MEAN._replace(value=_bare)),
         (
             "weight 0 counts",
             Risk(
-                lambda f, w=None: risks.tilted(0.2 * len(f)).value(f, w),
-                lambda f, w=None: risks.tilted(0.2 * len(f)).weights(f, w),
+                lambda losses, weights=None: risks.tilted(0.2 * len(losses)).value(losses, weights),
+                lambda losses, weights=None: risks.tilted(0.2 * len(losses)).weights(losses, weights),
             ),
         ),
         ("Without any loss", _of(_mean, _p, without_losses="uniform")),

@@ -37,10 +37,11 @@ def _method(mu0: float) -> Algorithm:
 def _used(start: Any, losses: Array) -> Array:
     """The ``mu`` that is broadcast after each loss; all that depends on its start is in ``start``."""
     method = _method(0.0)
-    assert method.observe is not None
+    observe = method.observe
+    assert observe is not None
 
     def step(state: Any, loss: Array) -> tuple[Any, Array]:
-        state = method.observe(state, loss)
+        state = observe(state, loss)
         return state, method.phases[0].broadcast(state, jnp.int32(0)).extra
 
     return lax.scan(step, start, losses)[1]
@@ -102,12 +103,12 @@ def test_the_weight_follows_the_rule(mu0: float, tail: list[float], falls: int) 
 
 def test_steps_of_a_tenth_do_not_drift() -> None:
     method = _method(0.0)
-    observe = jax.jit(
-        lambda state, count: lax.fori_loop(
-            0, count, lambda t, s: method.observe(s, t.astype(jnp.float32)), state
-        )
+    observe = method.observe
+    assert observe is not None
+    observe_all = jax.jit(
+        lambda state, count: lax.fori_loop(0, count, lambda t, s: observe(s, t.astype(jnp.float32)), state)
     )
-    state = observe(method.init(MODEL.init(jax.random.key(0)), 6), 1001)
+    state = observe_all(method.init(MODEL.init(jax.random.key(0)), 6), 1001)
     mu = method.phases[0].broadcast(state, jnp.int32(0)).extra
     assert float(mu) == 100.0
     assert float(np.cumsum(np.full(1000, 0.1, np.float32))[-1]) != 100.0, "adding tenths in float32 drifts"

@@ -26,7 +26,7 @@ def iterates(name: str) -> np.ndarray:
     )
 
 
-def mean(name: str, **how: float) -> eh.Run:
+def mean(name: str, **how: Any) -> eh.Run:
     return eh.simulate(eh.algorithms.averaged(ALL[name], **how), DATA, rounds=ROUNDS)
 
 

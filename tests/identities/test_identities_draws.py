@@ -306,7 +306,7 @@ def test_poisoned_rows_are_trained_on_but_not_evaluated_on() -> None:
     )
     assert np.abs(flat(end[0].params) - flat(end[1].params)).max() > 1e-3
     losses = [run.client_metrics("train")["loss"] for run in start]
-    np.testing.assert_array_equal(*losses)
+    np.testing.assert_array_equal(losses[0], losses[1])
 
 
 # --- what malicious clients send ---------------------------------------------------------------------------------

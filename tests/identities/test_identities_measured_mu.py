@@ -105,7 +105,7 @@ def test_it_needs_plain_steps_and_other_words_are_refused():
     with pytest.raises(eh.EvenhandError, match="this work has none"):
         eh.algorithms.fedprox(momentum, mu="theory")
     with pytest.raises(eh.EvenhandError, match='or "theory"'):
-        eh.algorithms.fedprox(WORK, mu="best")
+        eh.algorithms.fedprox(WORK, mu="best")  # pyright: ignore[reportArgumentType]
 
 
 def test_it_obeys_the_contract():

@@ -27,7 +27,7 @@ GLOBAL = {
 }
 
 
-def run(method, rounds=ROUNDS, cohort=COUNT, data=DATA, **more):
+def run(method, rounds=ROUNDS, cohort: int | None = COUNT, data=DATA, **more):
     return eh.simulate(method, data, rounds=rounds, cohort=cohort, eval_every=rounds, **more)
 
 
@@ -325,8 +325,8 @@ SEVERAL = eh.algorithms.side_by_side({"a": AVERAGE, "b": AVERAGE})
         (lambda: P.ditto(AVERAGE, WORK, lam=-1.0), "give a number >= 0, or infinite"),
         (lambda: P.ditto(AVERAGE, WORK, lam=math.nan), "lam=nan"),
         (lambda: P.ditto(AVERAGE, OTHER), "different models"),
-        (lambda: P.ditto(WORK, WORK), "method"),
-        (lambda: P.ditto(AVERAGE, AVERAGE), "work"),
+        (lambda: P.ditto(WORK, WORK), "method"),  # pyright: ignore[reportArgumentType]
+        (lambda: P.ditto(AVERAGE, AVERAGE), "work"),  # pyright: ignore[reportArgumentType]
         (lambda: P.ditto(AVERAGE, ADAM, implicit=True), "plain step size"),
         (lambda: P.dynamic_ditto(AVERAGE, ADAM), "or per_run=True"),
         (lambda: P.dynamic_ditto(AVERAGE, WORK, lams=()), "at least one candidate"),
@@ -340,9 +340,9 @@ SEVERAL = eh.algorithms.side_by_side({"a": AVERAGE, "b": AVERAGE})
         ),
         (lambda: P.fedalt(LAYERS, personal="outptu"), "perhaps you meant output"),
         (lambda: P.fedalt(WORK, personal=lambda params: [True]), "a tree of bools"),
-        (lambda: P.fedbabu(WORK, head=3), "3 does not say which parameters: give paths"),
-        (lambda: P.fedsim(WORK, personal=("b", 1)), r"\('b', 1\) does not say which parameters"),
-        (lambda: P.finetune(AVERAGE, WORK, personal=b"b"), "does not say which parameters"),
+        (lambda: P.fedbabu(WORK, head=3), "3 does not say which parameters: give paths"),  # pyright: ignore[reportArgumentType]
+        (lambda: P.fedsim(WORK, personal=("b", 1)), r"\('b', 1\) does not say which parameters"),  # pyright: ignore[reportArgumentType]
+        (lambda: P.finetune(AVERAGE, WORK, personal=b"b"), "does not say which parameters"),  # pyright: ignore[reportArgumentType]
         (lambda: P.finetune(SEVERAL, WORK), r"put finetune\(\) around each of its methods instead"),
         (lambda: P.ditto(SEVERAL, WORK, lam=1.0), r"put ditto\(\) around each of its methods instead"),
         (lambda: P.fedalt(WORK, personal="b", personal_work=OTHER), "different models"),

@@ -3,6 +3,8 @@
 With p = softmax(X W + b) and Y one-hot: F_k = -mean(log p_y), grad_W F_k = X'(p - Y) / n_k, grad_b F_k = mean(p - Y).
 """
 
+from typing import Any
+
 import numpy as np
 
 import evenhand as eh
@@ -19,19 +21,19 @@ def _probabilities(w, k, rows):
     return x, y, p / p.sum(axis=1, keepdims=True)
 
 
-def loss(w, k, rows=slice(None)):
+def loss(w, k, rows: Any = slice(None)):
     """The mean loss of client k, on all its examples or some."""
     _, y, p = _probabilities(w, k, rows)
     return -np.mean(np.log(p[np.arange(len(y)), y]))
 
 
-def accuracy(w, k, rows=slice(None)):
+def accuracy(w, k, rows: Any = slice(None)):
     """The share of them that the model gets right."""
     _, y, p = _probabilities(w, k, rows)
     return np.mean(p.argmax(axis=1) == y)
 
 
-def gradient(w, k, rows=slice(None)):
+def gradient(w, k, rows: Any = slice(None)):
     """The gradient of that loss."""
     x, y, p = _probabilities(w, k, rows)
     p[np.arange(len(y)), y] -= 1

@@ -1,5 +1,7 @@
 """The fair methods against loops written in NumPy and SciPy from the papers, in float64."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -126,7 +128,8 @@ def test_delta_fl_equals_a_loop_whose_weights_a_linear_programme_finds(theta):
 
 def term(t, mode, rate=0.5):
     """TERM with one of three normalisers; the reference divides by K twice, and its running average starts at 0."""
-    p, w, running = SIZES / SIZES.sum(), begin(), None if mode == "running" else 0.0
+    p, w = SIZES / SIZES.sum(), begin()
+    running: Any = None if mode == "running" else 0.0
     for _ in range(ROUNDS):
         f = np.array([loss(w, k) for k in CLIENTS])
         if mode == "cohort":

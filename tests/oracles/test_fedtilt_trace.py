@@ -37,6 +37,7 @@ def round_of(tau: float, lam: float) -> tuple[list[float], list[float]]:
     """Both clients' ``w_n`` and ``v_n`` after one round from w = 1 and v = 0, 0.5."""
     algorithm = method(tau, lam)
     (phase,) = algorithm.phases
+    assert algorithm.personal_params is not None
     message = phase.broadcast(algorithm.init(jnp.float32(1.0), 2), jnp.int32(0))
     global_ones, personal = [], []
     for start, initial in ((0, 0.0), (3, 0.5)):

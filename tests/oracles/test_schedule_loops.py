@@ -4,6 +4,7 @@ Full batches and all clients, unless a test says otherwise; each loop takes its 
 """
 
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 from softmax_oracle import DATA, MODEL, SIZES, average, combine, gradient, loss
 
 import evenhand as eh
+from evenhand.algorithms.averaging import training
 from evenhand.errors import EvenhandError
 from evenhand.rounds import cohort
 from evenhand.streams import keys_of
@@ -23,7 +25,7 @@ FACTORS = [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
 ALL = range(len(SIZES))
 
 
-def work(schedule=None, optimiser=LR, **options):
+def work(schedule=None, optimiser: Any = LR, **options):
     return eh.local.sgd(MODEL, optimiser, epochs=STEPS, schedule=schedule, **options)
 
 
@@ -439,7 +441,7 @@ def test_personal_momentum_of_ditto_equals_a_loop():
         lambda w: eh.privacy.dp_delta_fl(
             w, theta=0.5, largest_loss=9.0, clip=1.0, noise_multiplier=1.0, rate=0.5
         ),
-        lambda w: eh.algorithms.averaging.training(w),
+        training,
     ],
 )
 def test_methods_whose_clients_keep_no_optimiser_refuse_one(make):

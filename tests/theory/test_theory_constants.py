@@ -6,6 +6,7 @@ Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, theor
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import hypothesis
 import hypothesis.strategies as st
@@ -93,9 +94,10 @@ def test_least_and_best_weights_against_scipy(concavity: float, changed: dict[st
     def at(log: float) -> float:
         return fedprox_decrease(concavity + math.exp(log), **given)
 
-    root = optimize.brentq(at, math.log(1e-3 * found.least), math.log(found.best))
+    root = cast(float, optimize.brentq(at, math.log(1e-3 * found.least), math.log(found.best)))
     assert concavity + math.exp(root) == pytest.approx(found.least, rel=1e-7)
-    top = optimize.minimize_scalar(lambda log: -at(log), bounds=(root, root + 12), method="bounded")
+    bounds = (root, root + 12)
+    top = cast(Any, optimize.minimize_scalar(lambda log: -at(log), bounds=bounds, method="bounded"))
     assert -top.fun == pytest.approx(found.decrease, rel=1e-6)
     assert concavity + math.exp(top.x) == pytest.approx(found.best, rel=1e-2)
     grid = concavity + np.geomspace(1e-3, 1e6, 4000)
@@ -128,7 +130,7 @@ def test_one_round_at_the_best_weight_decreases_a_quadratic_by_what_is_promised(
     """Two clients ``a (w - c)^2 / 2``, exact solves and all draws of 100: the expectation in closed form."""
     a, c, K, w = np.array([1.0, 2.0]), np.array([0.0, 1.0]), 100, 3.0
 
-    def f(w: np.ndarray) -> np.ndarray:
+    def f(w: Any) -> Any:
         return np.mean(a / 2 * (np.asarray(w)[..., None] - c) ** 2, axis=-1)
 
     gradients = a * (w - c)

@@ -194,7 +194,8 @@ def test_personal_models_follow_the_global_one_to_their_optimum() -> None:
     points = np.stack([_POINTS, _POINTS[::-1] + 1.5, 2 * _POINTS])
     tilts = {"classes": 2, "tilt_class": tau, "tilt_sample": lam, "prox_mu": 0.5}
     method = eh.algorithms.fedtilt(eh.local.sgd(_SQUARE, size, steps=1), **tilts)
-    (phase,) = method.phases
+    (phase,), personal_params = method.phases, method.personal_params
+    assert personal_params is not None
 
     def one(carry: Any, _: Any) -> Any:
         state, kept = carry
@@ -204,7 +205,7 @@ def test_personal_models_follow_the_global_one_to_their_optimum() -> None:
         )(kept, jnp.asarray(points))
         direction = aggregate(phase.aggregator, delta)
         after, _ = phase.server(state, direction, jnp.int32(3), jax.random.key(0))
-        return (after, new), (method.global_params(state), method.personal_params(state, kept))
+        return (after, new), (method.global_params(state), personal_params(state, kept))
 
     begin = method.init(jnp.float32(6.0), 3), jax.vmap(method.init_client)(jnp.array([5.0, -5.0, 9.0]))
     w, v = (
@@ -212,7 +213,7 @@ def test_personal_models_follow_the_global_one_to_their_optimum() -> None:
         for part in jax.jit(lambda begin: jax.lax.scan(one, begin, length=801))(begin)[1]
     )
 
-    def best(x: np.ndarray, w: float) -> float:
+    def best(x: np.ndarray, w: Any) -> float:
         def whole(v: np.ndarray) -> float:
             return _tilted(tau, lam, 0.5 * (v[0] - x) ** 2, _KINDS) + 0.25 * (v[0] - w) ** 2
 
@@ -293,7 +294,8 @@ def test_steps_of_the_descent_decrease_the_objective() -> None:
             return [aggregate(drift_tilted(q, steps=k), deltas) for k in (1, 2, 3)]
 
         points = [np.zeros((40, 2)), *(np.array(p, float) for p in moved(jnp.asarray(clients, jnp.float32)))]
-        values = [logsumexp(q * ((clients - p[:, None]) ** 2).sum(2), axis=1, b=0.2) / q for p in points]
+        squares = [((clients - p[:, None]) ** 2).sum(2) for p in points]
+        values = [np.asarray(logsumexp(q * each, axis=1, b=0.2)) / q for each in squares]
         start, once, twice, thrice = values
         assert np.all(twice <= start + 1e-5) and np.all(thrice <= twice + 1e-5)
         assert np.max(start - twice) > 0.1

@@ -5,7 +5,7 @@ Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023.  Groups (E9, E10) 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -188,11 +188,13 @@ def test_minima_of_three_functions_along_the_path() -> None:
 def test_limits_of_three_functions() -> None:
     """The largest is least at 0.5, where it is 0.49; the median is least at 0.125."""
     assert _three(np.array(0.5)).max() == pytest.approx(0.49)
-    worst = minimize_scalar(
+    found = minimize_scalar(
         lambda theta: float(_three(np.array(theta)).max()), bounds=(-1, 2), method="bounded"
     )
+    worst = cast(Any, found)
     assert worst.x == pytest.approx(0.5, abs=1e-5)
-    middle = minimize_scalar(
+    found = minimize_scalar(
         lambda theta: float(np.sort(_three(np.array(theta)))[1]), bounds=(-0.1, 0.3), method="bounded"
     )
+    middle = cast(Any, found)
     assert (middle.x, middle.fun) == (pytest.approx(0.125, abs=1e-4), pytest.approx(0.105625, abs=1e-4))

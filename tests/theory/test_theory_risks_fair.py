@@ -6,7 +6,7 @@ Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020; the conj
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -137,7 +137,8 @@ def test_three_quadratics_whose_losses_have_less_entropy_at_larger_powers() -> N
         def objective(w: float, p: float = p) -> float:
             return float(np.sum((a * (w - c) ** 2 + b) ** p) ** (1 / p))
 
-        w = minimize_scalar(objective, bounds=(-2.667, 0.568), method="bounded", options={"xatol": 1e-9}).x
+        found = minimize_scalar(objective, bounds=(-2.667, 0.568), method="bounded", options={"xatol": 1e-9})
+        w = cast(Any, found).x
         assert float(_minimiser(p, 2 * a, c, b)) == pytest.approx(w, abs=2e-8)
         entropies[p] = [float(_entropy((a * (w - c) ** 2 + b) ** q)) for q in (0.5, 1.0)]
     roots, plain = np.array(list(entropies.values())).T

@@ -5,7 +5,7 @@ Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, on mean estimation
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,8 @@ def _losses(theta: float) -> np.ndarray:
 
 def _solve(t: float) -> float:
     """Lemma 42: where the gradient of ``A`` is the tilted mean."""
-    return float(brentq(lambda theta: theta - _at(t, theta)[1] @ _X, 0.0, 5.0, xtol=1e-14, rtol=1e-14))
+    tight: Any = {"xtol": 1e-14, "rtol": 1e-14}
+    return cast(float, brentq(lambda theta: theta - _at(t, theta)[1] @ _X, 0.0, 5.0, **tight))
 
 
 def _spread(w: np.ndarray, x: np.ndarray) -> float:

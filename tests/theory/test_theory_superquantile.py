@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ def test_cohorts_of_two_kinds_of_clients_in_closed_form() -> None:
     """
     m, theta = 50, 0.3
     high = np.arange(m + 1)
-    chance = hypergeom(200, round(200 * theta), m).pmf(high)
+    chance = hypergeom.pmf(high, 200, round(200 * theta), m)
     losses = (np.arange(m) < high[:, None]).astype(float)
     cap = np.minimum(high / (theta * m), 1)
     for nu in (0.0, 2.0):
@@ -98,7 +98,7 @@ def _dual(f: np.ndarray, theta: float, nu: float) -> float:
         return float(eta + np.mean(np.exp(free) * (x - nu * free)))
 
     found = minimize_scalar(of, bounds=(-30, 30), method="bounded", options={"xatol": 1e-12, "maxiter": 500})
-    return float(found.fun)
+    return float(cast(Any, found).fun)
 
 
 @pytest.mark.parametrize("nu", [0.0, 0.3])
@@ -194,7 +194,8 @@ def test_the_step_of_a_sublinear_rate() -> None:
 
         step = min(top, math.sqrt(a / (b * t)), (a / (c * t)) ** (1 / 3))
         loose = phi(min(top, math.sqrt(a / (b * t))))
-        best = minimize_scalar(lambda u: phi(top * math.exp(u)), bounds=(-30, 0), method="bounded").fun
+        found = minimize_scalar(lambda u: phi(top * math.exp(u)), bounds=(-30, 0), method="bounded")
+        best = cast(Any, found).fun
         bound = a / (top * t) + 2 * math.sqrt(a * b / t) + 2 * c ** (1 / 3) * (a / t) ** (2 / 3)
         return step, phi(step), best, bound, loose
 
@@ -337,7 +338,7 @@ def test_numbers_out_of_range_are_refused(make: Any, wrong: str) -> None:
 
 
 def _convex(ridge: float = 0.5, rounds: int = 2000) -> Any:
-    given = {"distance": 1.0, "lipschitz": 1.0, "slope": 1.0, "theta": 0.5}
+    given: dict[str, Any] = {"distance": 1.0, "lipschitz": 1.0, "slope": 1.0, "theta": 0.5}
     return delta_fl_convex(**given, ridge=ridge, cohort=20, rounds=rounds)
 
 
