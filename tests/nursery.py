@@ -40,6 +40,8 @@ class Nursery:
             text=True,
             env=environment,
         )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
         assert self.ask("threads") == 1
 
     def start(
@@ -49,15 +51,15 @@ class Nursery:
         return Child(self, self.ask("start", job=job, arguments=arguments, **files))
 
     def close(self) -> None:
-        self._process.stdin.close()
+        self._requests.close()
         self._process.wait(30)
-        self._process.stdout.close()
+        self._answers.close()
 
-    def ask(self, what: str, **arguments: object) -> int | None:
+    def ask(self, what: str, **arguments: object) -> Any:
         with self._lock:
-            self._process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
-            self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
+            self._requests.write(json.dumps({"do": what, **arguments}) + "\n")
+            self._requests.flush()
+            return json.loads(self._answers.readline())
 
 
 class Child(NamedTuple):
@@ -89,7 +91,7 @@ moments of the server, an adaptation to each client, weights of all clients, per
 the secret root of a noise."""
 
 
-def _method(name: str):
+def _method(name: str) -> Any:
     model = eh.testing.toy_model()
     work = eh.local.sgd(model, 0.1, epochs=100, batch_size=4)
     match name:
@@ -122,11 +124,13 @@ def _simulate(folder: str, result: str, method: str = "scaffold", rounds: int = 
     run = eh.simulate(
         _method(method), eh.testing.toy_data(), checkpoint=folder or None, offload=offload, **settings
     )
-    leaves = {f"leaf {i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(run.state))}
-    columns = {f"history {name}": values for name, values in run.history.items()}
+    arrays: dict[str, Any] = {
+        f"leaf {i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(run.state))
+    }
+    arrays |= {f"history {name}": values for name, values in run.history.items()}
     assert run.info["devices"] == 2
-    rounds = {f"round {name}": values for name, values in run.per_round.items()}
-    np.savez(result, **leaves, **columns, **rounds)
+    arrays |= {f"round {name}": values for name, values in run.per_round.items()}
+    np.savez(result, **arrays)
     return 0
 
 
@@ -190,7 +194,8 @@ if __name__ == "__main__":
     import numpy as np
     import orbax.checkpoint as ocp
 
-    sys.modules["pandas"] = None  # scikit-learn would import it, with a thread of Arrow's
+    # Else scikit-learn would import it, with a thread of Arrow's.
+    sys.modules["pandas"] = None  # pyright: ignore[reportArgumentType]
     import sklearn.datasets
 
     import evenhand as eh

@@ -26,7 +26,8 @@ def packed(folder: Path, archive: Path, inside: str = "") -> Path:
             for entry, name in zip(files, names, strict=True):
                 target.write(entry, name)
     else:
-        with tarfile.open(archive, f"w:{archive.suffix.removeprefix('.')}") as target:
+        mode: Any = f"w:{archive.suffix.removeprefix('.')}"
+        with tarfile.open(archive, mode) as target:
             for entry, name in zip(files, names, strict=True):
                 target.add(entry, name)
     return archive
@@ -130,8 +131,7 @@ def hdf5(path: Path, clients: Mapping[str, Mapping[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         for name, fields in clients.items():
-            group = file.create_group("examples").create_group(name) if "examples" not in file else None
-            group = file["examples"].create_group(name) if group is None else group
+            group = file.require_group("examples").create_group(name)
             for field, values in fields.items():
                 group[field] = np.array(values, dtype=object) if isinstance(values, list) else values
     return path

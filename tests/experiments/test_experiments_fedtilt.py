@@ -130,7 +130,7 @@ def test_two_methods_have_the_same_outliers_and_fresh_ones_each_round() -> None:
 
 def _images(folder: Path, train: int, test: int) -> None:
     """Images like MNIST's: each digit has ink in another column."""
-    random, table = np.random.default_rng(0), dict[str, np.ndarray]()
+    random, table = np.random.default_rng(0), dict[str, Any]()
     for split, each in (("train", train), ("test", test)):
         y = random.permutation(np.repeat(np.arange(10, dtype=np.uint8), each))
         x = random.integers(0, 60, (len(y), 28, 28))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tyro
@@ -86,7 +87,7 @@ def test_clients_have_rows_of_each_split_that_fit_the_model(folder: Path, place:
         assert np.array_equal(parts[0].x, parts[1].x) and not np.array_equal(parts[0].x, parts[2].x)
         assert sorted(parts[0].sizes) == sorted(parts[2].sizes)  # all seeds run in one compiled program
     model, key = model_of(place), jax.random.key(0)
-    outputs = model.apply(model.init(key), data[0].train.x[:3])
+    outputs = model.apply(model.init(key), jnp.asarray(data[0].train.x[:3]))
     assert outputs.shape == (3, PLACES[place].classes)
 
 

@@ -119,7 +119,7 @@ def test_users_count_alike_and_the_worst_tenth_is_their_mean() -> None:
 
     params = {"users": jnp.ones((2, 3)), "items": jnp.ones((1, 3))}
     test = SimpleNamespace(x=np.array([[0, 0], [1, 0]]), y=np.array([3.0, 1.0]))
-    run = SimpleNamespace(
+    run: Any = SimpleNamespace(
         params=params,
         data=SimpleNamespace(test=test),
         algorithm=SimpleNamespace(model=movielens.model_of(3)),
@@ -214,7 +214,7 @@ def test_the_page_has_the_saved_numbers(which: str, request: pytest.FixtureReque
     for name, each in saved["error"].items():
         number = r"\**([\d.]+)\**"
         row = re.search(
-            rf"\| {re.escape(LABELS.get(name, name))} \| {number} ± ([\d.]+) \| {number} \| {number} ± ([\d.]+) \|",
+            rf"\| {re.escape(LABELS.get(name) or name)} \| {number} ± ([\d.]+) \| {number} \| {number} ± ([\d.]+) \|",
             table,
         )
         assert row is not None, name

@@ -88,7 +88,7 @@ def test_a_model_that_was_not_finite_gets_a_large_number_from_then_on(tmp_path, 
     small = imdb.Config(data_dir=tmp_path, batch=8, epochs=3, public=10, valid=10, test=20, seeds=1)
     task = imdb_sweeps.task_of(imdb_sweeps.Config(imdb=small, chosen=tmp_path / "imdb.json"))
     numbers = np.array([4.0, 3.0, 1.0, 1.0])
-    history = dict.fromkeys(("train_loss", "valid_loss", "test_accuracy"), numbers)
+    history: dict[str, Any] = dict.fromkeys(("train_loss", "valid_loss", "test_accuracy"), numbers)
     history["rejected"] = np.array([np.nan, 0.0, 1.0, 0.0])
     monkeypatch.setattr(sweeps.eh, "simulate", lambda *_, **__: SimpleNamespace(history=history))
     work = sweeps.eh.local.sgd(task.model, 0.1, epochs=1, batch_size=8)
@@ -102,6 +102,7 @@ def test_an_epoch_has_the_noise_of_a_run_of_all(tmp_path):
 
     def release(config):
         work = imdb.candidates(config)["DP2-RMSProp"].make({"lr": 1.0, "clip": 1.0})
+        assert work.privacy is not None
         (found,) = work.privacy.releases(1)
         return found
 
@@ -160,7 +161,7 @@ def test_the_page_has_what_came_without_privacy():
 
 def test_the_best_delay_is_neither_the_shortest_nor_the_longest():
     mean = {int(delay): np.mean(each) for delay, each in SAVED["delays"].items()}
-    assert max(mean, key=mean.get) == 195
+    assert max(mean, key=mean.__getitem__) == 195
     assert mean[1] < mean[30] < mean[195] > mean[348] > mean[1043] > mean[2781]
 
 
@@ -189,7 +190,7 @@ def test_the_page_has_the_saved_errors(name, found):
 
 def test_what_the_page_says_of_budgets_and_delays_on_ratings():
     over = {int(delay): np.mean(each) for delay, each in ERRORS["delays"].items()}
-    assert min(over, key=over.get) == 1101 and max(over.values()) - min(over.values()) < 0.04
+    assert min(over, key=over.__getitem__) == 1101 and max(over.values()) - min(over.values()) < 0.04
     budgets = {name: [np.array(seeds) for seeds in each.values()] for name, each in ERRORS["budgets"].items()}
     plain, noisy, late = (budgets[name] for name in sweeps.COLORS)
     assert np.all(late[0] > np.maximum(plain[0], noisy[0]))

@@ -114,7 +114,7 @@ def test_images_are_halved_and_standardised(folder: Path) -> None:
 
 
 def test_training_and_validation_images_are_apart_and_as_noisy(folder: Path) -> None:
-    config = classification.Config(data_dir=folder, **FEW | {"rows": 300, "valid": 100})
+    config = classification.Config(data_dir=folder, **{**FEW, "rows": 300, "valid": 100})
     rows = classification.drawn(config, 0.4, 3)
     content = classification.images(folder)
 
@@ -138,7 +138,7 @@ def test_replaced_labels_are_uniform() -> None:
 
 
 def test_look_alike_classes_are_rare_and_exchanged(folder: Path) -> None:
-    config = classification.Config(data_dir=folder, **FEW | {"thinned": 0.5})
+    config = classification.Config(data_dir=folder, **{**FEW, "thinned": 0.5})
     rows = classification.drawn(config, "rare", 0)
     y, true = np.asarray(rows.y), np.asarray(rows.true)
     assert np.bincount(true).tolist() == [16, 8, 16, 8, 16, 8, 16, 16, 16, 8]
@@ -165,7 +165,7 @@ def test_the_full_size_of_the_table_with_rare_classes() -> None:
 
 def weighed(losses: Array, y: Array, progress: float) -> eh.centralized.Weighed:
     return eh.centralized.Weighed(
-        (), x=None, y=y, losses=losses, progress=jnp.float32(progress), key=jax.random.key(0)
+        (), x=jnp.zeros(0), y=y, losses=losses, progress=jnp.float32(progress), key=jax.random.key(0)
     )
 
 
@@ -229,7 +229,7 @@ def test_the_setting_is_that_of_the_highest_validation_accuracy(monkeypatch: pyt
     config = classification.Config(rates=(0.1, 0.2), rare_rates=(0.3,), qs=(0.4, 1.0))
     valid = {(0.1, 0.4): 0.3, (0.2, 0.4): 0.5, (0.1, 1.0): 0.6, (0.2, 1.0): 0.2}
 
-    def trained(config: Any, method: str, setting: Any, noise: Any, seed: int) -> dict[str, float]:
+    def trained(config: Any, method: str, setting: Any, noise: Any, seed: int) -> dict[str, Any]:
         assert seed == classification.TUNING_SEED
         return {"valid": valid.get((setting.rate, setting.q), setting.rate), "test": 1.0 - setting.rate}
 
@@ -249,7 +249,8 @@ def test_the_network_is_two_convolutions() -> None:
     numbers = ("NHWC", "HWIO", "NHWC")
     second = layers["second"]["kernel"].reshape(2, 2, 16, 48)
     first = layers["first"]["kernel"].reshape(3, 5, 5, 16).transpose(1, 2, 0, 3)
-    h = nn.relu(jax.lax.conv_general_dilated(x, first, (2, 2), "SAME", dimension_numbers=numbers))
+    images = jnp.asarray(x)
+    h = nn.relu(jax.lax.conv_general_dilated(images, first, (2, 2), "SAME", dimension_numbers=numbers))
     h = nn.relu(jax.lax.conv_general_dilated(h, second, (2, 2), "VALID", dimension_numbers=numbers))
     h = nn.relu(h.reshape(2, 768) @ layers["dense"]["kernel"])
     expected = h @ layers["output"]["kernel"]

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -68,7 +68,8 @@ def test_steps_are_those_of_a_loop(compiled: cost.Programs, t: float) -> None:
     config = cost.Config(**FEW)
     problem = cost.toy(config)
     # The tilted risk falls from 0 to one minimum on the way: to the left for t < -1, else to the right.
-    least = minimize_scalar(lambda theta: risk(theta, t), bounds=(-0.3, 0.7), method="bounded").fun
+    found = cast(Any, minimize_scalar(lambda theta: risk(theta, t), bounds=(-0.3, 0.7), method="bounded"))
+    least = found.fun
     target = least + problem.gap * (risk(0.0, t) - least)
     rows = problem.rows(0)
     assert float(compiled.optimum(jnp.float32(t), *rows)) == pytest.approx(least, abs=1e-6)

@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tyro
@@ -109,7 +110,7 @@ def test_tilts_are_those_of_a_loop_over_annotators_and_classes() -> None:
         outer.append(np.exp(m * np.log(sum(inner)) / t))
     expected = np.log(np.mean(outer)) / m
 
-    value = hiv.annotator_tilt(train, annotators, t, m).value(np.float32(losses))
+    value = hiv.annotator_tilt(train, annotators, t, m).value(jnp.asarray(losses, jnp.float32))
     assert float(value) == pytest.approx(expected, abs=1e-5)
 
 

@@ -152,7 +152,7 @@ def test_settings_and_steps_are_those_of_the_highest_validation_accuracy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = imbalance.Config(rare=(2, 1), steps=300, adam_rates=(0.1, 0.2, 0.3), momentum_rates=())
-    valid = {
+    valid: dict[Any, tuple[float, ...]] = {
         (0.1, 2): (0.5, 0.9, 0.8),
         (0.1, 1): (0.6, 0.5, 0.5),
         (0.2, 2): (0.7, 0.8, 0.8),
@@ -196,8 +196,8 @@ def test_patches_and_a_layer_are_a_convolution() -> None:
     images = np.random.default_rng(0).random((2, 14, 14)).astype(np.float32)
     kernel = np.random.default_rng(1).random((25, 3)).astype(np.float32)
     expected = jax.lax.conv_general_dilated(
-        images[..., None],
-        kernel.reshape(5, 5, 1, 3),
+        jnp.asarray(images[..., None]),
+        jnp.asarray(kernel.reshape(5, 5, 1, 3)),
         (2, 2),
         "SAME",
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
@@ -280,8 +280,9 @@ def test_the_verdict_follows_from_the_saved_numbers(saved: dict[str, Any]) -> No
     for method in ("TERM", "LearnReweight"):
         below = paper[method] - means[method]
         assert below.min() > 0.018 and below.max() < 0.0601
-    at_98 = [[seed["98 %"] for seed in saved["methods"][method]["seeds"]] for method in ("FocalLoss", "TERM")]
-    assert np.sign(np.subtract(*at_98)).tolist() == [0, 1, 1, -1, 1]
+    seeds = (saved["methods"][method]["seeds"] for method in ("FocalLoss", "TERM"))
+    focal, term = ([seed["98 %"] for seed in each] for each in seeds)
+    assert np.sign(np.subtract(focal, term)).tolist() == [0, 1, 1, -1, 1]
     accuracies = saved["tuning"]["TERM"]["accuracies"]
     assert {name for name, value in accuracies.items() if value == 0.5} == {
         "momentum 0.1, t=50",

@@ -156,7 +156,7 @@ def test_the_librarys_model_has_the_same_losses_and_solution() -> None:
     expected = pca.excess(second.grams, pca.captured(second.grams, 2), start)
     np.testing.assert_allclose(means, expected, rtol=1e-4, atol=1e-5)
 
-    risk = eh.risks.hierarchical(eh.risks.tilted(4.0), eh.risks.mean(), groups, 2)
+    risk = eh.risks.hierarchical(eh.risks.tilted(4.0), eh.risks.mean(), jnp.asarray(groups), 2)
     descent = eh.models.on_orthonormal(optax.sgd(0.02))
     solver = eh.centralized.batch(model, risk, optimiser=descent)
     params = {"basis": jnp.asarray(start, jnp.float32)}

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +62,7 @@ def test_a_path_ends_at_a_minimiser(t: float) -> None:
     params = toys.path("regression", x, y, (0.0, t / 4, t), toys._zeros(1, 1), rate=0.05, steps=2000)[-1]
 
     def risk(line: np.ndarray) -> float:
-        return logsumexp(t * np.square(line[0] * x[:, 0] + line[1] - y), b=1 / len(y)) / t
+        return cast(float, logsumexp(t * np.square(line[0] * x[:, 0] + line[1] - y), b=1 / len(y))) / t
 
     ours = np.array([params["kernel"][0, 0], params["bias"][0]])
     near = minimize(risk, ours, method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-12})
@@ -93,7 +94,7 @@ def test_curves_are_ordered_as_the_theorem_says() -> None:
     assert (curves.quantile["path"] <= curves.quantile["TiVaR"] + 1e-6).all()
 
     tilts = np.concatenate([-np.logspace(2, -3, 300), np.logspace(-3, 1, 300)])
-    whole = logsumexp(tilts * (losses[..., None] - losses.min()), b=1 / 20, axis=1)
+    whole = np.asarray(logsumexp(tilts * (losses[..., None] - losses.min()), b=1 / 20, axis=1))
     for alpha, value, at in zip(curves.alphas, curves.least["TiVaR"], curves.quantile["TiVaR"], strict=True):
         bracket = np.maximum(np.exp(whole) - (1 - alpha), 1e-300) / alpha
         bounds = losses.min() + np.where(bracket > 1e-6, np.log(bracket) / tilts, np.inf).min(axis=1)
@@ -123,8 +124,8 @@ def test_chernoff_bounds_hold_and_are_the_least(
     def either(t: float) -> float:
         return (variable.moment(t) - 1) / float(np.expm1(0.5 * t))
 
-    least = minimize_scalar(either, bounds=(-50, -0.01), method="bounded").fun
-    assert bounds["either sign"] == pytest.approx(least, rel=1e-5)
+    least = cast(Any, minimize_scalar(either, bounds=(-50, -0.01), method="bounded"))
+    assert bounds["either sign"] == pytest.approx(least.fun, rel=1e-5)
     assert bounds["true"] < bounds["either sign"] < bounds["classical"] == 1.0
 
 
