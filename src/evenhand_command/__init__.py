@@ -6,11 +6,29 @@ It is outside the package ``evenhand``, because it guards that package's import,
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 
-__all__ = ["guard", "main"]
+from evenhand_command import overview
+
+__all__ = ["begin", "main"]
 
 
-def guard() -> None:
+def begin(words: Sequence[str]) -> None:
+    """What needs no JAX: lets Ctrl-C end the process quietly from here on, and prints the first page of help.
+
+    Args:
+      words: what follows ``evenhand``.
+
+    Raises:
+      SystemExit: the words ask for the first page of help, or for the version, which has been printed.
+    """
+    _guard()
+    with suppress(ImportError):  # :func:`main` says which package is missing
+        overview.answer(words)
+
+
+def _guard() -> None:
     """Lets Ctrl-C end the process quietly until :func:`main` has imported the command line.
 
     There is nothing to clean up yet, and an exception in the middle of an import may be swallowed.
@@ -25,7 +43,7 @@ def _leave(number: int, frame: object) -> None:
 
 def main() -> int:
     """Runs the command line of :mod:`evenhand.cli` and returns its exit code."""
-    guard()
+    begin(sys.argv[1:])
     try:
         from evenhand.cli import main as command
     except Exception as failure:  # a package is missing, or two do not fit each other

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 __all__ = ["Installation", "examine", "print_report", "without_package"]
 
 PROJECT = "evenhand"
-DEVELOPMENT = ("test", "flower-test")
-"""Extras that only the tests of the project need."""
+DEVELOPMENT = ("docs", "flower-test", "test")
+"""Extras that only those need who develop the project."""
 MODULES = {"scikit-learn": "sklearn", "orbax-checkpoint": "orbax.checkpoint"}
 """Packages whose modules have other names."""
 FIRST = ("jax", "jaxlib")
@@ -315,7 +315,8 @@ def _cache_in_words(cache: dict[str, Any]) -> tuple[str, str]:
     if cache["path"] is None or cache["writable"] is None:
         return cache["path"] or "none", ""
     state = "writable" if cache["writable"] else "NOT writable"
-    return cache["path"], f"{state}, {cache['files']:,} files, {cache['bytes'] / 1e6:,.1f} MB"
+    files = f"{cache['files']:,} {'file' if cache['files'] == 1 else 'files'}"
+    return cache["path"], f"{state}, {files}, {cache['bytes'] / 1e6:,.1f} MB"
 
 
 def _extras() -> tuple[dict[str, str], list[str]]:

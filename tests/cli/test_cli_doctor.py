@@ -68,7 +68,7 @@ def test_the_environment_of_the_tests_is_sound(examined: Callable[[], Examined])
     [devices] = shown["devices"]
     assert devices == {"platform": "cpu", "kind": "cpu", "count": len(jax.devices())}
     assert shown["extras"]["parquet"] == "installed"
-    assert not {"test", "flower-test"} & shown["extras"].keys()
+    assert not set(doctor.DEVELOPMENT) & shown["extras"].keys()
     for name, state in shown["extras"].items():
         assert state in ("installed", f"pip install 'evenhand[{name}]'")
 

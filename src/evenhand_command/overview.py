@@ -1,0 +1,113 @@
+"""What ``evenhand --help`` and ``evenhand --version`` print.
+
+It is outside the package ``evenhand``, because whoever asks what there is should not wait until JAX is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import make_dataclass
+from importlib.util import find_spec
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated, Any, Union
+
+__all__ = ["COMMANDS", "DESCRIPTION", "EXAMPLES", "HELP", "answer", "show_help", "united"]
+
+DESCRIPTION = "Federated learning over many unlike clients: train, compare, report."
+
+COMMANDS = {
+    "run": "Train METHOD on data spread over clients; `run METHOD --help` shows all options.",
+    "study": (
+        "Train METHODS with every choice of their hyper-parameters, over several seeds, and compare them at their best."
+    ),
+    "fit": "Train one model on all examples together, on a RISK of their losses, such as 'tilted(t=50)'.",
+    "resume": "Continue a run that was stopped or killed; it ends with the same numbers.",
+    "compare": "Put saved runs side by side: how well, and how evenly, each serves its clients.",
+    "predict": (
+        "Apply the trained model to new rows: a client's own model where the run kept one, else the global model."
+    ),
+    "report": "Write the page of a saved run, or of a study, again, and print its path.",
+    "figures": "Write the figures of runs, or of a study, as files, and print their paths.",
+    "list": "Show methods, their parts, losses, systems, attacks, data sets and models.",
+    "doctor": "Check packages, devices and the cache of compiled programs, and tell how to mend what is broken.",
+    "completion": "Print a script that lets a shell complete the commands and options of evenhand.",
+    "deploy": "A federation on real machines: its files, its server, its clients.",
+}
+"""The commands, each with the first sentence of its own help, which a test compares."""
+
+EXAMPLES = """\
+  evenhand run fedavg --data digits --rounds 50 --cohort 10 --out runs/a
+  evenhand run fedprox --mu 0.1 --config runs/a --out runs/b
+  evenhand study fedavg 'fedprox(mu={0.1, 1})' --lr 0.03,0.1 --out studies/a
+  evenhand fit 'tilted(t=50)' --data t.csv         one model, without clients
+  evenhand resume runs/a                           continues where it stopped
+  evenhand compare runs/a runs/b --out compare.html
+  evenhand predict runs/a --data new.csv --out predictions.csv
+  evenhand list methods
+  evenhand help run                                as `evenhand run --help`
+  evenhand --version"""
+
+HELP = {"-h", "--help"}
+
+
+def answer(words: Sequence[str]) -> None:
+    """Prints the help or the version, if ``words`` ask for nothing else, and does nothing if they do.
+
+    Raises:
+      SystemExit: it has printed them.
+    """
+    words = list(words) or ["help"]
+    asks_for_help = words[0] in HELP or (words[0] == "help" and (not words[1:] or words[1] in HELP))
+    if not asks_for_help and words != ["--version"]:
+        return
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what it cannot encode is escaped, as on stderr
+    try:
+        if asks_for_help:
+            named = {
+                name: make_dataclass(name, [], namespace={"__doc__": about})
+                for name, about in COMMANDS.items()
+            }
+            with suppress(SystemExit):
+                show_help(united(named), ["--help"])
+            print(f"examples:\n{EXAMPLES}")
+        else:
+            print(f"evenhand {_version()}")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader went away (`| head`); without this, Python would complain once more while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    raise SystemExit(0)
+
+
+def united(commands: Mapping[str, Any]) -> Any:
+    """Commands, such as dataclasses, as the one type in which tyro reads them all."""
+    from tyro.conf import subcommand
+
+    return Union[tuple(Annotated[kind, subcommand(name)] for name, kind in commands.items())]  # noqa: UP007  (| takes no tuple)
+
+
+def show_help(commands: Any, words: Iterable[str]) -> None:
+    """Prints what tyro makes of the commands' docstrings, or a script that completes their words.
+
+    Raises:
+      SystemExit: always, with 0.
+    """
+    import tyro  # here, as `evenhand --version` needs none
+    from tyro.conf import CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes
+
+    style = (CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes)
+    tyro.cli(commands, prog="evenhand", description=DESCRIPTION, args=list(words), config=style)
+
+
+def _version() -> str:
+    """The version, read from its file: importing it would import the package, and JAX with it."""
+    package = find_spec("evenhand")
+    assert package is not None and package.origin is not None
+    return runpy.run_path(str(Path(package.origin).with_name("_version.py")))["__version__"]
