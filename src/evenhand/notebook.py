@@ -14,9 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.text import visible
+from evenhand.text import counted, visible
 
 __all__ = [
+    "BARS",
     "bars",
     "curves",
     "escape",
@@ -26,6 +27,7 @@ __all__ = [
     "name",
     "paragraph",
     "piece",
+    "remarks",
     "table",
     "warning",
 ]
@@ -39,7 +41,7 @@ _STYLE = """
 .evenhand .eh-warning{border-left:.25rem solid #d9661f;padding:.1rem 0 .1rem .6rem;margin:.4rem 0}
 .evenhand .eh-wide{overflow-x:auto}
 .evenhand table{border-collapse:collapse;margin:.4rem 0;font-size:inherit;font-variant-numeric:tabular-nums}
-.evenhand th,.evenhand td{padding:.15rem .75rem .15rem 0;text-align:right;vertical-align:top;border:0;
+.evenhand th,.evenhand td{padding:.15rem .6rem .15rem 0;text-align:right;vertical-align:top;border:0;
 border-bottom:1px solid color-mix(in srgb,currentColor 18%,transparent);max-width:none;white-space:normal;
 overflow-wrap:normal}
 .evenhand thead th{vertical-align:bottom;font-weight:600}
@@ -64,7 +66,9 @@ _LONGEST = 48
 _WIDTH, _HEIGHT, _TOP, _BOTTOM = 400, 120, 8, 16
 _POINTS = 200
 """Most points of a curve: a run of 10,000 evaluations is no larger."""
-_BARS = 100
+_REMARKS = 6
+"""Most remarks."""
+BARS = 100
 """Most bars: of more clients, a bar is the mean of neighbours."""
 
 
@@ -95,6 +99,14 @@ def paragraph(text: str, kind: str = "") -> str:
 def warning(sentence: str) -> str:
     """What a reader must know before believing the numbers; the text is escaped here."""
     return f'<p class="eh-warning"><strong>{escape(sentence)}</strong></p>'
+
+
+def remarks(sentences: Sequence[str], more: str) -> str:
+    """What a reader should know, one below the other; of many the first ones, with the place of the others."""
+    rest = len(sentences) - _REMARKS
+    items = [escape(sentence) for sentence in sentences[:_REMARKS]]
+    items += [f"And {counted(rest, 'more remark')}: <code>{escape(more)}</code>"] if rest > 0 else []
+    return f'<div class="eh-warning">{"".join(map(paragraph, items))}</div>' if items else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int = 0) -> str:
@@ -145,9 +157,9 @@ def bars(sizes: npt.ArrayLike, labels: Sequence[str], title: str) -> str:
     """
     values = np.asarray(sizes, np.float64)
     order = np.argsort(-values, kind="stable")
-    groups = np.array_split(order, min(len(order), _BARS))
+    groups = np.array_split(order, min(len(order), BARS))
     highest = max(float(values.max(initial=0.0)), 1e-30)
-    step, gap = _WIDTH / max(len(groups), 1), 0.15 if len(groups) <= _BARS // 2 else 0.0
+    step, gap = _WIDTH / max(len(groups), 1), 0.15 if len(groups) <= BARS // 2 else 0.0
     # One client would else be a block over the whole width.
     step = min(step, 40.0)
     shapes: list[str] = []

@@ -7,7 +7,6 @@ held out of one.
 from __future__ import annotations
 
 import hashlib
-import html
 import math
 import re
 import unicodedata
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import _validation as validation
+from evenhand.data._display import as_html
 from evenhand.data._features import Features, Form
 from evenhand.data._validation import NDArray, Splitting, generator
 from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
@@ -270,15 +270,7 @@ class FederatedDataset:
         return "\n".join([f"{self.name}: {self._summary()}", head, *lines, *features, *self.notes])
 
     def _repr_html_(self) -> str:
-        """A table of examples per client, for notebooks."""
-        head = "".join(f"<th>{name}</th>" for name in ("", "total", "mean", "std", "least", "most"))
-        rows = "".join(
-            f"<tr><th>{title}</th><td>{rows:,}</td><td>{mean:,.1f}</td><td>{std:,.1f}</td><td>{least:,}</td>"
-            f"<td>{most:,}</td></tr>\n"
-            for title, rows, mean, std, least, most in self._counts()
-        )
-        title = html.escape(f"{self.name}: {self._summary()}; rows per client")
-        return f"<table>\n<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table>"
+        return as_html(self, self._splits)
 
     def __repr__(self) -> str:
         """One line."""

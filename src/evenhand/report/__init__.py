@@ -35,7 +35,7 @@ from evenhand.report._view import (
     swing,
     write_clients_csv,
 )
-from evenhand.report.page import Summary, run_html, write_report
+from evenhand.report.page import ReportPath, Summary, run_html, write_report
 from evenhand.report.tables import STATISTICS, Differences, communication_line, differences
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "Method",
     "Notice",
     "PrivateSummary",
+    "ReportPath",
     "RunView",
     "Summary",
     "Swing",

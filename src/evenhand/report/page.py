@@ -10,22 +10,23 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from evenhand import notebook
 from evenhand._version import __version__
-from evenhand.evaluation import SPLIT_NAMES, SPLITS
+from evenhand.evaluation import SPLIT_NAMES, SPLITS, column
 from evenhand.report import _comparison, _families, _levels, _private, _view, formatting, tables
 from evenhand.report._comparison import Comparison, Method, caution, compare, tail_name, verdict
 from evenhand.report._view import Runs, RunView, honest
 from evenhand.report.formatting import Cell, Row, Table, Value, capital, escape, note, number, section, value
 from evenhand.text import counted, isolated
 
-__all__ = ["Summary", "body", "document", "page", "run_html", "write_report"]
+__all__ = ["ReportPath", "Summary", "body", "document", "page", "run_html", "write_report"]
 
 
-def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> Path:
+def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> ReportPath:
     """Writes a page on how well and how evenly the runs serve their clients.
 
     The page is self-contained: figures are inline, there are no scripts, and nothing is ever fetched.
@@ -39,12 +40,12 @@ def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> P
       title: the page's heading; None: the names of the methods.
 
     Returns:
-      The path.
+      The path; a notebook shows the page.
 
     Raises:
       EvenhandError: no run, or runs without a metric in common.
     """
-    text, path = page(_view.views(runs), title), Path(path)
+    text, path = page(_view.views(runs), title), ReportPath(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path
@@ -392,21 +393,103 @@ class Summary(dict[str, float]):
     def _repr_html_(self) -> str:
         name = f"{SPLIT_NAMES.get(self.split, '')} {self.metric.replace('_', ' ')}".strip()
         table = Table(["", ""], tables.statistic_rows(self, self.metric))
-        return table.html(f"{capital(name)} over {self.clients}", "")
+        return notebook.piece(table.html(f"{capital(name)} over {self.clients}", ""))
 
 
 def run_html(view: RunView) -> str:
-    """What was run, what is wrong with it, and how well and how evenly it serves its clients on each split."""
+    """What is wrong with a run, what was run, its course, and how well and how evenly it serves its clients."""
     view = honest(view)
-    metric, rows = _view.common_metric([view]), list[Row]()
+    metric, rows = _view.common_metric([view]), list[list[str]]()
     best = _view.headline_split([view], metric)
     for split in sorted(view.clients, key=lambda split: split != best):
         for name in [metric, *(other for other in view.clients[split] if other != metric)]:
             *values, std = (_view.statistics(view, split, name)[key] for key in formatting.SERVED)
             title = f"{SPLIT_NAMES[split]} {name.replace('_', ' ')}"
-            rows.append([title, *(value(x, name) for x in values), formatting.spread(std, name)])
+            shown = [*(value(x, name) for x in values), formatting.spread(std, name)]
+            rows.append([notebook.escape(title), *map(notebook.escape, shown)])
     rounds, cohort, seed = (view.info.get(name) for name in ("rounds", "cohort", "seed"))
     facts = f"{_view.covered([view], best).text}, {rounds} rounds, cohort {cohort}, seed {seed}"
-    warnings = "".join(f"<p><strong>{escape(finding.sentence)}</strong></p>\n" for finding in view.findings)
     title = f"{'Diverged: ' if _view.diverged(view) else ''}{view.title}"
-    return f"{warnings}{Table(['', *formatting.SERVED.values()], rows).html(f'{title}: {facts}', '')}"
+    return notebook.piece(
+        *(notebook.warning(finding.sentence) for finding in view.findings),
+        notebook.paragraph(notebook.escape(title), "title"),
+        notebook.paragraph(escape(facts)),
+        _course(view, best, metric),
+        _ends(view, best, metric),
+        notebook.table(["over clients", *_COURSES.values(), "spread (std)"], rows),
+    )
+
+
+_COURSES = {"mean": "mean", "worst10": "worst 10\u202f%", "best10": "best 10\u202f%"}
+"""The statistics whose course by round a notebook shows."""
+
+
+def _course(view: RunView, split: str, metric: str) -> str:
+    """A small chart of the metric by round, over clients where the history has that."""
+    columns = {word: column(split, metric, key) for key, word in _COURSES.items()}
+    if columns["mean"] not in view.history:
+        columns = {"over all examples": column(split, metric)}
+    lines = {
+        word: np.asarray(view.history[name], np.float64)
+        for word, name in columns.items()
+        if name in view.history
+    }
+    finite = [x for values in lines.values() for x in values.tolist() if math.isfinite(x)]
+    if not finite:
+        return ""
+    title = f"{SPLIT_NAMES[split]} {metric.replace('_', ' ')} by round"
+    low, high = value(min(finite), metric), value(max(finite), metric)
+    chart = notebook.curves(view.history["round"], lines, f"{title}: {', '.join(lines)}", (low, high))
+    return chart and f"{chart}{notebook.key([f'{title}: {next(iter(lines))}', *list(lines)[1:]])}"
+
+
+_NAMED = 5
+"""How many clients of a tenth are named."""
+
+
+def _ends(view: RunView, split: str, metric: str) -> str:
+    """Which clients are the worst and the best served tenth."""
+    values = _view.client_values(view, split, metric)
+    measured = _view.has_examples(view, split) & np.isfinite(values)
+    order = np.argsort(-_view.direction("mean", metric) * values, kind="stable")
+    ranked = [int(k) for k in order if measured[k]]
+    if len(ranked) < 2 or _view.diverged(view):
+        return ""
+    size = max(1, len(ranked) // 10)
+    parts: list[str] = []
+    for word, chosen in (("Worst 10 %", ranked[::-1][:size]), ("Best 10 %", ranked[:size])):
+        names = [notebook.name(view.client_ids[k]) for k in chosen[:_NAMED]]
+        more = f" and {size - _NAMED:,} more" if size > _NAMED else ""
+        parts.append(f"{word}: {counted(size, 'client')} ({', '.join(names)}{more})")
+    return notebook.paragraph(". ".join(parts) + ".", "note")
+
+
+# --- a page as it is written ----------------------------------------------------------------------------------------
+
+_EMBEDDED = 4_000_000
+"""Characters of a page up to which a notebook holds the whole of it."""
+
+if TYPE_CHECKING:
+    _AnyPath: TypeAlias = Path
+else:
+    _AnyPath = type(Path())  # before Python 3.12, Path itself has no subclasses
+
+
+class ReportPath(_AnyPath):
+    """The path of a page, which a notebook shows: the page itself as it is in the file.
+
+    Example:
+      >>> from pathlib import Path
+      >>> ReportPath("report.html") == Path("report.html")
+      True
+    """
+
+    def _repr_html_(self) -> str | None:
+        if self.suffix != ".html" or not self.is_file():
+            return None
+        link = notebook.paragraph(f"<code>{notebook.escape(self)}</code>", "note")
+        text = self.read_text(encoding="utf-8")
+        if len(text) > _EMBEDDED:
+            size = formatting.size(len(text))
+            return notebook.piece(link, notebook.paragraph(f"A page of {size}: open the file in a browser."))
+        return notebook.piece(link, notebook.frame(text, f"The page {self.name}"))

@@ -24,7 +24,7 @@ from evenhand.report.formatting import Cell, Table, escape, factor, over_seeds, 
 from evenhand.report.page import body, document
 from evenhand.studies._selection import NDArray, condition, is_number, seen, shown
 from evenhand.studies._tables import Tried, columns, head, methods_files, settings_files, titles
-from evenhand.text import counted, listed
+from evenhand.text import listed
 
 if TYPE_CHECKING:
     # Through the package: a study loads this module when it writes its page, and lends it nothing but its type.
@@ -222,7 +222,9 @@ def page(study: Study) -> str:
     methods, cases = study.methods, study.cases
     heading = f"Study: {listed(methods)}" if len(methods) < 4 else f"Study: {len(methods)} methods"
     several, remarks = len(cases) > 1, _remarks(study)
-    parts = [f"<header>\n<h1>{escape(heading)}</h1>\n{_facts(study)}\n</header>"]
+    parts = [
+        f"<header>\n<h1>{escape(heading)}</h1>\n{formatting.note(' · '.join(study.facts), 'facts')}\n</header>"
+    ]
     if several:
         parts += [formatting.section("Under all conditions", _conditions(study)), remarks]
     for i, case in enumerate(cases):
@@ -251,21 +253,6 @@ def _condition(part: Study, remarks: str) -> list[str]:
     subject = compare(runs, part.metric)
     html = {"results": _chosen(part), "remarks": remarks, "settings": _settings(part)}
     return body(subject, baseline=part.baseline, figures=_figures(part, subject.split), **html)
-
-
-def _facts(study: Study) -> str:
-    rule, tuning = study.rule, study.tuning_seeds
-    seeds = {outcome.seed for outcome in study.outcomes}.difference(tuning)
-    by = f"chosen by the {SPLIT_NAMES[rule.split]} {study.metric} ({rule.statistic})"
-    if rule.then:
-        by += f", within {formatting.number(rule.within)} of the best by its {rule.then}"
-    if not study.chooses:
-        by = "one setting each, so that nothing was chosen"
-    if tuning:
-        by += f" at {counted(len(tuning), 'other seed')}"
-    nouns = {"setting": study.tried, "seed": seeds, "run": study.outcomes}
-    facts = [*(counted(len(values), noun) for noun, values in nouns.items()), by]
-    return formatting.note(" · ".join(facts), "facts")
 
 
 def _remarks(part: Study) -> str:

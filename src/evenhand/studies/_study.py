@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from evenhand import notebook
 from evenhand.errors import EvenhandError, perhaps
-from evenhand.evaluation import OF_THE_DATA, Finding, least_pairs, unmeasured
-from evenhand.report import RunView, headline_split, undefined_sentence
+from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, Finding, least_pairs, unmeasured
+from evenhand.report import ReportPath, RunView, covered, formatting, headline_split, undefined_sentence
 from evenhand.studies import _tables
 from evenhand.studies._selection import Choice, Outcome, Rule, Setting, choose, seen
 from evenhand.studies._store import Store, write
 from evenhand.studies._tables import Line, Tried
+from evenhand.text import counted, listed
 
 if TYPE_CHECKING:
     from evenhand.studies._report import Figures
@@ -210,12 +212,39 @@ class Study:
     def report(self, path: str | Path) -> Path:
         """Writes one self-contained HTML page: what was chosen, the differences, all settings; returns its path.
 
-        Methods of which each setting diverged or failed are in its tables only.
+        A notebook shows the page.  Methods of which each setting diverged or failed are in its tables only.
         """
         from evenhand.studies._report import page  # it loads matplotlib, which takes long
 
-        write(path := Path(path), page(self), "The page")
+        write(path := ReportPath(path), page(self), "The page")
         return path
+
+    @property
+    def facts(self) -> list[str]:
+        """What was run, and how settings were chosen, in a few words each."""
+        rule, tuning = self.rule, self.tuning_seeds
+        seeds = {outcome.seed for outcome in self.outcomes}.difference(tuning)
+        by = f"chosen by the {SPLIT_NAMES[rule.split]} {self.metric} ({rule.statistic})"
+        if rule.then:
+            by += f", within {formatting.number(rule.within)} of the best by its {rule.then}"
+        if not self.chooses:
+            by = "one setting each, so that nothing was chosen"
+        if tuning:
+            by += f" at {counted(len(tuning), 'other seed')}"
+        nouns = {"setting": self.tried, "seed": seeds, "run": self.outcomes}
+        return [*(counted(len(values), noun) for noun, values in nouns.items()), by]
+
+    def _repr_html_(self) -> str:
+        remarks, lines = notebook.remarks(self.remarks, "study.remarks"), self.table()
+        views = seen(self._reported)
+        named = listed([notebook.name(method) for method in self.methods])
+        parts = [remarks, notebook.paragraph(f"Study: {named}", "title")]
+        parts.append(notebook.paragraph(notebook.escape(" · ".join(self.facts))))
+        if not views or not any(line.values for line in lines):
+            return notebook.piece(*parts, notebook.paragraph("No setting could be chosen: see the remarks."))
+        split = headline_split(views, self.metric)
+        over = f"{SPLIT_NAMES[split]} {self.metric} over {covered(views, split, self.metric).text}"
+        return notebook.piece(*parts, *_tables.methods_html(lines, self.metric, over))
 
     def __repr__(self) -> str:
         done = sum(outcome.status == "done" for outcome in self.outcomes)

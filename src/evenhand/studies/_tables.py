@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from evenhand import notebook
 from evenhand.evaluation import PairedDifference, column
 from evenhand.report import STATISTICS, Method, RunView, differences, statistics
-from evenhand.report.formatting import Table, Value, deviation, factor, number, over_seeds, unit
-from evenhand.report.tables import difference_text
+from evenhand.report.formatting import Table, Value, capital, deviation, factor, number, over_seeds, unit
+from evenhand.report.tables import difference_text, gains_text
 from evenhand.studies._selection import NDArray, Outcome, Setting, seen, shown
 
 # --- the methods at their chosen settings ---------------------------------------------------------------------
@@ -301,3 +302,65 @@ def _words(line: Line, cases: Sequence[str]) -> list[str]:
     """The method, its condition and its chosen setting."""
     setting = "" if line.setting is None else line.setting.expression
     return [line.method, *(line.case.get(name, "") for name in cases), setting]
+
+
+# --- the methods, in a notebook -------------------------------------------------------------------------------
+
+
+_GLANCED = {"mean": "mean", "worst10": "worst 10\u202f%", "best10": "best 10\u202f%"}
+
+
+def methods_html(lines: Sequence[Line], metric: str, covers: str) -> list[str]:
+    """The methods at their chosen settings, and their differences to the baseline where there are several seeds.
+
+    Args:
+      lines: a line for each method and condition.
+      metric: what the numbers are of.
+      covers: the split, the metric and the clients, in words.
+    """
+    cases = list(dict.fromkeys(name for line in lines for name in line.case))
+    seeds = max((len(values) for line in lines for values in line.values.values()), default=0)
+    percent = " in %" if factor("mean", metric) > 1 else ""
+    over = f"; means over {seeds} seeds ± their standard deviation" if seeds > 1 else ""
+    rows = [[*_named(line, cases), *(_statistic(line, key, metric) for key in _GLANCED)] for line in lines]
+    head = ["chosen", *cases, *_GLANCED.values()]
+    chosen = notebook.table(head, rows, texts=len(cases))
+    parts = [notebook.paragraph(f"{notebook.escape(capital(covers))}{percent}{over}", "note"), chosen]
+    compared = [line for line in lines if line.differences]
+    if seeds < 2 or not compared:
+        return parts
+    base = next((line.method for line in lines if not line.differences), "the baseline")
+    points = " in percentage points" if percent else ""
+    words = f"Minus {notebook.name(base)}{points} at equal seeds, with 95 % intervals; p of the worst 10 % (Holm); "
+    words += "+/−: clients better or worse served at every seed; bold: the interval leaves out 0"
+    counts = Counter(str(line.case) for line in compared)
+    rows = [
+        [
+            *_named(line, cases, only_method=True),
+            *(_difference(line, key, metric, counts[str(line.case)]) for key in ("mean", "worst10")),
+            notebook.escape(number(line.p["worst10"], 2)),
+            gains_text(line.gains),
+        ]
+        for line in compared
+    ]
+    head = ["method", *cases, _GLANCED["mean"], _GLANCED["worst10"], "p", "clients + / −"]
+    return [*parts, notebook.paragraph(words, "note"), notebook.table(head, rows, texts=len(cases))]
+
+
+def _named(line: Line, cases: Sequence[str], *, only_method: bool = False) -> list[str]:
+    """The setting or the method of a line, and its condition."""
+    setting = line.setting
+    text = line.method if only_method else f"{line.method}: none" if setting is None else setting.expression
+    return [notebook.escape(text), *(notebook.escape(line.case.get(name, "")) for name in cases)]
+
+
+def _statistic(line: Line, key: str, metric: str) -> str:
+    values = line.values.get(key)
+    return "–" if values is None else notebook.escape(over_seeds(values, factor(key, metric)).joined())
+
+
+def _difference(line: Line, key: str, metric: str, comparisons: int) -> str:
+    by = line.differences[key]
+    mean, interval = notebook.escape(difference_text(by, key, metric)).split(" ", 1)
+    bold = ("<strong>", "</strong>") if by.may_be_marked(comparisons) else ("", "")
+    return f'{bold[0]}{mean}{bold[1]}<br><span class="eh-note">{interval}</span>'

@@ -121,16 +121,6 @@ def test_the_description_gives_sizes() -> None:
     assert repr(data) == "<FederatedDataset 'mine': 3 clients, 6 + 1 + 3 rows, x float32 (3,), 4 classes>"
 
 
-def test_a_notebook_shows_the_same_sizes_as_a_table_and_escapes_the_name() -> None:
-    shown = dataset(name="<script>")._repr_html_()
-    assert "<caption>&lt;script&gt;: 3 clients, x float32 (3,), 4 classes; rows per client</caption>" in shown
-    sizes = np.array([2, 3, 1])
-    cells = "".join(
-        f"<td>{text}</td>" for text in ("6", f"{sizes.mean():.1f}", f"{sizes.std():.1f}", "1", "3")
-    )
-    assert f"<tr><th>train</th>{cells}</tr>" in shown
-
-
 def test_number_of_classes() -> None:
     assert dataset().num_classes == 1 + max(int(split.y.max()) for split in (rows([2, 3, 1]), rows([1, 2])))
     assert dataset(classes=tuple("abcdefg")).num_classes == 7
