@@ -6,21 +6,20 @@ each mistake is one sentence that names the word and what belongs in its place.
 
 From top to bottom: what each option takes (:func:`options_of`); words sorted into options and the rest
 (:func:`split`); the values that they spell, or a sentence about a word that does not fit (:func:`values_of`); the
-dataclass of these values (:func:`construct`); the help (:func:`show_help`).
+dataclass of these values (:func:`construct`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
-import tyro
-from tyro.conf import CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes, Positional, Suppress
+from tyro.conf import Positional, Suppress
 
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.expressions.kinds import alternatives
@@ -173,8 +172,6 @@ def flat(options: Any) -> dict[str, Any]:
 # --- words sorted into options and the rest -----------------------------------------------------------------
 
 
-HELP = {"-h", "--help"}
-
 _NEGATIVE = re.compile(r"-(\.?\d.*|inf|nan)", re.IGNORECASE)
 
 
@@ -285,7 +282,7 @@ def _names(options: Options) -> list[str]:
     return [name for name in options if name.startswith("--")]
 
 
-# --- the dataclass of these values, and its help ------------------------------------------------------------
+# --- the dataclass of these values --------------------------------------------------------------------------
 
 
 _T = TypeVar("_T")
@@ -297,13 +294,3 @@ def construct(command: type[_T], values: Mapping[str, Any]) -> _T:
     own = {name: values[name] for name in kinds if name in values}
     groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and is_dataclass(kind)}
     return command(**own | {name: construct(group, values) for name, group in groups.items()})
-
-
-def show_help(commands: Any, words: Iterable[str], *, description: str) -> None:
-    """Prints what tyro makes of the commands' docstrings, or a script that completes their words.
-
-    Raises:
-      SystemExit: always, with 0.
-    """
-    style = (CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes)
-    tyro.cli(commands, prog="evenhand", description=description, args=list(words), config=style)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Literal, NoReturn, Protocol, Union, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, Protocol, get_type_hints
 
-from tyro.conf import Positional, arg, subcommand
+from tyro.conf import Positional, arg
 
 from evenhand._version import __version__
 from evenhand.cli import _arguments, _methods
@@ -41,21 +41,10 @@ from evenhand.cli.flower_app import AppCommand
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, nearest, perhaps
 from evenhand.expressions import plugins
 from evenhand.expressions.reading import outermost
-
-_DESCRIPTION = "Federated learning over many unlike clients: train, compare, report."
+from evenhand_command import overview
 
 _EXAMPLES = {
-    "": """\
-  evenhand run fedavg --data digits --rounds 50 --cohort 10 --out runs/a
-  evenhand run fedprox --mu 0.1 --config runs/a --out runs/b
-  evenhand study fedavg 'fedprox(mu={0.1, 1})' --lr 0.03,0.1 --out studies/a
-  evenhand fit 'tilted(t=50)' --data t.csv         one model, without clients
-  evenhand resume runs/a                           continues where it stopped
-  evenhand compare runs/a runs/b --out compare.html
-  evenhand predict runs/a --data new.csv --out predictions.csv
-  evenhand list methods
-  evenhand help run                                as `evenhand run --help`
-  evenhand --version""",
+    "": overview.EXAMPLES,
     "run": """\
   evenhand run fedavg                              digits, 50 rounds
   evenhand run fedprox --mu 0.1 --cohort 10 --epochs 5 --stragglers 0.9
@@ -135,9 +124,7 @@ class CompletionCommand:
     def execute(self) -> int:
         """Prints the script and returns the exit code."""
         with suppress(SystemExit):
-            _arguments.show_help(
-                _commands("run"), ["--tyro-print-completion", self.shell], description=_DESCRIPTION
-            )
+            overview.show_help(_commands("run"), ["--tyro-print-completion", self.shell])
         return 0
 
 
@@ -281,7 +268,7 @@ def parse(words: Sequence[str]) -> Command:
     words = list(words) or ["help"]
     if words[0] == "help":
         words = [*words[1:], "--help"]
-    if words[0] in _arguments.HELP:
+    if words[0] in overview.HELP:
         _help()
     if words[0] == _DEPLOY:
         words = _of_deployment(words[1:])
@@ -292,7 +279,7 @@ def parse(words: Sequence[str]) -> Command:
         return _run(words)
     options = options_of(command)
     spelled = split(words, options)
-    if _arguments.HELP & spelled.given.keys():
+    if overview.HELP & spelled.given.keys():
         _help(words[0])
     if command is StudyCommand:
         spelled = planned(spelled)
@@ -315,7 +302,7 @@ def _of_deployment(words: Sequence[str]) -> list[str]:
       EvenhandError: they name no such command.
     """
     names = [name.removeprefix(f"{_DEPLOY} ") for name in _COMMANDS if name.startswith(f"{_DEPLOY} ")]
-    if not words or words[0] in _arguments.HELP:
+    if not words or words[0] in overview.HELP:
         _help(_DEPLOY)
     if words[0] not in names:
         hint = perhaps(words[0], names) or f" among {', '.join(names)}"
@@ -339,9 +326,9 @@ def _run(words: Sequence[str]) -> RunCommand:
         spelled = split(words, _united(methods), METHODS)
         first = spelled.loose.index(names[0])
         spelled = spelled._replace(loose=spelled.loose[:first] + spelled.loose[first + 1 :])
-    elif spelled.loose or not spelled.given.keys() & {*_arguments.HELP, "--config"}:
+    elif spelled.loose or not spelled.given.keys() & {*overview.HELP, "--config"}:
         raise _methods.no_method(spelled.loose)
-    if _arguments.HELP & spelled.given.keys():
+    if overview.HELP & spelled.given.keys():
         _help("run", *([] if method is None else [method.name]))
     others = {name: other.options for name, other in methods.items()}
     if method is None:  # it comes from the configuration, once the words can be trusted to name one
@@ -378,7 +365,7 @@ def _united(methods: Mapping[str, NamedMethod]) -> _arguments.Options:
 def _help(*words: str) -> NoReturn:
     with suppress(SystemExit):
         given = [part for word in words for part in word.split()]  # "deploy init" are two words
-        _arguments.show_help(_commands(*words or [""]), [*given, "--help"], description=_DESCRIPTION)
+        overview.show_help(_commands(*words or [""]), [*given, "--help"])
     print(f"examples:\n{_EXAMPLES[words[0] if words else '']}")
     raise SystemExit(0)
 
@@ -394,15 +381,11 @@ def _commands(command: str, *_: str) -> Any:
     parts = {
         name.removeprefix(f"{_DEPLOY} "): kind for name, kind in _COMMANDS.items() if name.startswith(_DEPLOY)
     }
-    about = {"__doc__": "A federation on real machines: its files, its server, its clients."}
+    about = {"__doc__": overview.COMMANDS[_DEPLOY]}
     kinds[_DEPLOY] = make_dataclass(
-        "Deploy", [("command", Annotated[_united_commands(parts), arg(name="")])], namespace=about
+        "Deploy", [("command", Annotated[overview.united(parts), arg(name="")])], namespace=about
     )
-    return _united_commands(kinds)
-
-
-def _united_commands(kinds: Mapping[str, Any]) -> Any:
-    return Union[tuple(Annotated[kind, subcommand(name)] for name, kind in kinds.items())]  # noqa: UP007  (| takes no tuple)
+    return overview.united(kinds)
 
 
 def _no_command(word: str) -> str:
