@@ -583,9 +583,10 @@ def unfinished_exports(module: ModuleType) -> list[str]:
         return [f"{module.__name__} has no __all__"]
     found = []
     for name in names:
-        if name not in vars(module):
+        # Not vars(module), as the package itself imports a name when it is asked for.
+        if not hasattr(module, name):
             found.append(f"{module.__name__}.{name} does not exist")
-        elif not _is_documented(vars(module)[name], name):
+        elif not _is_documented(getattr(module, name), name):
             found.append(f"{module.__name__}.{name} has no docstring")
     if sorted(set(names)) != sorted(names):
         found.append(f"{module.__name__}.__all__ repeats itself")
@@ -635,11 +636,10 @@ def test_public_modules_are_documented() -> None:
 
 
 def test_the_top_level_package_exports_few_names() -> None:
-    packages = [name for name in evenhand.__all__ if isinstance(vars(evenhand)[name], ModuleType)]
+    packages = [name for name in evenhand.__all__ if isinstance(getattr(evenhand, name), ModuleType)]
     assert len(evenhand.__all__) - len(packages) <= 10  # what needs no package's name before it
     assert len(packages) <= 29
     assert list(evenhand.__all__) == sorted(evenhand.__all__)
-    assert not [name for name in evenhand.__all__ if name not in vars(evenhand)]
 
 
 # --- each rule catches what it forbids ---------------------------------------------------------------------------
