@@ -166,8 +166,7 @@ def test_jobs_end_use_pinned_actions_and_run_scripts_that_exist(job: str) -> Non
     assert {step["uses"] for step in steps if "uses" in step} <= ACTIONS
     for step in steps:
         for script in re.findall(r"scripts/\w+", step.get("run", "")):
-            # The site's script is added with the site.
-            assert (ROOT / script).is_file() or script == "scripts/docs", script
+            assert (ROOT / script).is_file(), script
     if any("scripts/" in step.get("run", "") for step in steps):
         assert jobs()[job]["timeout-minutes"] <= 120
 
