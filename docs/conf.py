@@ -1,5 +1,6 @@
 """How Sphinx builds the site: ``scripts/docs`` calls it."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -77,21 +78,24 @@ copybutton_prompt_is_regexp = True
 _ON_GITHUB = "https://github.com/evenhand/evenhand/blob/main/"
 
 
-def _outside(app, name, source):
+def _relinked(app, name, source):
     """Links to files that are no pages (code, experiments, the README) lead to the repository."""
     folder = Path(app.srcdir, name).parent
+    if name == "changelog":  # the file of the repository, whose links start there
+        folder, source[0] = _DOCS.parent, (_DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
 
-    def absolute(match: re.Match[str]) -> str:
-        path, _, anchor = match[2].partition("#")
+    def relinked(match: re.Match[str]) -> str:
+        path, mark, anchor = match[1].partition("#")
         file = (folder / path).resolve()
-        if not file.exists() or file.is_relative_to(app.srcdir):
+        if not file.exists():
             return match[0]
-        address = _ON_GITHUB + str(file.relative_to(_DOCS.parent)) + (f"#{anchor}" if anchor else "")
-        return f"{match[1]}({address})"
+        if file.is_relative_to(app.srcdir):
+            return f"]({os.path.relpath(file, Path(app.srcdir, name).parent)}{mark}{anchor})"
+        return f"]({_ON_GITHUB}{file.relative_to(_DOCS.parent)}{mark}{anchor})"
 
-    source[0] = re.sub(r"(?<=\])()\((\.\./[^)\s]+)\)", absolute, source[0])
+    source[0] = re.sub(r"\]\((?!https?:|#)([^)\s]+)\)", relinked, source[0])
 
 
 def setup(app):
     """Called by Sphinx."""
-    app.connect("source-read", _outside)
+    app.connect("source-read", _relinked)

@@ -28,7 +28,10 @@ def _mathml(latex: str, display: str) -> str:
 
 # Browsers know letters of other alphabets as characters, and no longer as an attribute; some lie elsewhere in Unicode.
 _ALPHABETS = {"double-struck": 0x1D538, "script": 0x1D49C, "bold": 0x1D400}
-_ELSEWHERE = {"double-struck": dict(zip("CHNPQRZ", "ℂℍℕℙℚℝℤ", strict=True)), "script": dict(zip("BEFHILMR", "ℬℰℱℋℐℒℳℛ", strict=True))}
+_ELSEWHERE = {
+    "double-struck": dict(zip("CHNPQRZ", "ℂℍℕℙℚℝℤ", strict=True)),
+    "script": dict(zip("BEFHILMR", "ℬℰℱℋℐℒℳℛ", strict=True)),
+}
 
 
 def _letter(match: re.Match[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pprint
 import re
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,11 @@ GROUPS = {
     "Extend": ["build", "types", "rounds", "tree", "streams", "expressions", "testing", "lowering", "errors"],
 }
 # Only their own names: what they share with the package above is there.
-_SUBMODULES = {"data": ["loaders", "partition"], "evaluation": ["metrics", "private_metrics"], "report": ["figures"]}
+_SUBMODULES = {
+    "data": ["loaders", "partition"],
+    "evaluation": ["metrics", "private_metrics"],
+    "report": ["figures"],
+}
 
 
 def modules() -> dict[str, ModuleType]:
@@ -41,7 +46,10 @@ def modules() -> dict[str, ModuleType]:
     names = ["evenhand"]
     for group in GROUPS.values():
         for name in group:
-            names += [f"evenhand.{name}", *(f"evenhand.{name}.{inner}" for inner in _SUBMODULES.get(name, []))]
+            names += [
+                f"evenhand.{name}",
+                *(f"evenhand.{name}.{inner}" for inner in _SUBMODULES.get(name, [])),
+            ]
     return {name: importlib.import_module(name) for name in names}
 
 
@@ -95,7 +103,11 @@ def _table(module: str, values: dict[str, Any]) -> str:
 
 
 def _module_page(name: str, module: ModuleType) -> str:
-    return _title(name) + f".. module:: {name}\n\n{inspect.getdoc(module) or ''}\n\n" + _table(name, entries(module))
+    return (
+        _title(name)
+        + f".. module:: {name}\n\n{inspect.getdoc(module) or ''}\n\n"
+        + _table(name, entries(module))
+    )
 
 
 def _name_page(module: str, name: str, value: Any, first: str) -> str:
@@ -114,7 +126,11 @@ def _index(public: dict[str, ModuleType]) -> str:
     }
     for group, names in groups.items():
         text += _title(group, "-")
-        text += ".. toctree::\n   :maxdepth: 1\n   :hidden:\n\n" + "".join(f"   {name}\n" for name in names) + "\n"
+        text += (
+            ".. toctree::\n   :maxdepth: 1\n   :hidden:\n\n"
+            + "".join(f"   {name}\n" for name in names)
+            + "\n"
+        )
         for name in names:
             links = [f":doc:`{entry} <api/{name}.{entry}>`" for entry in entries(public[name])]
             text += f":doc:`{name} <{name}>`\n   " + " · ".join(links) + "\n\n"
@@ -154,7 +170,9 @@ def _value(path: str) -> Any:
     return None
 
 
-def _link(app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, text: nodes.Node) -> nodes.Node | None:
+def _link(
+    app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, text: nodes.Node
+) -> nodes.Node | None:
     """Links a name under another of its paths; one that is there, but has no page, stays as it is."""
     target = node.get("reftarget", "")
     if node.get("refdomain") != "py":
@@ -170,7 +188,9 @@ def _link(app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, text:
 # --- docstrings ----------------------------------------------------------------------------------------------------
 
 _ENTRY = re.compile(r"^ {2}(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*)$")
-_AS_IN = re.compile(r"^as (?:in|for|of) (?:``(\w+)``|:(?:func|class|meth|attr):`~?([\w.]+)`)[,;.]?\s*(.*)$", re.S)
+_AS_IN = re.compile(
+    r"^as (?:in|for|of) (?:``(\w+)``|:(?:func|class|meth|attr):`~?([\w.]+)`)[,;.]?\s*(.*)$", re.S
+)
 
 
 def arguments(doc: str) -> dict[str, str]:
@@ -193,7 +213,10 @@ def _target(module: ModuleType, name: str) -> Any:
     """What ``fedavg`` or ``evenhand.algorithms.fedavg`` in a docstring of a module refers to."""
     if name.startswith("evenhand."):
         return _value(name)
-    spaces = [module, *(importlib.import_module(f"evenhand.{each}") for each in ("algorithms", "personalization"))]
+    spaces = [
+        module,
+        *(importlib.import_module(f"evenhand.{each}") for each in ("algorithms", "personalization")),
+    ]
     return next((getattr(space, name) for space in spaces if hasattr(space, name)), None)
 
 
@@ -222,7 +245,9 @@ def _resolve(app: Sphinx, kind: str, path: str, value: Any, options: Any, lines:
         for name in names.split(", "):
             described.setdefault(resolved(value, name, text), []).append(name)
         entry = f"  {names}: " + text.replace("\n", "\n    ")
-        new = "\n".join(f"  {', '.join(some)}: " + full.replace("\n", "\n    ") for full, some in described.items())
+        new = "\n".join(
+            f"  {', '.join(some)}: " + full.replace("\n", "\n    ") for full, some in described.items()
+        )
         # Lines of the docstring are indented by more than ours where they continue.
         pattern = r"\n\s+".join(re.escape(line.strip()) for line in entry.splitlines())
         doc = re.sub(r"^  " + pattern, lambda match: new, doc, count=1, flags=re.M)  # noqa: B023
@@ -232,7 +257,12 @@ def _resolve(app: Sphinx, kind: str, path: str, value: Any, options: Any, lines:
 def _no_words(app: Sphinx, kind: str, path: str, value: Any, options: Any, lines: list[str]) -> None:
     """A constant without words of its own would get those of its type, which are about all dictionaries."""
     if kind == "data" and "\n".join(lines).strip() == (inspect.getdoc(type(value)) or "").strip():
-        lines[:] = [f"``{value!r:.500}``", ""]
+        lines[:] = [
+            "::",
+            "",
+            *(f"   {line}" for line in pprint.pformat(value, width=80).splitlines()[:20]),
+            "",
+        ]
 
 
 def _skip(app: Sphinx, kind: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:

@@ -82,7 +82,9 @@ def test_the_second_step_compares_runs_that_can_be_compared(
     assert "clients better than fedavg" in capsys.readouterr().out
 
 
-_REPOSITORY = re.compile(r"https://(?:github\.com/evenhand/evenhand/blob|raw\.githubusercontent\.com/evenhand/evenhand)/main/")
+_REPOSITORY = re.compile(
+    r"https://(?:github\.com/evenhand/evenhand/blob|raw\.githubusercontent\.com/evenhand/evenhand)/main/"
+)
 
 
 def test_links_are_absolute_and_lead_to_files_of_the_repository() -> None:
