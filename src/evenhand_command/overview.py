@@ -6,17 +6,19 @@ It is outside the package ``evenhand``, because whoever asks what there is shoul
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import make_dataclass
 from importlib.util import find_spec
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, Union
+from shutil import get_terminal_size
+from typing import Annotated, Any, TextIO, Union
 
-__all__ = ["COMMANDS", "DESCRIPTION", "EXAMPLES", "HELP", "answer", "show_help", "united"]
+__all__ = ["COMMANDS", "DESCRIPTION", "EXAMPLES", "HELP", "answer", "fitted", "show_help", "united"]
 
 DESCRIPTION = "Federated learning over many unlike clients: train, compare, report."
 
@@ -103,7 +105,65 @@ def show_help(commands: Any, words: Iterable[str]) -> None:
     from tyro.conf import CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes
 
     style = (CascadeSubcommandArgs, OmitArgPrefixes, OmitSubcommandPrefixes)
-    tyro.cli(commands, prog="evenhand", description=DESCRIPTION, args=list(words), config=style)
+    words, shown = list(words), _Shown(sys.stdout)
+    try:
+        with redirect_stdout(shown):
+            tyro.cli(commands, prog="evenhand", description=DESCRIPTION, args=words, config=style)
+    finally:
+        text = shown.getvalue()
+        if _CODE.sub("", text).startswith("usage:"):
+            text = fitted(text, get_terminal_size().columns, "METHOD" if words[0] == "run" else "COMMAND")
+        sys.stdout.write(text)
+
+
+class _Shown(StringIO):
+    """What is printed, kept; boxes and colours are as in the stream behind it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+_CODE = re.compile(r"\x1b\[[\d;]*m")
+_CHOICES = re.compile(r"\{[\w-]+(?:,[\w-]+){5,}\}")
+
+
+def fitted(page: str, width: int, choices: str) -> str:
+    """A page of tyro whose lines outside of its boxes are no wider than the terminal: tyro leaves them as they are.
+
+    Args:
+      page: the page.
+      width: of the terminal.
+      choices: what stands for many commands in braces, which are listed below.
+
+    Example:
+      >>> print(fitted("usage: evenhand [-h] {a,b,c,d,e,f}", 30, "COMMAND"))
+      usage: evenhand [-h] COMMAND
+    """
+    lines: list[str] = []
+    for line in page.split("\n"):
+        is_usage = _CODE.sub("", line).startswith("usage:")
+        line = _CHOICES.sub(choices, line) if is_usage else line
+        words, indent = line.split(" "), "  " if is_usage else ""
+        # A line of a box is as wide as the terminal, or less.
+        while len(words) > 1 and _length(words) > width:
+            count = max(1, next(n for n in range(len(words), -1, -1) if _length(words[:n]) <= width))
+            lines.append(" ".join(words[:count]))
+            words = [f"{indent}{words[count]}", *words[count + 1 :]] if count < len(words) else []
+        lines.append(" ".join(words))
+    return "\n".join(lines)
+
+
+def _length(words: Sequence[str]) -> int:
+    """Characters of a line of words, without the codes of colours."""
+    return len(_CODE.sub("", " ".join(words)))
 
 
 def _version() -> str:

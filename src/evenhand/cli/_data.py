@@ -79,7 +79,7 @@ class DataOptions:
     """What to train on, and how it is spread over clients."""
 
     data: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10, synthetic:ALPHA,BETA, synthetic:iid, or a path: `evenhand list data`"""
+    """digits, mnist, fashion-mnist, cifar10, synthetic:iid, synthetic:ALPHA,BETA, or a path: `evenhand list data`"""
     client_column: str = "client"
     """the column (or .npz array) of client ids; A,B: a client for each combination of two columns"""
     groups: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: one group)")] = None
@@ -105,7 +105,7 @@ class DataOptions:
     drop_empty: bool = False
     """tables: drop rows without a label or a client, and print how many"""
     na: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
-    """tables: further spellings of an empty cell, such as '?,-999'"""
+    """tables: '?,-999' adds two spellings of an empty cell"""
     regression: bool = False
     """labels are real numbers, not classes"""
     text: bool = False

@@ -49,19 +49,20 @@ _EXAMPLES = {
   evenhand run fedavg                              digits, 50 rounds
   evenhand run fedprox --mu 0.1 --cohort 10 --epochs 5 --stragglers 0.9
   evenhand run scaffold --data my.csv --client-column city --label-column sold
+  evenhand run fedavg --rounds 500 --dry-run       how long, how much memory
   evenhand run fedavg --server-opt 'fedadam(0.1)' --data leaf/femnist --lr 0.03
   evenhand run 'averaged(fedprox(mu=0.1, server_opt=fedadam(0.1)))' --epochs 5
   evenhand run --config runs/a --out runs/b        the same run again
   evenhand run fedavg --config runs/a --out runs/c the same with another method""",
     "study": """\
-  evenhand study fedavg 'fedprox(mu={0.01, 0.1, 1})' --lr 0.03,0.1,0.3 --out studies/a
-  evenhand study fedavg 'qfedavg(q={0.1, 1})' --select valid:worst10 --data my.csv
-  evenhand study --plan plan.toml --dry-run        how many runs, and about how long""",
+  evenhand study fedavg 'fedprox(mu={0.1, 1})' --lr 0.03,0.1 --out studies/a
+  evenhand study fedavg 'qfedavg(q={0.1, 1})' --select valid:worst10
+  evenhand study --plan plan.toml --dry-run        how many runs, how long""",
     "fit": """\
   evenhand fit 'tilted(t=-2)' --data t.csv --label-column y --regression
-  evenhand fit 'tilted(t=50)' --data t.csv --label-column y --groups age_band --seeds 5
-  evenhand fit 'fit(risk=tilted(t=50), inner=mean())' --data t.csv --label-column y
-  evenhand study 'fit()' 'fit(risk=tilted({-2,-1}))' 'fit(loss=focal(gamma={1,2}))' --data t.csv""",
+  evenhand fit 'tilted(t=50)' --data t.csv --label-column y --groups age_band
+  evenhand fit 'fit(risk=tilted(t=50), inner=mean())' --data t.csv --seeds 5
+  evenhand study 'fit()' 'fit(loss=focal(gamma={1,2}))' --data t.csv""",
     "resume": """\
   evenhand resume runs/a
   evenhand resume runs/a --rounds 200              trains further""",
@@ -89,9 +90,9 @@ _EXAMPLES = {
   evenhand deploy server fed                       until the last round is done
   evenhand deploy client fed/clients/0 --data mine.csv""",
     "deploy init": """\
-  evenhand deploy init fed --method 'ditto(fedavg(), lam=1)' --clients 4 --rounds 20
-  evenhand deploy init fed --method 'fedavg(aggregator=secure(mean()))' --clients 9
-  evenhand deploy init fed --host fed.example.org --listen 0.0.0.0 --signing-request""",
+  evenhand deploy init fed --method 'ditto(fedavg(), lam=1)' --clients 4
+  evenhand deploy init fed --method 'fedavg(aggregator=secure(mean()))'
+  evenhand deploy init fed --host fed.example.org --signing-request""",
     "deploy server": """\
   evenhand deploy server fed                       run again, it continues""",
     "deploy client": """\
@@ -99,7 +100,7 @@ _EXAMPLES = {
     "deploy add-client": """\
   evenhand deploy add-client fed""",
     "deploy rotate": """\
-  evenhand deploy rotate fed                       a new certificate of the server
+  evenhand deploy rotate fed                       a new server certificate
   evenhand deploy rotate fed --client 2            new keys of a client""",
     "deploy split": """\
   evenhand deploy split fed --data digits --clients 4 --alpha 0.5""",

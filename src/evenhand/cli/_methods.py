@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -269,14 +268,13 @@ def method_help() -> Any:
 
 
 def _subcommand(name: str) -> Any:
-    """A method as tyro shows it; tyro keeps a line break if the next line is indented."""
+    """A method as tyro shows it, which breaks its line where a page is narrower."""
     try:
         line, fields = _help_of(METHODS[name])
     except EvenhandError as error:  # a plug-in that cannot be imported does not take the help of others away
         line, fields = str(error), []
     options = dataclasses.make_dataclass(f"_{name}", fields, frozen=True)
-    shown = textwrap.fill(line, 79, subsequent_indent="  ")
-    return Annotated[options, subcommand(name, description=shown)]
+    return Annotated[options, subcommand(name, description=" ".join(line.split()))]
 
 
 def _help_of(method: NamedMethod) -> tuple[str, list[tuple[str, Any, Any]]]:

@@ -42,17 +42,32 @@ def named(text: object, style: str = "") -> Text:
 
 
 class Expression:
-    """The name of a method in a cell of a table: too long for its column, it is broken where its arguments begin."""
+    """The name of a method in a cell of a table: too long for its column, it is broken between its arguments.
+
+    An argument that is too long by itself is broken where its own arguments begin.
+    """
 
     def __init__(self, name: str) -> None:
-        self._parts = re.findall(r"[^(,=\s]*[(,=\s]\s*|[^(,=\s]+", visible(name))
+        self._name = visible(name)
+        self._parts = _broken(self._name)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         widths = [cell_len(part.rstrip()) for part in self._parts]
         return Measurement(max(widths, default=0), cell_len("".join(self._parts)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield Text(_lines(self._parts, options.max_width), overflow="fold")
+        width = options.max_width
+        arguments = re.findall(r"(?:[^,]|,(?!\s))+,?\s*", self._name)
+        fits = [cell_len(argument.rstrip()) <= width for argument in arguments]
+        split = [
+            [argument] if fit else _broken(argument) for argument, fit in zip(arguments, fits, strict=True)
+        ]
+        yield Text(_lines([part for parts in split for part in parts], width), overflow="fold")
+
+
+def _broken(name: str) -> list[str]:
+    """The parts of a name, each up to the next place where arguments begin or end."""
+    return re.findall(r"[^(,=\s]*[(,=\s]\s*|[^(,=\s]+", name)
 
 
 def say(console: Console, *sentences: str, style: str = "") -> None:
@@ -89,7 +104,7 @@ _COLUMNS = {
     "weighted_mean": "weighted\nmean",
     "worst10": "worst\n10 %",
     "best10": "best\n10 %",
-    "variance": "vari-\nance",
+    "variance": "variance",
     "angle": "angle\n°",
 }
 _EVENNESS = ("variance", "angle")
