@@ -35,6 +35,7 @@ GROUPS = {
 }
 # Only their own names: what they share with the package above is there.
 _SUBMODULES = {
+    "models": ["losses"],
     "data": ["loaders", "partition"],
     "evaluation": ["metrics", "private_metrics"],
     "report": ["figures"],

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     # Through the package: a data set lends this module nothing but its type.
     from evenhand.data import FederatedDataset, Split
 
-__all__ = ["as_html"]
-
 _TITLES = {"train": "training", "valid": "validation", "test": "test"}
 _MOST_LABELS = 5_000_000
 """Labels that are counted whenever a data set is shown, which takes some milliseconds."""

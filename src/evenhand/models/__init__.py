@@ -6,6 +6,7 @@ both.  :func:`with_loss` gives any model another loss, such as one of :mod:`even
 
 from __future__ import annotations
 
+from evenhand.models import losses
 from evenhand.models._adapters import from_flax, from_functions, standardized, with_loss
 from evenhand.models._factors import (
     Reconstruction,
@@ -54,6 +55,7 @@ __all__ = [
     "lenet",
     "linear_regression",
     "logistic",
+    "losses",
     "lstm",
     "lstm_classifier",
     "matrix_factorisation",
