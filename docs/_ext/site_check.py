@@ -132,22 +132,28 @@ def hidden(site: Path, pages: dict[Path, Page]) -> list[str]:
 # Each page is laid out in a frame of the given width; what is wider than its frame scrolls sideways on a telephone.
 _HARNESS = """<!doctype html><pre id="result">pending</pre><script>
 const pages = PAGES, widths = WIDTHS, wide = [];
-async function measure(page, width) {
+async function measure(page) {
   const frame = document.createElement("iframe");
-  frame.style.cssText = `width:${width}px;height:800px;border:0`;
+  frame.style.cssText = `width:${widths[0]}px;height:800px;border:0`;
   document.body.append(frame);
   await new Promise(done => { frame.onload = done; frame.src = page; });
-  const root = frame.contentDocument.documentElement;
-  if (root.scrollWidth > width) wide.push([page, width, root.scrollWidth]);
+  for (const width of widths) {
+    frame.style.width = `${width}px`;
+    const have = frame.contentDocument.documentElement.scrollWidth;
+    if (have > width) wide.push([page, width, have]);
+  }
   frame.remove();
 }
-async function worker(jobs) { while (jobs.length) await measure(...jobs.pop()); }
+async function worker() { while (pages.length) await measure(pages.pop()); }
 (async () => {
-  const jobs = pages.flatMap(page => widths.map(width => [page, width]));
-  await Promise.all([...Array(4)].map(() => worker(jobs)));
+  await Promise.all([...Array(4)].map(worker));
   await fetch("/result", {method: "POST", body: JSON.stringify(wide)});
 })();
 </script>"""
+
+
+_CONTROL = "/control.html"
+"""A page that is too wide at every width: a browser that does not say so measures nothing."""
 
 
 class _Server(http.server.SimpleHTTPRequestHandler):
@@ -156,13 +162,14 @@ class _Server(http.server.SimpleHTTPRequestHandler):
     harness = ""
 
     def do_GET(self) -> None:
-        if self.path != "/harness":
+        made = {"/harness": self.harness, _CONTROL: "<!doctype html><div style='width: 3000px'>wide</div>"}
+        if self.path not in made:
             super().do_GET()
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
-        self.wfile.write(self.harness.encode())
+        self.wfile.write(made[self.path].encode())
 
     def do_POST(self) -> None:
         _Server.result = self.rfile.read(int(self.headers["Content-Length"])).decode()
@@ -176,7 +183,7 @@ class _Server(http.server.SimpleHTTPRequestHandler):
 
 def too_wide(site: Path, pages: dict[Path, Page], browser: str) -> list[str]:
     """Pages that are wider than the window, at the widths of a telephone and of a laptop."""
-    addresses = [f"/{path.relative_to(site)}" for path in pages]
+    addresses = [_CONTROL, *(f"/{path.relative_to(site)}" for path in pages)]
     _Server.harness = _HARNESS.replace("PAGES", json.dumps(addresses)).replace("WIDTHS", json.dumps(_WIDTHS))
     with (
         http.server.ThreadingHTTPServer(
@@ -205,9 +212,13 @@ def too_wide(site: Path, pages: dict[Path, Page], browser: str) -> list[str]:
             process.terminate()
             process.wait()
             server.shutdown()
+    wide = json.loads(_Server.result)
+    if [width for page, width, _ in wide if page == _CONTROL] != list(_WIDTHS):
+        return [f"{browser} did not notice a page that is too wide."]
     return [
         f"{site}{page}: {have} pixels wide in a window of {width}."
-        for page, width, have in json.loads(_Server.result)
+        for page, width, have in wide
+        if page != _CONTROL
     ]
 
 
