@@ -2,12 +2,15 @@
 
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 
+from evenhand.cli._main import parse
+
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "explain").glob("*.md")])
 MARKED = re.compile(r"<!-- test -->\n```python\n(.*?)```", re.DOTALL)
 
 
@@ -27,6 +30,14 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 def test_links_to_files_exist(page):
     links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_commands_that_answer_which_method_are_read_as_they_stand():
+    text = (ROOT / "docs" / "which-method.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^evenhand (run .*)$", text, re.MULTILINE)
+    assert len(commands) >= 8
+    for command in commands:
+        parse(shlex.split(command, comments=True))
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
