@@ -1,5 +1,6 @@
 """``secure(...)``: the sums of the aggregator inside, in whole numbers, with masks and without."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -34,6 +35,12 @@ def simulated(rule: Any, **how: Any) -> eh.Run:
     return eh.simulate(eh.algorithms.fedavg(WORK, aggregator=rule), DATA, rounds=3, eval_every=3, **how)
 
 
+@cache
+def with_inside(name: str, masks: bool | None) -> eh.Run:
+    """A run with one of these rules: as it is where ``masks`` is None, else in whole numbers, with masks or without."""
+    return simulated(INSIDE[name] if masks is None else agg.secure(INSIDE[name], integers_only=not masks))
+
+
 def numbers(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
@@ -47,15 +54,22 @@ def test_the_direction_is_that_of_real_numbers_to_a_millionth(name: str) -> None
     assert 2e-6 < np.abs(numbers(agg.aggregate(coarse, DELTAS, WEIGHTS)) - plain).max() < 1e-3
 
 
+@cache
+def lifted_in(bits: int) -> tuple[Any, Any]:
+    """A secure mean's sum with masks, and what seven clients add to it."""
+    rule = agg.secure(agg.mean(), bits=bits, largest=1024.0, cohort=16)
+    assert rule.summation is not None and rule.summation.add is not None
+    lift = jax.jit(jax.vmap(lambda one, key: rule.lift(one, (), key)))  # each operation alone would be a program
+    lifted = lift(Upload(DELTAS, WEIGHTS, WEIGHTS), jax.random.split(jax.random.key(0), 7))
+    return jax.jit(rule.summation.add), lifted
+
+
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("absent", [(), (0, 4), (1, 2, 3, 5, 6)])
 def test_masks_change_no_bit_of_a_sum(bits: int, absent: tuple[int, ...]) -> None:
-    rule = agg.secure(agg.mean(), bits=bits, largest=1024.0, cohort=16)
-    assert rule.summation is not None and rule.summation.add is not None
-    keys = jax.random.split(jax.random.key(0), 7)
-    lifted = jax.vmap(lambda one, key: rule.lift(one, (), key))(Upload(DELTAS, WEIGHTS, WEIGHTS), keys)
+    add, lifted = lifted_in(bits)
     present = jnp.array([k not in absent for k in range(7)])
-    masked = jax.jit(rule.summation.add)(lifted, present, jax.random.key(1))
+    masked = add(lifted, present, jax.random.key(1))
     limbs = jax.tree.leaves(jax.tree.map(lambda leaf: np.asarray(leaf)[np.asarray(present)], lifted))
     for leaf, total in zip(limbs, jax.tree.leaves(masked), strict=True):
         places = [1 << 16 * i for i in range(bits // 16)]
@@ -72,14 +86,7 @@ def test_masks_change_no_bit_of_a_sum(bits: int, absent: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize("name", ["mean", "geometric median"])
 def test_a_simulation_with_masks_is_that_without(name: str) -> None:
-    masked, alone, plain = (
-        numbers(simulated(rule).params)
-        for rule in (
-            agg.secure(INSIDE[name]),
-            agg.secure(INSIDE[name], integers_only=True),
-            INSIDE[name],
-        )
-    )
+    masked, alone, plain = (numbers(with_inside(name, masks).params) for masks in (True, False, None))
     np.testing.assert_allclose(masked, alone, atol=1e-7)
     assert np.abs(masked - plain).max() < 1e-5
 
@@ -138,17 +145,9 @@ def test_rounding_is_drawn_with_the_seed() -> None:
 
 
 def test_numbers_on_the_wire_are_counted_in_their_bits() -> None:
-    def floats(rule: Any) -> Any:
-        return simulated(rule).info["floats"]
-
-    plain, wide, narrow = (
-        floats(rule)
-        for rule in (
-            agg.mean(),
-            agg.secure(agg.mean(), integers_only=True),
-            agg.secure(agg.mean(), integers_only=True, bits=32, largest=1024.0, cohort=16),
-        )
-    )
+    short = agg.secure(agg.mean(), integers_only=True, bits=32, largest=1024.0, cohort=16)
+    runs = (with_inside("mean", None), with_inside("mean", False), simulated(short))
+    plain, wide, narrow = (run.info["floats"] for run in runs)
     count = plain["up"]
     assert narrow["up"] == count + 1  # how many clients there are is a number, too
     assert wide["up"] == 2 * (count + 1)
@@ -225,7 +224,7 @@ def test_methods_side_by_side_may_share_whole_numbers_without_masks() -> None:
     rule = agg.secure(agg.mean(), integers_only=True)
     both = eh.algorithms.side_by_side({name: eh.algorithms.fedavg(WORK, aggregator=rule) for name in "ab"})
     run = eh.simulate(both, DATA, rounds=3, eval_every=3)
-    alone = simulated(rule)
+    alone = with_inside("mean", False)
     np.testing.assert_array_equal(numbers(run.params[0]), numbers(run.params[1]))  # the same keys
     np.testing.assert_allclose(numbers(run.params[0]), numbers(alone.params), atol=1e-6)
     assert run.info["floats"]["up"] == 2 * alone.info["floats"]["up"]
