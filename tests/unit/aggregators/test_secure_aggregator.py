@@ -59,7 +59,8 @@ def lifted_in(bits: int) -> tuple[Any, Any]:
     """A secure mean's sum with masks, and what seven clients add to it."""
     rule = agg.secure(agg.mean(), bits=bits, largest=1024.0, cohort=16)
     assert rule.summation is not None and rule.summation.add is not None
-    lift = jax.jit(jax.vmap(lambda one, key: rule.lift(one, (), key)))  # each operation alone would be a program
+    # One program; each operation by itself would be one.
+    lift = jax.jit(jax.vmap(lambda one, key: rule.lift(one, (), key)))
     lifted = lift(Upload(DELTAS, WEIGHTS, WEIGHTS), jax.random.split(jax.random.key(0), 7))
     return jax.jit(rule.summation.add), lifted
 
