@@ -55,11 +55,7 @@ def test_the_map_names_files_and_functions_that_exist():
     for path, functions in files:
         root = ROOT if path.startswith("tests/") else ROOT / "src" / "evenhand"
         source = (root / path).read_text(encoding="utf-8")
-        missing = [
-            name
-            for name in re.findall(r"`(\w+)`", functions)
-            if not re.search(rf"(def|class) {name}\b", source)
-        ]
+        missing = set(re.findall(r"`(\w+)`", functions)) - set(re.findall(r"(?:def|class) (\w+)", source))
         assert not missing, f"{path} has no {missing}"
     packages = re.findall(r"`([\w]+)/`", text)
     assert not [name for name in packages if not (ROOT / "src" / "evenhand" / name).is_dir()]
