@@ -151,7 +151,9 @@ def fitted(page: str, width: int, choices: str) -> str:
     for line in page.split("\n"):
         is_usage = _CODE.sub("", line).startswith("usage:")
         line = _CHOICES.sub(choices, line) if is_usage else line
-        words, indent = line.split(" "), "  " if is_usage else ""
+        words, indent = line.split(" "), ""
+        if is_usage and _length(words) > width:  # an option stays with what it takes
+            words, indent = re.findall(r"\[[^\]]*\]|\S+", _CODE.sub("", line)), "  "
         # A line of a box is as wide as the terminal, or less.
         while len(words) > 1 and _length(words) > width:
             count = max(1, next(n for n in range(len(words), -1, -1) if _length(words[:n]) <= width))

@@ -396,6 +396,8 @@ class TrainingOptions(SharedOptions):
     """replace an earlier run in that folder"""
     config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
     """start from the config.json of an earlier run; options given here take precedence"""
+    dry_run: bool = False
+    """print the work, the memory and about the time of the run, from some timed rounds, and write nothing"""
 
 
 def check_private(options: TrainingOptions, model: Model | None = None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from evenhand.cli._options import (
     check_watch,
     trackers,
 )
-from evenhand.cli._terminal import remark, say, show_comparison, show_private
+from evenhand.cli._terminal import remark, say, show_comparison, show_estimate, show_private
 from evenhand.data import FederatedDataset, hold_out_clients
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales, is_share, primary_metric
@@ -53,7 +53,7 @@ from evenhand.report import (
     swing,
     write_report,
 )
-from evenhand.simulation import Checkpoint, Run, iterate, load_run
+from evenhand.simulation import Checkpoint, Run, estimate, iterate, load_run
 from evenhand.simulation import folder as files
 from evenhand.simulation.saving import configuration, write_results, write_summary
 from evenhand.systems import Systems, stragglers
@@ -85,14 +85,45 @@ class RunCommand:
         names = (self.method[:60], Path(self.data.data).name, str(options.seed))
         folder = options.out or default_folder("runs", *names)
         trackers(options.watch, folder)  # one that is not installed is reported before anything is loaded
-        with free(folder, overwrite=options.overwrite):
+        with nullcontext() if options.dry_run else free(folder, overwrite=options.overwrite):
             data = self.data.load()
             recipe = self.recipe
             if options.limit is not None:
                 beside = recipe.beside.read(partial(self.data.labelled_rows, data))
                 recipe = recipe._replace(beside=beside)
                 recipe = recipe.funded(self._divided(data)[0], self.model.build(data.form))
-            return replace(self, method=recipe.text)._start(data, folder)
+            complete = replace(self, method=recipe.text)
+            return complete._announce(data) if options.dry_run else complete._start(data, folder)
+
+    def _announce(self, data: FederatedDataset) -> int:
+        """Prints what the run would take, and returns the exit code."""
+        options, model = self.training, self.model.build(data.form)
+        console = Console(stderr=True, quiet=options.quiet, highlight=False)
+        say(console, *remarks(data))
+        if (rule := rule_of(options.keep)) is not None:
+            rule.check(data)
+        data, _ = self._divided(data)
+        algorithm = self._checked(model, console, data, resumed=False)
+        expected = estimate(algorithm, data, **self._simulated(model, algorithm))
+        show_estimate(expected, data.num_clients, Console(highlight=False))
+        return 0
+
+    def _simulated(self, model: Model, algorithm: Algorithm) -> dict[str, Any]:
+        """The arguments of the simulation that decide what is computed."""
+        options = self.training
+        return {
+            "rounds": options.rounds,
+            "cohort": options.clients_per_round,
+            "seed": options.seed,
+            "eval_every": options.every,
+            "systems": self.systems(model),
+            "attack": self.attack(model),
+            "lanes": options.lanes,
+            "eval_clients": options.eval_clients,
+            "metrics": options.metrics or (),
+            "untrained": options.untrained,
+            "start": None if options.start is None else started(Path(options.start), algorithm.model),
+        }
 
     def _start(self, data: FederatedDataset, folder: Path) -> int:
         config, options = self.recorded(data), self.training
@@ -139,33 +170,27 @@ class RunCommand:
             rule.check(data)
         data, unseen = self._divided(data)
         console = Console(stderr=True, quiet=options.quiet, highlight=False)
-        algorithm = self.algorithm(model, console, data)
-        check_private(options, algorithm.client_model)
-        if (limit := options.limit) is not None:
-            algorithm = limit.checked(algorithm, data, resumed=place.resumed)
+        algorithm = self._checked(model, console, data, resumed=place.resumed)
         if (finding := feature_scales(data)) is not None:
             say(console, finding.sentence, style="yellow")
         runs = iterate(
             algorithm,
             data,
-            rounds=options.rounds,
-            cohort=options.clients_per_round,
-            seed=options.seed,
-            eval_every=options.every,
-            systems=self.systems(model),
-            attack=self.attack(model),
+            **self._simulated(model, algorithm),
             checkpoint=None
             if options.checkpoint == "off"
             else Checkpoint(place.folder / files.CHECKPOINT, options.checkpoint, fresh=not place.resumed),
             progress=console.is_terminal and not options.quiet,
-            lanes=options.lanes,
-            eval_clients=options.eval_clients,
-            metrics=options.metrics or (),
-            untrained=options.untrained,
-            start=None if options.start is None else started(Path(options.start), algorithm.model),
             watch=trackers(options.watch, place.folder, place.config),
         )
         return record(runs, place, rounds=options.rounds, console=console, unseen=unseen)
+
+    def _checked(self, model: Model, console: Console, data: FederatedDataset, *, resumed: bool) -> Algorithm:
+        """The method, which fits the private metrics and the budget of privacy that were asked for."""
+        algorithm = self.algorithm(model, console, data)
+        check_private(self.training, algorithm.client_model)
+        limit = self.training.limit
+        return algorithm if limit is None else limit.checked(algorithm, data, resumed=resumed)
 
     def _divided(self, data: FederatedDataset) -> tuple[FederatedDataset, FederatedDataset | None]:
         """The clients that train, and those set aside."""
@@ -457,7 +482,7 @@ def _about_models(place: Place, run: Run, best: BestRound | None) -> Iterator[st
 # --- config.json: the method's expression, the options and the data -----------------------------------------
 
 
-ELSEWHERE = {"method", "out", "overwrite", "quiet", "config"}
+ELSEWHERE = {"method", "out", "overwrite", "quiet", "config", "dry_run"}
 """Fields that are recorded separately, or that say where numbers go and not what they are."""
 
 

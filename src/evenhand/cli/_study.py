@@ -27,7 +27,7 @@ from evenhand.cli._data import DataOptions, remarks
 from evenhand.cli._folder import PAGE, default_folder
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._options import GridOptions, Recipe, SharedOptions
-from evenhand.cli._terminal import say, show_comparison
+from evenhand.cli._terminal import duration, say, show_comparison
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number
 from evenhand.evaluation import OF_THE_DATA, least_pairs
@@ -359,10 +359,10 @@ class StudyCommand:
         for name, family in families.items():
             count = per_setting * math.prod(map(len, grid[name].values())) + per_choice
             seconds = _seconds_per_run(_first(family, grid[name]), data, self.study)
-            print(f"{name}: {count} runs of {rounds} rounds, about {_duration(seconds)} each")
+            print(f"{name}: {count} runs of {rounds} rounds, about {duration(seconds)} each")
             total, runs = total + count * seconds, runs + count
         print(
-            f"{runs} runs, about {_duration(total)} one by one and without compilation; small models train side by "
+            f"{runs} runs, about {duration(total)} one by one and without compilation; small models train side by "
             "side in less, and runs that have ended are not repeated."
         )
 
@@ -403,12 +403,6 @@ def _seconds_per_run(algorithm: Algorithm, data: FederatedDataset, options: Shar
 
 def _stragglers(share: float) -> Callable[[Model], Systems | None]:
     return lambda model: stragglers(share) if share else None
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.2g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 3600 else f"{seconds / 3600:.3g} h"
 
 
 # --- --plan: methods and options in a TOML file, as words of the command line -------------------------------

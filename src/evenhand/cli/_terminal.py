@@ -26,8 +26,9 @@ from evenhand.report import (
     private_summaries,
     verdict,
 )
-from evenhand.report.formatting import Table, Value, deviation
+from evenhand.report.formatting import Table, Value, deviation, size
 from evenhand.report.tables import COMMUNICATION, communication, difference_text, gains_text
+from evenhand.simulation import Expectation
 from evenhand.text import counted, visible
 
 # --- sentences and names ------------------------------------------------------------------------------------
@@ -317,3 +318,60 @@ def _text(value: float, key: str, subject: Comparison, digits: int = 4) -> str:
         # Amounts, such as 89,330, are shorter than 8.933e+04, which leaves room for the names of methods.
         return f"{value:,.0f}" if 1e4 <= abs(value) < 1e6 else f"{value:.{digits}g}"
     return f"{value * (1e4 if key == 'variance' else 1e2):.1f}"
+
+
+# --- what a run would take ----------------------------------------------------------------------------------
+
+
+def show_estimate(expected: Expectation, clients: int, console: Console) -> None:
+    """Prints what a run would take, how that was found, and how sure it is."""
+    fastest, mean, slowest = expected.seconds
+    rounds, steps = expected.rounds, expected.steps
+    is_ranged = math.isfinite(slowest)
+    between = f" ({duration(fastest)} to {duration(slowest)})" if is_ranged else ""
+    peaks = [f"{size(count)} of the {name}" for name, count in expected.memory.items()]
+    facts = {
+        "rounds": f"{rounds:,}, evaluated {counted(expected.evaluations, 'time')}",
+        "clients": f"{expected.clients:,} of {clients:,} in each round",
+        "work": f"{_whole(steps)} steps on {_whole(expected.examples)} examples a round, all clients together; "
+        f"{_whole(rounds * steps)} steps in all",
+        "model": f"{expected.parameters:,} parameters; a client receives {size(expected.sent['down'])} and sends "
+        f"{size(expected.sent['up'])} in a round",
+        "memory": " and ".join(peaks) or "unknown on this system",
+        "time": f"about {duration(mean)}{between}: {duration(expected.compiling)} to set up and compile, "
+        f"{duration(expected.per_round[1])} a round, {duration(expected.per_evaluation)} an evaluation",
+    }
+    table = RichTable.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for name, text in facts.items():
+        table.add_row(name, named(text))
+    console.print(table)
+    say(
+        console,
+        f"Measured on this machine: {counted(expected.timed, 'round')} of this run, trained, timed and thrown away. "
+        "Nothing was written.",
+        "The range is by the fastest and the slowest of these rounds. Other work on this machine, or cohorts of larger "
+        "clients, can exceed it."
+        if is_ranged
+        else "The time is from a single stretch of rounds, so its range is unknown.",
+        "The run itself compiles faster, since compiled programs are cached. Memory is the peak so far, with the data "
+        "and the compiled programs. Loading the data, checkpoints and the report are not included in the time.",
+    )
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it, to two or three digits.
+
+    Example:
+      >>> duration(0.0123), duration(75), duration(9000)
+      ('0.012 s', '1.25 min', '2.5 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 3600 else f"{seconds / 3600:.3g} h"
+
+
+def _whole(x: float) -> str:
+    """A count, which on average may be no whole number."""
+    return f"{x:,.0f}" if x >= 100 or x == round(x) else f"{x:.3g}"
