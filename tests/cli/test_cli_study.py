@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.cli import _study, main
+from evenhand.cli import _study, _terminal, main
 from evenhand.cli._main import parse
 from evenhand.expressions import braced
 from evenhand.models.losses import focal
@@ -353,7 +353,7 @@ def test_a_dry_run_counts_and_trains_nothing_to_the_end(capsys: pytest.CaptureFi
     assert shown[0].startswith("fedavg: 12 runs of 2 rounds, about ")
     assert shown[1].startswith("fedprox: 24 runs of 2 rounds, about ")
     assert shown[2].startswith("36 runs, about ") and not list(Path().iterdir())
-    assert [_study._duration(seconds) for seconds in (3.14, 90, 7200)] == ["3.1 s", "1.5 min", "2 h"]
+    assert [_terminal.duration(seconds) for seconds in (3.14, 90, 7200)] == ["3.1 s", "1.5 min", "2 h"]
 
 
 def test_a_dry_run_counts_the_runs_that_tune_and_those_that_are_reported(

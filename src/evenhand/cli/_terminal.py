@@ -328,7 +328,8 @@ def show_estimate(expected: Expectation, clients: int, console: Console) -> None
     fastest, mean, slowest = expected.seconds
     rounds, steps = expected.rounds, expected.steps
     is_ranged = math.isfinite(slowest)
-    between = f" ({duration(fastest)} to {duration(slowest)})" if is_ranged else ""
+    low, high = duration(fastest), duration(slowest) if is_ranged else ""
+    between = f" ({low} to {high})" if is_ranged and low != high else ""
     peaks = [f"{size(count)} of the {name}" for name, count in expected.memory.items()]
     facts = {
         "rounds": f"{rounds:,}, evaluated {counted(expected.evaluations, 'time')}",
