@@ -105,7 +105,7 @@ _COLUMNS = {
     "weighted_mean": "weighted\nmean",
     "worst10": "worst\n10 %",
     "best10": "best\n10 %",
-    "variance": "variance",
+    "variance": "var.",
     "angle": "angle\n°",
 }
 _EVENNESS = ("variance", "angle")
