@@ -51,7 +51,7 @@ _FRACTION = re.compile(r"\\frac(\w|{[^{}]*})(\w|{[^{}]*})")
 _GROUP = re.compile(r"{([^{}]{2,})}")
 _NAME = re.compile(r":\w+:`(?:[\w.]*\.)?(\w+)`|``([^`]*)``")
 _EMPHASIS = re.compile(r"\*(\w[^*]*)\*")
-_AS_IN = re.compile(r"as in (?:``|:func:`)(\w+)`{1,2}[.;]?\s*")
+_AS_IN = re.compile(r"as in (?:``|:func:`)(\w+)`{1,2}[.,;]?\s*")
 
 
 def plain(text: str) -> str:
