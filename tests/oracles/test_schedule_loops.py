@@ -29,9 +29,13 @@ def work(schedule=None, optimiser: Any = LR, **options):
     return eh.local.sgd(MODEL, optimiser, epochs=STEPS, schedule=schedule, **options)
 
 
+@cache
+def initial(seed):
+    return eh.simulate(eh.algorithms.fedavg(work()), DATA, rounds=0, seed=seed).params
+
+
 def begin(seed=0):
-    run = eh.simulate(eh.algorithms.fedavg(work()), DATA, rounds=0, seed=seed)
-    return {name: np.array(leaf, np.float64) for name, leaf in run.params.items()}
+    return {name: np.array(leaf, np.float64) for name, leaf in initial(seed).items()}
 
 
 def descend(w, k, lr, extra=lambda v: 0.0):
