@@ -32,6 +32,7 @@ myst_heading_anchors = 4  # pages link to each other's headings, as on GitHub
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(_DOCS.parent / "site" / ".notebooks")
 nb_execution_timeout = 300
+nb_execution_in_temp = True  # they write tables and runs
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
