@@ -36,7 +36,7 @@ COMMANDS = {
     "report": "Write the page of a saved run, or of a study, again, and print its path.",
     "figures": "Write the figures of runs, or of a study, as files, and print their paths.",
     "list": "Show methods, their parts, losses, systems, attacks, data sets and models.",
-    "doctor": "Check packages, devices and the cache of compiled programs, and tell how to mend what is broken.",
+    "doctor": "Check packages, devices and the compilation cache, and suggest repairs.",
     "completion": "Print a script that lets a shell complete the commands and options of evenhand.",
     "deploy": "A federation on real machines: its files, its server, its clients.",
 }

@@ -311,7 +311,7 @@ def _table(entries: tuple[Entry, ...]) -> Table:
 
 @dataclass(frozen=True)
 class DoctorCommand:
-    """Check packages, devices and the cache of compiled programs, and tell how to mend what is broken."""
+    """Check packages, devices and the compilation cache, and suggest repairs."""
 
     json: bool = False
     """print JSON, for a script or a bug report"""

@@ -43,7 +43,7 @@ class Expectation(NamedTuple):
         the first one if there are others; the slowest is NaN where there is one stretch only.
       per_evaluation: seconds of an evaluation.
       memory: the largest number of bytes so far, ``"process"``: of the process, all that it holds included; and
-        ``"device"``: of an accelerator.  Without those that the system does not tell.
+        ``"device"``: of an accelerator.  A number that the system does not report is left out.
     """
 
     rounds: int

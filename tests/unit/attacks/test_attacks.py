@@ -224,8 +224,9 @@ def test_labels_become_what_each_attack_says() -> None:
     with pytest.raises(eh.EvenhandError, match=r"label_flip\(\): labels must be whole numbers from 0 to 1"):
         two(x, np.array([-1, 1]), rng(0))
     swapped = attacks.relabel(0.2, (1, 0)).rows
+    assert swapped is not None
     with pytest.raises(eh.EvenhandError, match=r"relabel\(\).*give labels= for all of them"):
-        swapped and swapped(x, y, rng(0))
+        swapped(x, y, rng(0))
     wrong, any_class = other(x, y, rng(0))[1], uniform(x, y, rng(0))[1]
     assert (wrong != y).all() and set(((wrong - y) % 3).tolist()) == {1, 2}
     assert 0 < (any_class == y).sum() < 30 and set(any_class.tolist()) == {0, 1, 2}

@@ -17,6 +17,7 @@ from private_oracle import (
     N,
     X,
     Y,
+    begin,
     client,
     descend,
     draws,
@@ -323,9 +324,9 @@ def test_a_rule_that_asks_more_often_than_it_says_is_refused():
     )
     with pytest.raises(EvenhandError, match=r"twice\(\).*2 queries in a step, more than are accounted for"):
         trained(private_work(MODEL, rule, Noise(clip=CLIP, **COMMON)))
-    assert trained(
-        private_work(MODEL, rule._replace(queries=lambda steps: {2: steps}), Noise(CLIP, **COMMON))
-    )
+    accounted = rule._replace(queries=lambda steps: {2: steps})
+    params, _ = trained(private_work(MODEL, accounted, Noise(CLIP, **COMMON)))
+    assert all((params[name] != leaf).any() for name, leaf in begin().items())
 
 
 def test_a_query_chooses_among_several_clips():
