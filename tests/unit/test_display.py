@@ -218,6 +218,41 @@ def test_a_study_of_one_seed_has_no_differences_and_one_under_conditions_has_all
     assert "Minus" not in text and parsed(study._repr_html_()).tags.count("tr") == 1 + 4
 
 
+# --- comparisons and figures ---------------------------------------------------------------------------------------
+
+
+def test_a_comparison_is_shown_with_its_verdict_and_its_best_in_bold(run: eh.simulation.Run) -> None:
+    slow = eh.local.sgd(eh.models.softmax_regression(features=4, classes=2), 1e-4, epochs=1, batch_size=3)
+    other = eh.simulate(eh.algorithms.fedavg(slow), DATA, rounds=4)
+    comparison = eh.report.compare({"fast": run, HOSTILE: other})
+    text = check_harmless(comparison._repr_html_())
+    means = [r.summary()["mean"] for r in (run, other)]
+    assert means[0] != means[1]
+    best = f"{100 * max(means):.4g}"
+    bold = re.findall("<strong>(.*?)</strong>", comparison._repr_html_())
+    assert bold and bold[0] == best, "one seed each: the better mean is marked"
+    assert eh.report.verdict(comparison).split(" (")[0].split()[0] in text and "over 5 clients" in text
+    shown = repr(comparison)
+    assert len(shown) < 300 and "fast" in shown and "test accuracy over 5 clients, 1 seed each" in shown
+
+
+def test_a_comparison_that_is_unfair_marks_nothing(run: eh.simulation.Run) -> None:
+    longer = eh.simulate(eh.algorithms.fedprox(WORK, mu=5.0), DATA, rounds=5)
+    html = eh.report.compare({"a": run, "b": longer})._repr_html_()
+    assert "<strong>" not in html and "not compared: they differ in their rounds (4, 5)" in check_harmless(
+        html
+    )
+
+
+def test_a_figure_shows_itself_where_pyplot_was_never_imported(run: eh.simulation.Run) -> None:
+    figure: Any = eh.report.figures.learning_curve(run)
+    image, size = figure._repr_png_()
+    assert image.startswith(b"\x89PNG")
+    pixels = [int.from_bytes(image[i : i + 4], "big") for i in (16, 20)]
+    # Twice as many pixels in each direction as the page has for it, up to rounding.
+    assert np.allclose(pixels, [2 * size["width"], 2 * size["height"]], atol=2)
+
+
 # --- reports -------------------------------------------------------------------------------------------------------
 
 

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from evenhand import notebook
 from evenhand.evaluation import SPLIT_NAMES, Finding, is_share, least_pairs, of_global, paired_difference
 from evenhand.evaluation.metrics import BACKDOOR
 from evenhand.report import _view
 from evenhand.report._view import Coverage, Runs, RunView, direction, honest, undefined_at
-from evenhand.report.formatting import capital, value
+from evenhand.report.formatting import COMPARED, Value, capital, factor, over_seeds, value
 from evenhand.text import counted, isolated, listed, visible
 
 NDArray = npt.NDArray[np.float64]
@@ -163,6 +164,38 @@ class Comparison(NamedTuple):
     split: str
     obstacles: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        seeds = counted(self.seeds, "seed")
+        return f"Comparison({listed(self.names)}; {self.quantity} over {self.covered.text}, {seeds} each)"
+
+    def _repr_html_(self) -> str:
+        stats = [method.statistics(self.split, self.metric) for method in self.methods]
+        columns = {
+            key: [over_seeds(by_key[key], factor(key, self.metric)) for by_key in stats] for key in COMPARED
+        }
+        for key, shown in columns.items():
+            values = [by_key[key] for by_key in stats]
+            best = self.winners(values, [cell.text for cell in shown], direction(key, self.metric))
+            columns[key] = [cell._replace(is_marked=i in best) for i, cell in enumerate(shown)]
+        rows = [
+            [notebook.name(method.name), *(_cell(column[i]) for column in columns.values())]
+            for i, method in enumerate(self.methods)
+        ]
+        percent = " in % (variance: %²)" if self.is_share else ""
+        over = f"{capital(self.quantity)}{percent} over {self.covered.text}"
+        head = ["method", *(name[:1].lower() + name[1:] for name in COMPARED.values())]
+        notices = notebook.remarks([notice.text for notice in self.notices], "comparison.notices")
+        sentences = [verdict(self), caution(self)] if len(self.methods) > 1 else []
+        return notebook.piece(
+            notices,
+            notebook.paragraph(
+                f"Comparison: {listed([notebook.name(name) for name in self.names])}", "title"
+            ),
+            *(notebook.paragraph(notebook.escape(sentence)) for sentence in filter(None, sentences)),
+            notebook.table(head, rows),
+            notebook.paragraph(notebook.escape(over), "note"),
+        )
+
     @property
     def names(self) -> list[str]:
         """The names of the methods."""
@@ -255,7 +288,7 @@ class Comparison(NamedTuple):
         each, the method with the best value is, and so are those that show the same, unless all do: one seed can say
         no more.  With several seeds, a method is the best if its paired difference (over equal seeds) to every other
         method is above 0 and may be marked (:meth:`evenhand.evaluation.PairedDifference.may_be_marked`): its 95 %
-        interval leaves out 0, and there are enough seeds for the test by signs.
+        interval excludes 0, and there are enough seeds for the test by signs.
 
         Args:
           values: the statistic, ``(runs,)`` for each method.
@@ -274,6 +307,12 @@ class Comparison(NamedTuple):
         gains = [paired_difference(sign * values[top], sign * values[i]) for i in able if i != top]
         is_best = all(gain.may_be_marked(self.comparisons) for gain in gains)  # its mean is the highest
         return {top} if is_best else set()
+
+
+def _cell(shown: Value) -> str:
+    """A cell of a notebook's table; the best of its column is bold."""
+    text = notebook.escape(shown.joined())
+    return f"<strong>{text}</strong>" if shown.is_marked else text
 
 
 def _meaning(finding: Finding) -> str:
@@ -511,14 +550,14 @@ def verdict(subject: Comparison) -> str:
     return (
         _sentence(winners, texts, tail, subject)
         + _left_out("training diverged", lost if any(winners) else [])
-        + _left_out(f"its {subject.quantity} is not finite", unknown)
+        + _left_out(f"{subject.quantity} not finite", unknown)
         + _left_out("no better than one constant answer", poor if any(winners) else [])
     )
 
 
 def _left_out(reason: str, methods: Sequence[Method]) -> str:
     names = listed([isolated(method.name) for method in methods])
-    return f" Left out, since {reason}: {names}." if methods else ""
+    return f" Left out ({reason}): {names}." if methods else ""
 
 
 def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, subject: Comparison) -> str:

@@ -6,6 +6,7 @@ per method; lines are labelled where they end, or in a legend that the figure gr
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -211,11 +212,25 @@ _LETTERS = 54
 """How many letters a row of a legend holds, counting 7 for each line's sample."""
 
 
+_CSS_DPI = 96
+"""Pixels that a web page counts to an inch; pictures have twice as many, for screens that draw two dots for each."""
+
+
+class _Shown(Figure):
+    """A figure that a notebook shows even if pyplot was never imported, which tells it how to show any other."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=2 * _CSS_DPI)
+        width, height = (round(_CSS_DPI * inches) for inches in self.get_size_inches())
+        return buffer.getvalue(), {"width": width, "height": height}
+
+
 def single_panel(x: str, y: str) -> tuple[Figure, Axes]:
     """A figure with one pair of axes."""
     # A plain `Figure`: pyplot would keep each one in memory until it is closed.
     with rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        figure = _Shown(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -228,7 +243,7 @@ def panels(names: Sequence[str], colours: Sequence[str], x: str, y: str) -> tupl
     rows = -(-len(names) // columns)
     with rc_context(_STYLE):
         height = max(_HEIGHT, 0.55 + (1.0 if columns == 1 else 1.15) * rows)
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure = _Shown(figsize=(_WIDTH, height), layout="constrained")
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         figure.supxlabel(x, fontsize=9, color=INK)
         figure.supylabel(y, fontsize=9, color=INK)
