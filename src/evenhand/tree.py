@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from evenhand.types import Array, PyTree
 
@@ -95,7 +96,7 @@ def among(chosen: Array, yes: PyTree, no: PyTree | None = None) -> PyTree:
     return jax.tree.map(mixed, yes, zeros_like(yes) if no is None else no)
 
 
-def take(tree: PyTree, index: Array) -> PyTree:
+def take(tree: PyTree, index: ArrayLike) -> PyTree:
     """Entry or entries ``index`` along the leading axis of every leaf."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
 

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from evenhand import tree
 from evenhand._platform import check_process
@@ -32,8 +33,8 @@ _LARGE = 2**20
 def aggregate(
     aggregator: Aggregator,
     deltas: PyTree,
-    weights: Array | None = None,
-    losses: Array | None = None,
+    weights: ArrayLike | None = None,
+    losses: ArrayLike | None = None,
     seed: int = 0,
 ) -> PyTree:
     """The direction that ``aggregator`` computes from ``m`` uploads, outside any training run.
@@ -163,7 +164,7 @@ def in_passes(
 def in_loop(
     aggregator: Sum, state: PyTree, key: Key, sum_of: Callable[[PyTree, Array], PyTree]
 ) -> tuple[PyTree, PyTree]:
-    """As :func:`in_passes`, in a compiled loop, so that a hundred passes are no larger a program than one."""
+    """As :func:`in_passes`, in a compiled loop, so a hundred passes need no larger program than one."""
 
     def one_pass(number: Array, state: PyTree) -> tuple[PyTree, PyTree]:
         total = sum_of(aggregator.publish(state), number)
@@ -202,7 +203,7 @@ def before(then: Aggregator, change: Change, name: str, needs: tuple[Need, ...] 
     """
     if isinstance(then, Sum) and then.weigh is not None:
         raise EvenhandError(
-            f"{name}(then=): this aggregator weighs clients by their reports before they train, and cannot come after "
+            f"{name}(then=): this aggregator weights clients by their reports before they train, so it cannot come after "
             "one that changes their uploads: give mean(), geometric_median() or another that takes uploads as they are."
         )
 
@@ -233,8 +234,8 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
     summations = [part.summation for part in parts]
     if any(part.compression is not None for part in parts):
         raise EvenhandError(
-            "Methods side by side share their uploads, of which none can be shortened alone: leave out quantized(...) "
-            "and top_k(...), or train each method in a run of its own."
+            "Methods side by side share their uploads, so no upload can be compressed alone: leave out quantized(...) "
+            "and top_k(...), or train each method in a separate run."
         )
     if len({summation is not None and summation.bits for summation in summations}) > 1:
         raise EvenhandError(

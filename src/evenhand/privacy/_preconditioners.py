@@ -175,6 +175,10 @@ def step_pair(method: str, step_sizes: tuple[float, float]) -> tuple[float, ...]
 # --- public examples -------------------------------------------------------------------------------------
 
 
+PublicExamples: TypeAlias = tuple[Array | np.ndarray, Array | np.ndarray]
+"""Inputs and labels of examples that are not private."""
+
+
 class Public(NamedTuple):
     """Public examples, and how gradients are taken on them.
 
@@ -216,7 +220,7 @@ class Public(NamedTuple):
         return tree.scale(share, sums)
 
 
-def public_examples(method: str, model: Model, public: tuple[Array, Array], batch_size: int | None) -> Public:
+def public_examples(method: str, model: Model, public: PublicExamples, batch_size: int | None) -> Public:
     """Public examples, checked.
 
     Raises:
@@ -257,7 +261,7 @@ def side_information(
     method: str,
     model: Model,
     divided_by: Params | None,
-    public: tuple[Array, Array] | None,
+    public: PublicExamples | None,
     batch_size: int | None,
     moment: Moment,
     refresh_every: int | None,
@@ -343,7 +347,9 @@ def _public_moments(public: Public, moment: Moment, refresh_every: int | None) -
 # --- scales from tokens ----------------------------------------------------------------------------------
 
 
-def token_frequencies(model: Model, x: Array, *, most: float = 1e4, unit: float = 100.0) -> Params:
+def token_frequencies(
+    model: Model, x: Array | np.ndarray, *, most: float = 1e4, unit: float = 100.0
+) -> Params:
     r"""Scales :math:`A` that are small for rare tokens, whose weights then take larger steps.
 
     .. math:: A_j = \frac{100}{\min(10^4, \max_k f_k / f_j)}, \qquad f_j = \frac{\text{count}_j + 0.1}{n} + 10^{-10}
@@ -388,7 +394,7 @@ def token_frequencies(model: Model, x: Array, *, most: float = 1e4, unit: float 
     return _on_weights("token_frequencies", model, unit / np.minimum(most, shares.max() / shares))
 
 
-def tfidf_scales(model: Model, x: Array, *, special: Sequence[int] = (0, 1, 2)) -> Params:
+def tfidf_scales(model: Model, x: Array | np.ndarray, *, special: Sequence[int] = (0, 1, 2)) -> Params:
     r"""Scales :math:`A` that are small for tokens of large TF-IDF, whose weights then take larger steps.
 
     .. math:: A_j = \frac1{10 \, \big(\sum_i \text{tfidf}_{ij} + 10^{-10}\big)}
@@ -426,7 +432,7 @@ def tfidf_scales(model: Model, x: Array, *, special: Sequence[int] = (0, 1, 2)) 
     return _on_weights("tfidf_scales", model, 1.0 / sums)
 
 
-def _sums(method: str, x: Array) -> np.ndarray:
+def _sums(method: str, x: Array | np.ndarray) -> np.ndarray:
     """The sum of each column, in float64."""
     values = np.asarray(x)
     if values.ndim != 2 or not len(values) or not np.isfinite(values).all() or (values < 0).any():

@@ -11,11 +11,18 @@ import optax
 from evenhand import tree
 from evenhand.local import Work, check_work, descent, parts_of
 from evenhand.privacy import update_rules
-from evenhand.privacy._preconditioners import Moment, PublicKind, fitting_scales, side_information, squares
+from evenhand.privacy._preconditioners import (
+    Moment,
+    PublicExamples,
+    PublicKind,
+    fitting_scales,
+    side_information,
+    squares,
+)
 from evenhand.privacy.client_level import dp_fedavg
 from evenhand.privacy.gaussian import AdaptiveClip
 from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, private_work
-from evenhand.types import Algorithm, Array, Model, Params
+from evenhand.types import Algorithm, Model, Params
 
 __all__ = ["adadps", "adadps_fl", "adas", "ideal_adadps"]
 
@@ -29,7 +36,7 @@ def adadps(
     rate: float,
     steps: int,
     divided_by: Params | None = None,
-    public: tuple[Array, Array] | None = None,
+    public: PublicExamples | None = None,
     public_batch_size: int | None = None,
     kind: PublicKind = "rmsprop",
     decay: float = 0.9,
@@ -51,7 +58,7 @@ def adadps(
     ``"adam"``     as RMSProp, on :math:`\beta g_i + (1 - \beta) M`, :math:`M \leftarrow \beta M + (1 - \beta) \hat g`
     =============  =======================================================================================
 
-    The promise is that of :func:`evenhand.privacy.dp_sgd` with the same :math:`q, z` and steps.
+    The guarantee is that of :func:`evenhand.privacy.dp_sgd` with the same :math:`q, z` and steps.
 
     Args:
       model: what is trained.
@@ -117,7 +124,7 @@ def adadps_fl(
         + \mathcal N(0, z^2 C^2 I) \Big).
 
     An update then is long where gradients are known to be small, such as those of rare tokens, and less of it is lost
-    in noise that is the same everywhere.  The promise is that of :func:`evenhand.privacy.dp_fedavg`.
+    in noise that is the same everywhere.  The guarantee is that of :func:`evenhand.privacy.dp_fedavg`.
 
     Args:
       work: mini-batch descent, from :func:`evenhand.local.sgd`; its optimiser gets the divided gradients.
@@ -130,7 +137,7 @@ def adadps_fl(
 
     Raises:
       EvenhandError: a number out of range; scales that are not above 0 or do not fit the parameters; work that is not
-        mini-batch descent, or promises privacy by itself.
+        mini-batch descent, or already guarantees privacy.
 
     Edge cases: :math:`A = 1` is DP-FedAvg, bit for bit.  A client without examples sends zeros.
 
@@ -168,14 +175,14 @@ def adas(
     steps: int | None = None,
     batch_size: int | None = None,
     divided_by: Params | None = None,
-    public: tuple[Array, Array] | None = None,
+    public: PublicExamples | None = None,
     public_batch_size: int | None = None,
     kind: PublicKind = "rmsprop",
     decay: float = 0.9,
     eps: float = 1e-3,
     refresh_every: int | None = None,
 ) -> Work:
-    r"""AdaS: AdaDPS on ordinary mini-batches, without clipping and noise.  It promises no privacy.
+    r"""AdaS: AdaDPS on ordinary mini-batches, without clipping or noise.  It guarantees no privacy.
 
     .. math:: w^{t+1} = w^t + \text{optimiser}\Big(\frac1{|B|} \sum_{i \in B} \frac{g_i}{A^t}\Big)
 
@@ -220,7 +227,7 @@ def ideal_adadps(
         \tilde g^t = \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}\Big(\frac{g_i}{\sqrt{v^t} + \epsilon}, C\Big)
         + \mathcal N(0, z^2 C^2 I) \Big), \qquad w^{t+1} = w^t + \text{optimiser}(\tilde g^t)
 
-    It is the upper bound, "ideal", that :func:`evenhand.privacy.adadps` is compared with, and makes no promise.
+    It is the upper bound, "ideal", that :func:`evenhand.privacy.adadps` is compared with, and makes no guarantee.
 
     Args:
       model, optimiser, clip, noise_multiplier, rate, steps, decay, eps: as in :func:`evenhand.privacy.adadps`.

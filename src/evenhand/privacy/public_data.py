@@ -15,7 +15,14 @@ from jax.flatten_util import ravel_pytree
 from evenhand import local, tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.privacy._checks import check_decay, checked_step
-from evenhand.privacy._preconditioners import Adam, Moment, Moments, public_examples, side_information
+from evenhand.privacy._preconditioners import (
+    Adam,
+    Moment,
+    Moments,
+    PublicExamples,
+    public_examples,
+    side_information,
+)
 from evenhand.privacy.gaussian import with_gaussian
 from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, oracle_work, private_work
 from evenhand.streams import Purpose, stream
@@ -28,7 +35,7 @@ def warm_start(
     model: Model,
     optimiser: optax.GradientTransformation | float,
     *,
-    public: tuple[Array, Array],
+    public: PublicExamples,
     epochs: int = 10,
     batch_size: int | None = 64,
 ) -> Model:
@@ -36,7 +43,7 @@ def warm_start(
 
     .. math:: w^0 \leftarrow w^0 + \text{optimiser}(\nabla \hat F(w^0; b)), \qquad \hat F \text{ the mean public loss}
 
-    Private examples have no part in it, so that the model's private training promises what it would promise anyway.
+    Private examples have no part in it, so that the model's private training guarantees what it would guarantee anyway.
 
     Args:
       model: what is trained.
@@ -80,7 +87,7 @@ def dp_r_pub(
     noise_multiplier: float,
     rate: float,
     steps: int,
-    public: tuple[Array, Array],
+    public: PublicExamples,
     public_batch_size: int | None = None,
     decay: float = 0.9,
     eps: float = 1e-3,
@@ -97,7 +104,7 @@ def dp_r_pub(
     where :math:`v` is small.
 
     Args:
-      model, optimiser, noise_multiplier, rate, steps: as in :func:`evenhand.privacy.dp_sgd`, with the same promise.
+      model, optimiser, noise_multiplier, rate, steps: as in :func:`evenhand.privacy.dp_sgd`, with the same guarantee.
       clip: :math:`C`, in the units of a gradient.
       public, public_batch_size, decay, eps, refresh_every: as in :func:`evenhand.privacy.adadps`.
 
@@ -135,12 +142,12 @@ def dp_adam_pub(
     noise_multiplier: float,
     rate: float,
     steps: int,
-    public: tuple[Array, Array],
+    public: PublicExamples,
     public_batch_size: int | None = None,
     betas: tuple[float, float, float] = (0.9, 0.9, 0.999),
     eps: float = 1e-8,
 ) -> local.Work:
-    r"""DP-Adam-Pub: Adam whose second moment is of public gradients, and whose first is of a mix of both.
+    r"""DP-Adam-Pub: Adam with the second moment of public gradients; its first moment mixes public and private ones.
 
     .. math::
         m^t = \beta_2 m^{t-1} + (1 - \beta_2) \big(\beta_1 \tilde g^t + (1 - \beta_1) \hat g^t\big), \quad
@@ -151,7 +158,7 @@ def dp_adam_pub(
     public examples.
 
     Args:
-      model, clip, noise_multiplier, rate, steps: as in :func:`evenhand.privacy.dp_sgd`, with the same promise.
+      model, clip, noise_multiplier, rate, steps: as in :func:`evenhand.privacy.dp_sgd`, with the same guarantee.
       step_size: :math:`\alpha`.
       public, public_batch_size: as in :func:`evenhand.privacy.adadps`.
       betas: :math:`(\beta_1, \beta_2, \beta_3)`.
@@ -197,7 +204,7 @@ def pda_dpmd(
     noise_multiplier: float,
     rate: float,
     steps: int,
-    public: tuple[Array, Array],
+    public: PublicExamples,
     total_steps: int,
     public_batch_size: int | None = None,
 ) -> local.Work:
@@ -212,7 +219,7 @@ def pda_dpmd(
 
     Args:
       model, optimiser, clip, noise_multiplier, rate, steps: as in :func:`evenhand.privacy.dp_sgd`, with the same
-        promise.
+        guarantee.
       public, public_batch_size: as in :func:`evenhand.privacy.adadps`; all public examples by default.
       total_steps: :math:`T`, of all rounds together.
 
@@ -255,11 +262,11 @@ def projected_adagrad(
     noise_multiplier: float,
     rate: float,
     steps: int,
-    public: tuple[Array, Array],
+    public: PublicExamples,
     rank: int = 50,
     eps: float = 1e-3,
 ) -> local.Work:
-    r"""Noisy diagonal AdaGrad with projection.  **It promises no privacy**; see below.
+    r"""Noisy diagonal AdaGrad with projection on public gradients.  **It guarantees no privacy.**
 
     .. math::
         S^t = S^{t-1} + \Big(\frac1{|B|} \sum_{i \in B} g_i\Big)^2, \qquad

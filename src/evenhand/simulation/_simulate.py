@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -162,7 +162,7 @@ def iterate(
     watch: Watch = None,
     metrics: Metrics = (),
     start: Params | None = None,
-) -> Iterator[Run]:
+) -> Generator[Run]:
     """As :func:`simulate`, but yields the :class:`Run` so far at each evaluation, the first at round 0.
 
     Use it to watch a run, to stop it early, or to keep its results when it is interrupted.  It does not warn: see
@@ -185,7 +185,7 @@ def iterate(
     return runs_of(Job.from_arguments(locals()))
 
 
-def runs_of(job: Job) -> Iterator[Run]:
+def runs_of(job: Job) -> Generator[Run]:
     """As :func:`iterate`."""
     check_process()
     trackers = watchers(job.execution.watch)
