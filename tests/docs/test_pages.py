@@ -1,12 +1,19 @@
-"""The Python blocks of the documentation and the examples run as they are, and linked files exist."""
+"""The Python blocks of the documentation and the examples run as they are, and linked files exist.
+
+What a page shows as the output of its code or of a command is what is printed.
+"""
 
 import re
 import runpy
 import shlex
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from shown import NUMBER, absent, is_near
 
+from evenhand.cli import main
 from evenhand.cli._main import parse
 
 ROOT = Path(__file__).parents[2]
@@ -21,9 +28,58 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
     text = page.read_text(encoding="utf-8")
     blocks = MARKED.findall(text)
     assert len(blocks) == text.count("```python"), f"{page.name} has a block that no test runs."
-    namespace = {}
+    printed = dict[int, list[str]]()
+
+    def note(*values: Any, **options: Any) -> None:
+        printed.setdefault(sys._getframe(1).f_lineno, []).append(" ".join(map(str, values)))
+
+    namespace: dict[str, Any] = {"print": note}
     for block in blocks:
+        printed.clear()
         exec(compile(block, page.name, "exec"), namespace)
+        for i, line in enumerate(block.splitlines(), 1):
+            # A line in a loop prints several times, and its comment may be about any of them.
+            if (comment := COMMENTED.search(line)) and len(printed.get(i, [])) == 1:
+                assert agrees(comment[1], printed[i][0]), f"{line}\nprinted {printed[i][0]}"
+
+
+COMMENTED = re.compile(r"^ *print\(.*\)  # (.*)$")
+"""A line that prints, and what is said of its output."""
+
+
+def agrees(comment: str, printed: str) -> bool:
+    """Whether a comment that begins with values begins with those that were printed; one that begins with words may."""
+    values = re.split(r"[:;]|(?<!\d),(?= [a-z])|, (?=[a-z])| (?=[a-z])(?!and\b|to\b|e[-+]?\d)", comment)[0]
+    if re.match(r"True|False|NaN|None", values):
+        return values.split()[0].lower() in printed.lower()
+    if not re.match(r"[-(\[]?\d", values):
+        return True
+    shown, exact = NUMBER.findall(values), NUMBER.findall(printed)
+    return len(shown) <= len(exact) and all(map(is_near, shown, exact))
+
+
+def test_a_comment_agrees_only_with_what_is_printed() -> None:
+    assert agrees("1.42, 2.84, 0.146", "1.4213 2.8409 0.14558") and not agrees(
+        "1.42, 2.84, 0.146", "1.42 2.84 0.15"
+    )
+    assert agrees("0.78, though 0.9 is true", "0.78") and not agrees("0.78, though 0.9 is true", "0.9")
+    assert agrees("True", "True") and not agrees("True", "False") and agrees("below 1e-6", "3e-8")
+    assert agrees("[3 0 2 3]: the last row", "[3 0 2 3]") and not agrees(
+        "[3 0 2 3]: the last row", "[3 0 2 2]"
+    )
+
+
+def test_private_metrics_are_shown_as_they_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_figures: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    text = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(
+        r"```sh\nevenhand (run [^\n]*--private-metrics)\n```\n\n```\n(.*?)```", text, re.DOTALL
+    )
+    assert main(shlex.split(shown[0])) == 0
+    assert absent(shown[1], capsys.readouterr().out) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shown import absent, outputs
 
 import evenhand as eh
 from evenhand.cli import main
@@ -28,7 +29,7 @@ def commands() -> list[list[str]]:
 def test_each_command_runs_on_the_table_of_its_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With one round, and one seed of each study, to save time."""
+    """The first study as it stands, whose table the page shows; others with one round and one seed, to save time."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evenhand.cli._run.write_report", lambda path, views: path.write_text("page"))
     namespace: dict[str, Any] = {}
@@ -38,13 +39,16 @@ def test_each_command_runs_on_the_table_of_its_recipe(
         head = "".join(f"{line}\n" for line in Path(f"{name}.csv").read_text().splitlines()[:2])
         assert head in PAGE
     noisy, fit, predict, rare = commands()
-    for words in (noisy, rare):
+    monkeypatch.setenv("COLUMNS", "80")
+    for words, shorter in ((noisy, []), (rare, ["--rounds", "1", "--seeds", "1", "--quiet"])):
         assert words[0] == "study" and words[words.index("--seeds") + 1] == "5"
         assert len([word for word in words if word.startswith("fit(")]) == 5
-        assert main([*words, "--rounds", "1", "--seeds", "1", "--quiet"]) == 0
+        assert main([*words, *shorter]) == 0
         study = eh.load_study(words[words.index("--out") + 1])
         assert {outcome.status for outcome in study.outcomes} == {"done"}
         assert len(study.table()) == 5
+    (table,) = (block for block in outputs(PAGE) if "weighted" in block)
+    assert absent(table, capsys.readouterr().out) == []
     assert main([*fit, "--rounds", "1"]) == 0
     assert main(predict) == 0
     assert len(Path("predictions.csv").read_text().splitlines()) == 801
