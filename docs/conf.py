@@ -61,6 +61,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!evenhand\b).*")]
 
 # --- the pages -----------------------------------------------------------------------------------------------------
 html_theme = "furo"
+highlight_language = "text"  # of blocks that name none: what commands print
 html_title = f"Evenhand {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -45,7 +45,7 @@ _STYLE = """
 border-bottom:1px solid color-mix(in srgb,currentColor 18%,transparent);max-width:none;white-space:normal;
 overflow-wrap:normal}
 .evenhand thead th{vertical-align:bottom;font-weight:600}
-.evenhand tbody th{font-weight:400;overflow-wrap:anywhere;min-width:5rem}
+.evenhand tbody th{font-weight:400;overflow-wrap:anywhere;min-width:3.5rem}
 .evenhand td{white-space:nowrap}
 .evenhand th:first-child,.evenhand .eh-text{text-align:left}
 .evenhand .eh-text{white-space:normal;overflow-wrap:anywhere;min-width:6rem}
@@ -55,7 +55,7 @@ overflow-wrap:normal}
 .evenhand .eh-key svg{display:inline-block;width:1.5rem;height:.6rem;margin:0 .35rem 0 0}
 .evenhand .eh-row{display:flex;flex-wrap:wrap;gap:.1rem .75rem;align-items:center;font-variant-numeric:tabular-nums}
 .evenhand iframe{width:100%;height:30rem;border:1px solid color-mix(in srgb,currentColor 25%,transparent);
-background:#fff}
+background:#fff;background-clip:padding-box}
 """
 
 COLOURS = ("#2f86c9", "#d9661f", "#1f9a6c")
