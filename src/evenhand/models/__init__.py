@@ -1,7 +1,7 @@
 """Models: parameters, a forward pass, and one loss per example.
 
-To make a model of your own use :func:`from_flax` or :func:`from_functions`; the losses and metrics here fit
-both.  :func:`with_loss` gives any model another loss, such as one of :mod:`evenhand.models.losses`.
+To make a model of your own use :func:`from_flax`, :func:`from_torch` or :func:`from_functions`; the losses and metrics
+here fit all of them.  :func:`with_loss` gives any model another loss, such as one of :mod:`evenhand.models.losses`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from evenhand.models._networks import (
     lstm_classifier,
     mlp,
 )
+from evenhand.models._torch import from_torch, to_torch
 from evenhand.models.losses import (
     absolute_error,
     accuracy,
@@ -51,6 +52,7 @@ __all__ = [
     "embedded",
     "from_flax",
     "from_functions",
+    "from_torch",
     "hinge",
     "lenet",
     "linear_regression",
@@ -69,5 +71,6 @@ __all__ = [
     "squared_error",
     "standardized",
     "svm",
+    "to_torch",
     "with_loss",
 ]

@@ -26,7 +26,7 @@ from evenhand.types import Array, Key, Model, Params, PyTree
 _Factory: TypeAlias = Callable[[Any], Any]
 """``nnx.Rngs -> nnx.Module``."""
 
-_STATISTICS = (
+STATISTICS = (
     "the running statistics of heterogeneous clients cannot be averaged meaningfully; use a layer without them, "
     "e.g. GroupNorm or LayerNorm instead of BatchNorm."
 )
@@ -113,7 +113,7 @@ def from_flax(
         raise EvenhandError("sample must have rows first, e.g. x[:1], but it is a single number.")
     functions = _linen(module, inputs[:1]) if isinstance(module, nn.Module) else _nnx(module)
     try:
-        _check_rows_first(functions, inputs)
+        check_rows_first(functions, inputs)
     except flax.errors.InvalidRngError as error:
         raise EvenhandError(
             f"{type(module).__name__} draws random numbers in evaluation; give its __call__ a boolean "
@@ -131,13 +131,13 @@ def from_flax(
     )
 
 
-class _Functions(NamedTuple):
+class Functions(NamedTuple):
     init: Callable[[Key], Params]
     apply: Callable[[Params, Array], PyTree]
     apply_train: Callable[[Params, Array, Key], PyTree] | None
 
 
-def _linen(module: nn.Module, sample: Array) -> _Functions:
+def _linen(module: nn.Module, sample: Array) -> Functions:
     """Equal modules give the same functions, so that runs with them share compiled programs."""
     like = jax.ShapeDtypeStruct(sample.shape, sample.dtype)
     try:
@@ -147,7 +147,7 @@ def _linen(module: nn.Module, sample: Array) -> _Functions:
     return _known_functions(module, repr(module), like)
 
 
-def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct) -> _Functions:
+def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct) -> Functions:
     """The functions of a module; ``text`` tells 1 from 1.0, which are equal."""
     sample = jnp.zeros(like.shape, like.dtype)
     evaluating, training = _modes(type(module))
@@ -166,15 +166,15 @@ def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct) -> _
 
     for name in jax.eval_shape(variables, jax.random.key(0)):
         if name != "params":
-            raise EvenhandError(f'{type(module).__name__} keeps a collection "{name}": {_STATISTICS}')
+            raise EvenhandError(f'{type(module).__name__} keeps a collection "{name}": {STATISTICS}')
     # Compiled as one program, which is cached between processes; else every small draw would compile its own.
-    return _Functions(jax.jit(init), apply, apply_train if training else None)
+    return Functions(jax.jit(init), apply, apply_train if training else None)
 
 
 _known_functions = lru_cache(maxsize=64)(_functions_of)
 
 
-def _nnx(factory: _Factory) -> _Functions:
+def _nnx(factory: _Factory) -> Functions:
     """The module is rebuilt at every trace; once compiled, the values that ``update`` overwrites cost nothing."""
     from flax import nnx  # takes a third of a second, and few processes need it
 
@@ -217,11 +217,11 @@ def _nnx(factory: _Factory) -> _Functions:
     for path, variable in nnx.to_flat_state(others):
         name = ".".join(map(str, path))
         raise EvenhandError(
-            f"{type(example).__name__} keeps a {type(variable).__name__} in {name}: {_STATISTICS}"
+            f"{type(example).__name__} keeps a {type(variable).__name__} in {name}: {STATISTICS}"
         )
     evaluating, training = _modes(type(example))
     differs = bool(training) or bool(jax.tree.leaves(randomness))
-    return _Functions(init, apply, apply_train if differs else None)
+    return Functions(init, apply, apply_train if differs else None)
 
 
 def _modes(module: type) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -232,7 +232,7 @@ def _modes(module: type) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: not value for name, value in training.items()}, training
 
 
-def _check_rows_first(functions: _Functions, sample: Array) -> None:
+def check_rows_first(functions: Functions, sample: Array) -> None:
     params = jax.eval_shape(functions.init, jax.random.key(0))
     # Two numbers of rows: outputs whose first axis has one of them by chance cannot have both.
     for rows in (2, 3):

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax import lax
 
 from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.models._linear import check_sizes, glorot_uniform, named_model, vector_rows, zeros
+from evenhand.models._recurrence import recurrence
 from evenhand.types import Array, Key, Model, Params, PyTree
 
 # --- perceptrons --------------------------------------------------------------------------------------------
@@ -431,7 +431,9 @@ class _LSTMLayer(nn.Module):
         inputs = sequence.shape[-1]
         kernel = self.param("kernel", glorot_uniform, (inputs + self.hidden, 4 * self.hidden), jnp.float32)
         bias = self.param("bias", zeros, (4 * self.hidden,), jnp.float32)
-        return _recurrence(sequence @ kernel[:inputs] + bias[None, None, :], kernel[inputs:])
+        start = jnp.zeros((sequence.shape[1], self.hidden), sequence.dtype)
+        driven = sequence @ kernel[:inputs] + bias[None, None, :]
+        return recurrence(_cell, driven, kernel[inputs:], start, start)[0]
 
 
 def _cell(gates: Array, memory: Array) -> tuple[Array, Array]:
@@ -439,53 +441,3 @@ def _cell(gates: Array, memory: Array) -> tuple[Array, Array]:
     i, j, f, o = jnp.split(gates, 4, axis=-1)
     memory = jax.nn.sigmoid(f + 1.0) * memory + jax.nn.sigmoid(i) * jnp.tanh(j)
     return jax.nn.sigmoid(o) * jnp.tanh(memory), memory
-
-
-@jax.custom_vjp
-def _recurrence(driven: Array, kernel: Array) -> Array:
-    """``driven``: gates from the inputs, ``(T, n, 4h)``; ``kernel``: ``(h, 4h)``; gives ``(T, n, h)``."""
-    return _run(driven, kernel)[0]
-
-
-_Steps = tuple[Array, Array, Array]
-
-
-def _run(driven: Array, kernel: Array) -> _Steps:
-    """Outputs, memories and gates of all steps."""
-    start = jnp.zeros((driven.shape[1], kernel.shape[0]), driven.dtype)
-
-    def step(carry: tuple[Array, Array], drive: Array) -> tuple[tuple[Array, Array], _Steps]:
-        output, memory = carry
-        gates = drive + output @ kernel
-        output, memory = _cell(gates, memory)
-        return (output, memory), (output, memory, gates)
-
-    return lax.scan(step, (start, start), driven)[1]
-
-
-def _forward(driven: Array, kernel: Array) -> tuple[Array, tuple[Array, _Steps]]:
-    steps = _run(driven, kernel)
-    return steps[0], (kernel, steps)
-
-
-def _backward(saved: tuple[Array, _Steps], given: Array) -> tuple[Array, Array]:
-    # The transpose of a scan adds an (h, 4h) matrix at every step; here one product does it for all steps.
-    kernel, (outputs, memories, gates) = saved
-    # Made once: XLA:CPU moves the transpose of a constant of the loop into the loop, and makes it at every step.
-    back = lax.optimization_barrier(kernel.T)
-    start = jnp.zeros_like(outputs[:1])
-    before, memories_before = (jnp.concatenate([start, a[:-1]]) for a in (outputs, memories))
-
-    def step(carry: tuple[Array, Array], at: _Steps) -> tuple[tuple[Array, Array], Array]:
-        d_output, d_memory = carry
-        d_given, gates, memory = at
-        pull = jax.vjp(_cell, gates, memory)[1]
-        d_gates, d_memory = pull((d_output + d_given, d_memory))
-        return (d_gates @ back, d_memory), d_gates
-
-    d_driven = lax.scan(step, (start[0], start[0]), (given, gates, memories_before), reverse=True)[1]
-    hidden, width = kernel.shape
-    return d_driven, before.reshape(-1, hidden).T @ d_driven.reshape(-1, width)
-
-
-_recurrence.defvjp(_forward, _backward)

@@ -1,0 +1,524 @@
+"""Models from PyTorch modules: their forward pass traced by JAX, their weights in and out.
+
+`torchax <https://github.com/google/torchax>`_ runs the operations of a module on JAX arrays, so the whole of a module
+is one JAX function of its weights: gradients, clipping per example and many clients side by side come from JAX as for
+any other model.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from evenhand._platform import check_process
+from evenhand.errors import EvenhandError
+from evenhand.models._adapters import STATISTICS, Functions, check_rows_first
+from evenhand.models._recurrence import recurrence
+from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
+from evenhand.types import Array, Key, Model, Params, PyTree
+
+if TYPE_CHECKING:
+    import torch  # pyright: ignore[reportMissingImports]  (an extra)
+
+_Factory: TypeAlias = "Callable[[], torch.nn.Module]"
+
+
+def from_torch(
+    module: torch.nn.Module | _Factory,
+    *,
+    loss: LossLike,
+    sample: npt.ArrayLike,
+    metrics: Mapping[str, PerRow] | None = None,
+) -> Model:
+    r"""A model made from a PyTorch module, which JAX trains.
+
+    The parameters are the module's, as nested dicts along the dots of their names: ``"conv1.weight"`` is
+    ``params["conv1"]["weight"]``, and its path for methods that divide a model, such as
+    ``fedalt(personal="head")``, is ``"conv1/weight"``.  Tied weights are one parameter, under their first name.
+    Buffers that the forward pass only reads, such as masks and positional encodings, are constants.  Training is
+    ``module.train()`` and evaluation ``module.eval()``; dropout draws from the key of the training step.  The module
+    itself is neither trained nor changed: :func:`to_torch` writes trained parameters into it.
+
+    Args:
+      module: a module, whose weights are the start of every run, whatever its seed; or a function without arguments
+        that makes one, such as the class, whose weights are then drawn from the key.
+      loss: ``(outputs, y) -> (rows,)``; one of :mod:`evenhand.models.losses`, such as ``focal(gamma=2.0)``; or
+        ``"cross_entropy"``, ``"squared_error"``, ``"hinge"``, ``"logistic"``.
+      sample: inputs of the right shape and dtype, ``(rows, ...)``, e.g. ``x[:1]``; their values do not matter.  An
+        array of NumPy or JAX, or a tensor.
+      metrics: name -> ``(outputs, y) -> (rows,)``; None: those that go with the loss (accuracy, errors), if any.
+
+    Raises:
+      EvenhandError: PyTorch or torchax is missing, or they are of versions that do not fit; the module changes a buffer
+        in training, as BatchNorm does; it has no parameters; its outputs do not have rows first; it uses an operation
+        that torchax lacks.
+
+    Edge cases: LSTM and GRU are loops over time here, and compile once whatever the length.  Sequences packed by
+    ``pack_padded_sequence`` are refused: pad them.  Models of one module share compiled programs only if they are one
+    value: make the model once.
+
+    Example:
+      >>> import torch  # doctest: +SKIP
+      >>> from evenhand import models
+      >>> net = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))  # doctest: +SKIP
+      >>> model = models.from_torch(net, loss="cross_entropy", sample=torch.zeros(1, 64))  # doctest: +SKIP
+
+    Source: torchax, https://github.com/google/torchax.
+    """
+    check_process()
+    environment = _environment()
+    row_loss = resolve(loss)
+    inputs = _as_array(sample)
+    if inputs.ndim == 0:
+        raise EvenhandError("sample must have rows first, e.g. x[:1], but it is a single number.")
+    example, draw = _opened(module)
+    start = _values(example.named_parameters())
+    name = type(example).__name__
+    if not start:
+        raise EvenhandError(f"from_torch got {name}, which has no parameters: there is nothing to train.")
+    forward = _Forward(environment, example)
+    _check_state(forward, start, inputs, name)
+
+    def init(key: Key) -> Params:
+        return _nested(jax.tree.map(jnp.array, start) if draw is None else _drawn(environment, draw, key))
+
+    def apply(params: Params, x: Array) -> PyTree:
+        return forward(_flat(params), x, jax.random.key(0), training=False)[0]
+
+    def apply_train(params: Params, x: Array, key: Key) -> PyTree:
+        return forward(_flat(params), x, key, training=True)[0]
+
+    check_rows_first(Functions(init, apply, None), inputs)
+    return Model(
+        init=init,
+        apply=apply,
+        losses=row_loss,
+        metrics=dict(default_metrics(row_loss) if metrics is None else metrics),
+        apply_train=apply_train if _differ(forward, start, inputs) else None,
+        name=name,
+    )
+
+
+def to_torch(module: torch.nn.Module, params: Params) -> torch.nn.Module:
+    r"""Writes the parameters of a model of :func:`from_torch` into a module of the same architecture, and returns it.
+
+    Args:
+      module: the module that the model was made from, or another of its kind; its buffers stay.
+      params: trained parameters, such as ``run.params`` or ``run.personal_params(k)``.
+
+    Raises:
+      EvenhandError: the names or shapes of the parameters are not those of the module.
+
+    Example:
+      >>> net = models.to_torch(net, run.params)  # doctest: +SKIP
+      >>> torch.save(net.state_dict(), "net.pt")  # doctest: +SKIP
+    """
+    torch = _pytorch()
+    own, given = dict(module.named_parameters()), _flat(params)
+    kind = type(module).__name__
+    if missing := sorted(own.keys() ^ given.keys()):
+        place = "the module" if missing[0] in own else "params"
+        raise EvenhandError(
+            f"to_torch got parameters that are not those of {kind}: only {place} has {missing[0]}. Give the module "
+            "that the model was made from, or one of the same architecture."
+        )
+    for name, value in given.items():
+        if tuple(own[name].shape) != tuple(value.shape):
+            raise EvenhandError(
+                f"to_torch: {name} has shape {tuple(own[name].shape)} in {kind} and {tuple(value.shape)} in params. "
+                "Give a module of the same sizes."
+            )
+    with torch.no_grad():
+        for name, value in given.items():
+            # By way of float32, since NumPy has no bfloat16 that PyTorch reads.
+            own[name].copy_(torch.from_numpy(np.array(value, np.float32)))
+    return module
+
+
+# --- the forward pass ---------------------------------------------------------------------------------------------
+
+_LOCK = threading.RLock()
+"""Held while a module is traced: its modules are shared by the threads that compile."""
+
+
+class _Forward:
+    """The forward pass of a module as a function of its weights.
+
+    Args:
+      environment: of torchax.
+      module: is copied, without its weights.
+    """
+
+    def __init__(self, environment: Any, module: torch.nn.Module) -> None:
+        self.environment = environment
+        self.buffers = _values(module.named_buffers())
+        hollow = _without_weights(module)
+        # Two, so that no thread changes the mode that another traces in.
+        self.modes = {True: copy.deepcopy(hollow).train(), False: hollow.eval()}
+
+    def __call__(
+        self, params: Mapping[str, Array], x: Array, key: Key, *, training: bool
+    ) -> tuple[PyTree, Mapping[str, Array]]:
+        """The outputs, and the buffers after the pass."""
+        environment = self.environment
+        with _LOCK, _traced(environment, key):
+            tensors = environment.j2t_iso({**params, **self.buffers})
+            outputs = _pytorch().func.functional_call(
+                self.modes[training], tensors, (environment.j2t_iso(x),)
+            )
+            after = {name: environment.t2j_iso(tensors[name]) for name in self.buffers}
+            return _as_arrays(environment, outputs), after
+
+
+def _traced(environment: Any, key: Key) -> ExitStack:
+    """Inside, the operations of PyTorch are those of JAX, and draw from ``key``."""
+    torch = _pytorch()
+    stack = ExitStack()
+    # torchax adds numbers of unlike types and ranks, which strict settings of JAX forbid.
+    stack.enter_context(jax.numpy_dtype_promotion("standard"))
+    stack.enter_context(jax.numpy_rank_promotion("allow"))
+    stack.enter_context(torch.no_grad())  # gradients are JAX's
+    stack.enter_context(environment)
+    stack.enter_context(environment.override_property(prng=key))
+    return stack
+
+
+def _as_arrays(environment: Any, outputs: Any) -> PyTree:
+    """Outputs as JAX arrays; what a library such as transformers wraps them in becomes a dictionary."""
+    if isinstance(outputs, Mapping):
+        outputs = {name: value for name, value in outputs.items() if value is not None}
+    return environment.t2j_iso(outputs)
+
+
+def _differ(forward: _Forward, start: Mapping[str, Array], sample: Array) -> bool:
+    """Whether training is another program than evaluation, as with dropout."""
+    programs = [
+        str(
+            jax.make_jaxpr(lambda params, x, key, mode=mode: forward(params, x, key, training=mode)[0])(
+                start, sample[:1], jax.random.key(0)
+            )
+        )
+        for mode in (False, True)
+    ]
+    return programs[0] != programs[1]
+
+
+def _check_state(forward: _Forward, start: Mapping[str, Array], sample: Array, name: str) -> None:
+    """Refuses a module that changes a buffer in training, and one that torchax cannot run."""
+    from torchax.tensor import OperatorNotFound  # pyright: ignore[reportMissingImports]
+
+    changed = list[str]()
+
+    def train(params: Mapping[str, Array], x: Array, key: Key) -> None:
+        _, after = forward(params, x, key, training=True)
+        changed.extend(buffer for buffer, value in after.items() if value is not forward.buffers[buffer])
+
+    # Two rows, since a normalisation over one is an error in PyTorch.
+    rows = jax.ShapeDtypeStruct((2, *sample.shape[1:]), sample.dtype)
+    try:
+        jax.eval_shape(train, start, rows, jax.random.key(0))
+    except OperatorNotFound as error:
+        raise EvenhandError(
+            f"{name} uses an operation that torchax lacks: {error}. Replace this layer."
+        ) from error
+    # torchax itself does not update those of normalisation layers, all of which have this buffer.
+    changed += [buffer for buffer in forward.buffers if buffer.rpartition(".")[2] == "running_mean"]
+    if changed:
+        layer = changed[0].rpartition(".")[0] or changed[0]
+        raise EvenhandError(f"{name} keeps running statistics in {layer}: {STATISTICS}")
+
+
+# --- weights ------------------------------------------------------------------------------------------------------
+
+
+def _opened(module: Any) -> tuple[torch.nn.Module, _Factory | None]:
+    """A module, and the function that draws others like it, if one was given."""
+    torch = _pytorch()
+    if isinstance(module, torch.nn.Module):
+        return module, None
+    if not callable(module):
+        raise EvenhandError(
+            f"from_torch takes a torch.nn.Module or a function that makes one, not {module!r:.60}."
+        )
+    try:
+        made = module()
+    except TypeError as error:
+        raise EvenhandError(
+            f"from_torch calls the function that makes the module without arguments, and that failed: {error}. Give "
+            "e.g. lambda: Net(10), or an instance, whose weights are then the start."
+        ) from error
+    if not isinstance(made, torch.nn.Module):
+        raise EvenhandError(
+            f"The function must return a torch.nn.Module, but it returned {type(made).__name__}."
+        )
+    return made, module
+
+
+def _drawn(environment: Any, draw: _Factory, key: Key) -> dict[str, Array]:
+    """The weights of a new module, whose initialisers draw from the key."""
+    torch = _pytorch()
+    with _LOCK, _traced(environment, key), torch.device("jax"):
+        return {name: environment.t2j_iso(value) for name, value in draw().named_parameters()}
+
+
+def _without_weights(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose parameters are shapes only: the forward pass gets its weights with each call."""
+    torch = _pytorch()
+    # A copy of a parameter is taken from here, so that the weights are never doubled.
+    hollow = {
+        id(value): torch.nn.Parameter(value.detach().to("meta"), False) for value in module.parameters()
+    }
+    return copy.deepcopy(module, hollow)
+
+
+def _values(named: Any) -> dict[str, Array]:
+    """Tensors by name as JAX arrays, each once."""
+    return {name: _as_array(value) for name, value in named}
+
+
+def _as_array(value: Any) -> Array:
+    torch = _pytorch()
+    if not isinstance(value, torch.Tensor):
+        return jnp.asarray(value)
+    tensor = value.detach().cpu()
+    if tensor.dtype == torch.bfloat16:  # which NumPy lacks
+        return jnp.asarray(tensor.float().numpy(), jnp.bfloat16)
+    # A copy: PyTorch may write into the memory of its own later.
+    return jnp.array(tensor.numpy())
+
+
+def _nested(flat: Mapping[str, Array]) -> dict[str, Any]:
+    """``"a.b"`` as ``{"a": {"b": ...}}``."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *path, last = name.split(".")
+        place = nested
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return nested
+
+
+def _flat(params: Params, prefix: str = "") -> dict[str, Array]:
+    flat: dict[str, Array] = {}
+    for name, value in params.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+# --- torchax, and layers that it would unroll ---------------------------------------------------------------------
+
+
+@cache
+def _pytorch() -> Any:
+    """PyTorch, which takes a second to import."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    return torch
+
+
+@cache
+def _environment() -> Any:
+    """An environment of torchax that is this package's alone.
+
+    Raises:
+      EvenhandError: PyTorch or torchax is missing, or their versions do not fit.
+    """
+    try:
+        torch = _pytorch()
+        from torch.utils._pytree import tree_map_only  # pyright: ignore[reportMissingImports]
+        from torchax.tensor import Environment, Tensor  # pyright: ignore[reportMissingImports]
+        from torchax.view import View  # pyright: ignore[reportMissingImports]
+
+        class Mixed(Environment):  # pyright: ignore[reportUntypedBaseClass]
+            """Tensors that PyTorch computed, such as masks, become constants where they meet those of JAX."""
+
+            def t2j_iso(self, torchtensors: Any) -> Any:
+                def converted(value: torch.Tensor) -> Any:
+                    # Those of one number stay numbers, whose type gives way to that of an array.
+                    is_kept = isinstance(value, (Tensor, View)) or value.ndim == 0
+                    return value if is_kept else self.j2t_iso(_as_array(value))
+
+                return super().t2j_iso(tree_map_only(torch.Tensor, converted, torchtensors))
+
+        environment = Mixed()
+    except ModuleNotFoundError as error:
+        raise EvenhandError(
+            f"from_torch needs PyTorch and torchax, and {error.name} is missing: pip install 'evenhand[torch]'."
+        ) from error
+    except (AttributeError, RuntimeError, ImportError) as error:
+        # The second import after one that failed complains of duplicate registrations instead.
+        raise EvenhandError(
+            f"torchax {version('torchax')} does not work with PyTorch {version('torch')} ({error}). Install versions "
+            "that go together, such as pip install 'torch<2.13' 'torchax==0.0.13', and start Python again."
+        ) from error
+    for operation, layer in ((torch.lstm, _lstm), (torch.gru, _gru)):
+        environment.override_op_definition(operation, layer(environment))
+    return environment
+
+
+def _lstm(environment: Any) -> Callable[..., Any]:
+    """``torch.lstm`` as a loop over time, where torchax would write out every step."""
+
+    def run(x: Any, hidden: Any, weights: Any, *options: Any) -> Any:
+        sequence, (outputs, memories), kernels = environment.t2j_iso((x, tuple(hidden), tuple(weights)))
+        layers = _Layers.of(kernels, *options)
+        states = [_LSTMState(output, memory) for output, memory in zip(outputs, memories, strict=True)]
+        sequence, ends = layers.run(environment, _lstm_step, sequence, states)
+        return environment.j2t_iso((sequence, *map(jnp.stack, zip(*ends, strict=True))))
+
+    return run
+
+
+def _gru(environment: Any) -> Callable[..., Any]:
+    """``torch.gru`` as a loop over time."""
+
+    def run(x: Any, hidden: Any, weights: Any, *options: Any) -> Any:
+        sequence, outputs, kernels = environment.t2j_iso((x, hidden, tuple(weights)))
+        layers = _Layers.of(kernels, *options)
+        sequence, ends = layers.run(
+            environment, _gru_step, sequence, [_GRUState(output) for output in outputs]
+        )
+        return environment.j2t_iso((sequence, jnp.stack([end.output for end in ends])))
+
+    return run
+
+
+class _LSTMState(NamedTuple):
+    output: Array
+    memory: Array
+
+
+class _GRUState(NamedTuple):
+    output: Array
+
+
+class _Kernel(NamedTuple):
+    """What one direction of a layer multiplies its output with, transposed once for all steps."""
+
+    hidden: Array
+    bias: Array | None
+    projection: Array | None
+
+    def driven(self, output: Array) -> Array:
+        """What the last output adds to the gates."""
+        gates = output @ self.hidden
+        return gates if self.bias is None else gates + self.bias
+
+
+def _lstm_cell(gates: Array, memory: Array) -> tuple[Array, Array]:
+    r"""Gates i, f, g, o: :math:`c \leftarrow f c + i g`, :math:`h = o \tanh c`."""
+    i, f, g, o = jnp.split(gates, 4, axis=-1)
+    memory = jax.nn.sigmoid(f) * memory + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(memory), memory
+
+
+def _lstm_step(state: Any, drive: Array, kernel: _Kernel) -> _LSTMState:
+    """A step of an LSTM whose outputs are projected."""
+    output, memory = _lstm_cell(drive + kernel.driven(state.output), state.memory)
+    return _LSTMState(output if kernel.projection is None else output @ kernel.projection, memory)
+
+
+def _gru_step(state: Any, drive: Array, kernel: _Kernel) -> _GRUState:
+    r"""Gates r, z, n: :math:`h \leftarrow (1 - z) n + z h` with :math:`n = \tanh(x_n + r h_n)`."""
+    x_r, x_z, x_n = jnp.split(drive, 3, axis=-1)
+    h_r, h_z, h_n = jnp.split(kernel.driven(state.output), 3, axis=-1)
+    update = jax.nn.sigmoid(x_z + h_z)
+    fresh = jnp.tanh(x_n + jax.nn.sigmoid(x_r + h_r) * h_n)
+    return _GRUState((1.0 - update) * fresh + update * state.output)
+
+
+class _Layers(NamedTuple):
+    """Recurrent layers, as PyTorch hands them to its functions.
+
+    Attributes:
+      weights: layer by layer and direction by direction: from the inputs, from the outputs, their biases, a projection.
+      has_biases: whether there are biases.
+      depth: how many layers there are.
+      dropout: the share that is dropped between layers in training.
+      training: whether that is done.
+      directions: 1, or 2 that read the sequence from both ends.
+      batch_first: whether sequences are ``(n, T, d)`` rather than ``(T, n, d)``.
+    """
+
+    weights: tuple[Array, ...]
+    has_biases: bool
+    depth: int
+    dropout: float
+    training: bool
+    directions: int
+    batch_first: bool
+
+    @classmethod
+    def of(cls, weights: tuple[Array, ...], *options: Any) -> _Layers:
+        """From the arguments after the weights."""
+        has_biases, depth, dropout, training, bidirectional, batch_first = options
+        return cls(
+            weights=weights,
+            has_biases=has_biases,
+            depth=depth,
+            dropout=dropout,
+            training=training,
+            directions=1 + bidirectional,
+            batch_first=batch_first,
+        )
+
+    def run(
+        self, environment: Any, step: Callable[[Any, Array, _Kernel], Any], x: Array, states: list[Any]
+    ) -> tuple[Array, list[Any]]:
+        """The outputs of the last layer, and the last state of each layer and direction."""
+        sequence = jnp.swapaxes(x, 0, 1) if self.batch_first else x
+        size, ends = len(self.weights) // (self.depth * self.directions), list[Any]()
+        for layer in range(self.depth):
+            if layer and self.dropout and self.training:
+                kept = jax.random.bernoulli(
+                    environment.get_and_rotate_prng_key(), 1 - self.dropout, sequence.shape
+                )
+                sequence = jnp.where(kept, sequence / (1 - self.dropout), 0.0)
+            outputs = list[Array]()
+            for direction in range(self.directions):
+                i = layer * self.directions + direction
+                end, read = self._read(
+                    step, sequence, states[i], self.weights[size * i : size * (i + 1)], direction
+                )
+                ends.append(end)
+                outputs.append(read)
+            sequence = jnp.concatenate(outputs, axis=-1)
+        return (jnp.swapaxes(sequence, 0, 1) if self.batch_first else sequence), ends
+
+    def _read(
+        self,
+        step: Callable[[Any, Array, _Kernel], Any],
+        sequence: Array,
+        state: Any,
+        weights: tuple[Array, ...],
+        direction: int,
+    ) -> tuple[Any, Array]:
+        """One direction of one layer: its last state, and its outputs by time."""
+        inputs, hidden, *others = weights
+        biases, projection = others[: 2 * self.has_biases], others[2 * self.has_biases :]
+        driven = sequence @ inputs.T  # of all steps at once
+        driven = driven + biases[0] if biases else driven
+        if isinstance(state, _LSTMState) and not projection:
+            driven = driven + biases[1] if biases else driven
+            flipped = driven[::-1] if direction else driven
+            outputs, memory = recurrence(_lstm_cell, flipped, hidden.T, state.output, state.memory)
+            return _LSTMState(outputs[-1], memory), outputs[::-1] if direction else outputs
+        # A transpose within the loop would be made at every step.
+        kernel = _Kernel(hidden.T, biases[1] if biases else None, projection[0].T if projection else None)
+
+        def body(before: Any, drive: Array) -> tuple[Any, Array]:
+            after = step(before, drive, kernel)
+            return after, after.output
+
+        return jax.lax.scan(body, state, driven, reverse=direction == 1)

@@ -1,0 +1,16 @@
+"""Tests of PyTorch modules run in an environment of their own, which scripts/torch makes."""
+
+import os
+from importlib.util import find_spec
+
+collect_ignore_glob = []
+if find_spec("torch") is None or find_spec("torchax") is None:
+    if os.environ.get("EVENHAND_NEEDS_TORCH"):
+        raise RuntimeError(
+            "torch or torchax is not installed: scripts/torch makes an environment that has them."
+        )
+    collect_ignore_glob = ["test_*.py"]
+else:
+    import tolerance
+
+    tolerance.load()
