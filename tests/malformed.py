@@ -345,7 +345,7 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
         _parquet(client=[1.0, float("nan"), 2.0, 2.0]),
         "row 1, column 'client' is",
     ),
-    "parquet that promises more rows": (_promising_parquet(b"\x0a"), "promises 5 rows and holds 4"),
+    "parquet that promises more rows": (_promising_parquet(b"\x0a"), "declares 5 rows but holds 4"),
     "parquet that promises 500 billion rows": (
         _promising_parquet(b"\x80\x80\x80\x80\x80\x20"),
         "do not fit into the memory",
@@ -422,10 +422,10 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
     ),
     # IDX
     "idx with a wrong magic number": (lambda f: write_idx(f, images=b"\x89PNG" + bytes(200)), "magic number"),
-    "idx that is truncated": (_truncated(write_idx, 0.9), "header promises"),
+    "idx that is truncated": (_truncated(write_idx, 0.9), "header declares"),
     "idx with bytes to spare": (
         _bad_labels(idx(np.zeros(120)) + b"extra"),
-        "header promises 120 bytes",
+        "header declares 120 bytes",
     ),
     "idx that is empty": (lambda f: write_idx(f, images=b""), "magic number"),
     "idx cut in its header": (

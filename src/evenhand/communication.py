@@ -139,7 +139,7 @@ def compressed(
 
     if algorithm.sampling.repeats and jax.tree.leaves(jax.eval_shape(begin)):
         raise EvenhandError(
-            "This compression keeps at each client what it has not sent yet, and the method's sampling can draw a "
+            "This compression keeps unsent numbers at each client, but the method's sampling can draw a "
             "client twice in one round: sample without replacement, e.g. sampling=eh.sampling.uniform(), or give "
             "quantized(bits), which keeps nothing."
         )

@@ -97,9 +97,9 @@ class RoundState(NamedTuple):
 
 
 def roots(algorithm: Algorithm, keys: Keys) -> Keys:
-    """The roots of a method's rounds: those of the run, or, where it promises privacy, secret ones only.
+    """The roots of a method's rounds: those of the run, or, where it guarantees privacy, secret ones only.
 
-    A promise that counts on who was drawn, or which examples, holds only where nobody can compute that.
+    A guarantee that counts on who was drawn, or which examples, holds only where nobody can compute that.
     """
     if algorithm.privacy is None:
         return keys
@@ -291,8 +291,8 @@ class PerExample(NamedTuple):
     def __call__(self, params: Params) -> PyTree:
         """Refuses to be called by a method around this one, which does not know that number."""
         raise EvenhandError(
-            "This method keeps something for each training example of a client, and so cannot be inside another one "
-            "that keeps states of its own at the clients: run it by itself."
+            "This method keeps a number for each training example of a client, so it cannot be inside another method "
+            "that keeps states at the clients: run it by itself."
         )
 
 
@@ -448,7 +448,7 @@ def _position(client: int | str, ids: Sequence[str], clients: int) -> int:
         return whole_number("Attack(clients=)", client, 0, clients - 1)
     if client not in ids:
         unknown = f"there is no such client{perhaps(client, ids)}"
-        place = unknown if ids else "here clients have positions only"
+        place = unknown if ids else "here clients have positions but no ids"
         raise EvenhandError(
             f"Attack(clients={client!r:.60}): {place}; give ids, or positions from 0 to {clients - 1}."
         )
@@ -532,14 +532,14 @@ def lifted(
         return honest
     if aggregator.compression is not None:
         raise EvenhandError(
-            "Attack(lifted=...) replaces what clients add to a sum, and here they send short uploads, of which the "
-            "server makes the sum: give an attack on uploads, such as eh.attacks.sign_flip(0.2)."
+            "Attack(lifted=...) replaces what clients add to a sum, but here they send compressed uploads, which the "
+            "server sums: give an attack on uploads, such as eh.attacks.sign_flip(0.2)."
         )
     whole = aggregator.summation
     numbers = aggregator.lift if whole is None else whole.numbers
     if numbers is None:
         raise EvenhandError(
-            "Attack(lifted=...) replaces real numbers in a sum, and this aggregator sends none: take secure(...) of a "
+            "Attack(lifted=...) replaces real numbers in a sum, but this aggregator sends none: use secure(...) of a "
             "single method, or an aggregator that needs sums only."
         )
     false = attack.lifted(numbers(upload, public, key), public, stream(key, Purpose.ATTACK))

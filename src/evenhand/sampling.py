@@ -15,12 +15,12 @@ Under :func:`evenhand.systems.availability` a cohort is drawn among the clients 
 * :func:`uniform` and :func:`proportional` draw as they would from a federation of these clients alone, so the average
   aims at their part of the objective.  Without replacement, fewer clients than the cohort leave empty slots; with
   replacement, all slots are filled by those that are there.
-* :func:`poisson`: each client that is present takes part with its chance :math:`q`.  The promise of privacy holds as it
+* :func:`poisson`: each client that is present takes part with its chance :math:`q`.  The privacy guarantee holds as it
   stands: in every round a client's chance is at most :math:`q`, independently of all others.  It takes for granted that
   who is available does not depend on the private data, and does not hide it.
 * :func:`cyclic` keeps its turns: a client that is absent in its turn leaves its slot empty and waits for the next one.
-  Nobody takes part more often than without absences, which is what the promise rests on.
-* :func:`fixed` is refused: its promise counts on :math:`\lfloor q N \rfloor` of all :math:`N` clients, and as many of
+  Nobody takes part more often than without absences, which is what the guarantee rests on.
+* :func:`fixed` is refused: its guarantee counts on :math:`\lfloor q N \rfloor` of all :math:`N` clients, and as many of
   fewer would have a larger chance than :math:`q`.
 
 Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, section 5.1 and figure 12.

@@ -100,7 +100,7 @@ def only_availability(systems: Systems | None) -> Systems | None:
 
 
 def availability(table: str | Path | NDArray | Sequence[Sequence[int]]) -> Systems:
-    r"""Clients are available by a table of time slots, such as one in a CSV file.
+    r"""Availability by a table of time slots, such as one in a CSV file.
 
     Client :math:`k` is available in round :math:`t`, counted from 0, if
 
@@ -139,7 +139,7 @@ def availability(table: str | Path | NDArray | Sequence[Sequence[int]]) -> Syste
 
 
 def diurnal(period: int, groups: int, *, smooth: bool = False) -> Systems:
-    r"""Clients are available by the time of day: groups of them take turns.
+    r"""Availability by the time of day: groups of clients take turns.
 
     A day has :math:`D` rounds, and the client at position :math:`k` is in group :math:`g = k \bmod G`, so each group
     has its own time zone.  Without ``smooth``, the groups take turns: group :math:`g` is available in round :math:`t`,
@@ -189,7 +189,7 @@ def speeds(
     communication: float = 0.0,
     seed: int = 0,
 ) -> Systems:
-    r"""Clients take time: a run gets a simulated clock, and the server may wait for a limited time only.
+    r"""Simulated client speeds: a run gets a simulated clock, and the server may wait for a limited time only.
 
     Client :math:`k` takes :math:`c + s_k r_k` seconds for an exchange in which it computes the gradients of
     :math:`r_k` examples (each as often as it is used).  An exchange lasts as long as its slowest client, or until the
@@ -258,7 +258,7 @@ def speeds(
 
 
 def stragglers(fraction: float) -> Systems:
-    r"""In each round a share of the *selected* clients is slow and does only part of its local work.
+    r"""Stragglers: in each round, a share of the *selected* clients is slow and does only part of its local work.
 
     A slow client does :math:`x \sim \mathrm{Unif}\{1, \dots, E\}` epochs; where ``E = 1``, or where local work is
     counted in steps, it does :math:`\mathrm{Unif}\{1, \dots, S\}` of its ``S`` steps.  The method decides
@@ -286,7 +286,7 @@ def stragglers(fraction: float) -> Systems:
 
 
 def dropouts(fraction: float) -> Systems:
-    """Each client of the cohort drops out of the round with a given probability, independently, and uploads nothing.
+    """Dropouts: each client of the cohort drops out with a given probability, independently, and uploads nothing.
 
     Its state, where the method keeps one, stays as it was.  A client that drops out of a round drops out of all
     exchanges that the round has with the same cohort.
@@ -306,7 +306,7 @@ def dropouts(fraction: float) -> Systems:
 
 
 def chain(*systems: Systems) -> Systems:
-    """Applies several in turn: ``chain(stragglers(0.5), dropouts(0.1))``.
+    """Combines several systems: ``chain(stragglers(0.5), dropouts(0.1))``.
 
     Each draws what it would draw alone; a second one of the same kind draws independently.
 

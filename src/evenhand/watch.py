@@ -1,4 +1,4 @@
-"""Trackers that follow runs while they train: TensorBoard, MLflow, Weights & Biases, or one of your own.
+"""Experiment trackers: log runs while they train to TensorBoard, MLflow, Weights & Biases, or a tracker of your own.
 
 ``eh.simulate(..., watch=eh.watch.tensorboard("logs"))``, or several in a list, and the same for ``eh.study``.  A
 tracker is a :class:`Watcher`, a function that begins to follow a run:
@@ -134,7 +134,7 @@ def _forgiving(name: str) -> Generator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:  # whatever a tracker does, it must not end a training
-        sentence = f"A tracker failed and no longer follows {name} ({type(error).__name__}: {error})."
+        sentence = f"A tracker failed and no longer logs {name} ({type(error).__name__}: {error})."
         warnings.warn(sentence, EvenhandWarning, stacklevel=2)
 
 
@@ -142,7 +142,7 @@ def _forgiving(name: str) -> Generator[None]:
 
 
 def tensorboard(folder: str | Path) -> Watcher:
-    """Writes event files, which ``tensorboard --logdir FOLDER`` shows, in a folder for each run.
+    """Logs to TensorBoard: writes event files for ``tensorboard --logdir FOLDER``, in one folder per run.
 
     A run that is resumed or repeated writes a further file there with all of its history, and TensorBoard shows that
     alone.
@@ -204,7 +204,7 @@ _MLFLOW_STATUS = {"failed": "FAILED", "diverged": "FAILED", "interrupted": "KILL
 
 
 def mlflow(uri: str | None = None, *, experiment: str = "evenhand") -> Watcher:
-    """Follows each run as a run of MLflow: its settings are parameters, and what is measured are metrics by round.
+    """Logs each run to MLflow: settings as parameters, measurements as metrics by round.
 
     The tag ``"status"`` says how it ended.  A run that is resumed or repeated is another run there, with all of its
     history.
@@ -249,7 +249,7 @@ def wandb(
     folder: str | Path = ".",
     group: str | None = None,
 ) -> Watcher:
-    """Follows each run as a run of Weights & Biases: its settings are the config, what is measured is logged by round.
+    """Logs each run to Weights & Biases: settings as the config, measurements by round.
 
     ``"status"`` in the summary says how it ended.  A run that is resumed or repeated is another run there, with all of
     its history.

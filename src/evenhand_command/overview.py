@@ -20,25 +20,25 @@ from typing import Annotated, Any, TextIO, Union
 
 __all__ = ["COMMANDS", "DESCRIPTION", "EXAMPLES", "HELP", "answer", "fitted", "show_help", "united"]
 
-DESCRIPTION = "Federated learning over many unlike clients: train, compare, report."
+DESCRIPTION = "Federated learning over heterogeneous clients: train, compare, report."
 
 COMMANDS = {
     "run": "Train METHOD on data spread over clients; `run METHOD --help` shows all options.",
     "study": (
-        "Train METHODS with every choice of their hyper-parameters, over several seeds, and compare them at their best."
+        "Train METHODS with every combination of hyper-parameters over several seeds, and compare their best settings."
     ),
-    "fit": "Train one model on all examples together, on a RISK of their losses, such as 'tilted(t=50)'.",
-    "resume": "Continue a run that was stopped or killed; it ends with the same numbers.",
-    "compare": "Put saved runs side by side: how well, and how evenly, each serves its clients.",
+    "fit": "Train one central model on the examples of all clients, with a RISK such as 'tilted(t=50)'.",
+    "resume": "Continue a run that was stopped or killed; the results are the same as without the interruption.",
+    "compare": "Compare saved runs: how well, and how evenly, each serves its clients.",
     "predict": (
-        "Apply the trained model to new rows: a client's own model where the run kept one, else the global model."
+        "Apply a trained model to new rows: the client's personal model if the run kept one, else the global model."
     ),
-    "report": "Write the page of a saved run, or of a study, again, and print its path.",
-    "figures": "Write the figures of runs, or of a study, as files, and print their paths.",
-    "list": "Show methods, their parts, losses, systems, attacks, data sets and models.",
-    "doctor": "Check packages, devices and the compilation cache, and suggest repairs.",
-    "completion": "Print a script that lets a shell complete the commands and options of evenhand.",
-    "deploy": "A federation on real machines: its files, its server, its clients.",
+    "report": "Rewrite the report page of a saved run or study, and print its path.",
+    "figures": "Save the figures of runs or of a study as files, and print their paths.",
+    "list": "List the available methods, aggregators, losses, systems, attacks, data sets and models.",
+    "doctor": "Check the installation (packages, devices, compilation cache), and suggest repairs.",
+    "completion": "Print a shell completion script for the commands and options of evenhand.",
+    "deploy": "Run a federation on real machines: create its files, start its server and its clients.",
 }
 """The commands, each with the first sentence of its own help, which a test compares."""
 

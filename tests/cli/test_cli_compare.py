@@ -241,7 +241,9 @@ def test_list_names_what_only_python_has(capsys: pytest.CaptureFixture[str]) -> 
         assert functions and {f for f in functions if not {f"eh.{name}.{f}", f} & listed} == set()
     assert main(["list", "diagnostics"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "eh.evaluation.dissimilarity(model, params, rows) Measures how unlike the clients" in shown
+    assert (
+        "eh.evaluation.dissimilarity(model, params, rows) Measures heterogeneity: the dissimilarity" in shown
+    )
     assert "eh.evaluation.inexactness(model, start, end, rows, client, mu=0.0)" in shown
 
 

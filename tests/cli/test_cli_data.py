@@ -158,8 +158,8 @@ def test_options_without_effect_are_reported(
     for line in (
         "--no-bias has no effect: it is for --model softmax only.",
         "--words 9 has no effect: it is for --vectors only.",
-        "--unseen-seed 4 has no effect: no client is set aside: it is for --unseen.",
-        "--alpha 0.1 has no effect: vehicle.mat names the client of each example.",
+        "--unseen-seed 4 has no effect: it is for --unseen only.",
+        "--alpha 0.1 has no effect: vehicle.mat has client ids.",
     ):
         assert line in lines
     assert "--clients 3" not in lines, "as many as there are"

@@ -91,7 +91,7 @@ def test_people_get_a_table_of_80_columns(
 def test_every_command_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert re.search(r"(?m)^\W*doctor +Check packages, devices", capsys.readouterr().out)
+    assert re.search(r"(?m)^\W*doctor +Check the installation \(packages, devices", capsys.readouterr().out)
 
 
 # --- packages ---------------------------------------------------------------------------------------------------

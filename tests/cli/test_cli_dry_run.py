@@ -98,7 +98,7 @@ def test_what_is_printed_says_how_it_was_measured_and_how_sure_it_is(
         "650 parameters; a client receives 2.60 kB and sends 2.60 kB in a round",
         "memory 600 MB of the process",
         "about 24 s (14 s to 54 s): 2 s to set up and compile, 0.02 s a round, 0.1 s an evaluation",
-        "200 rounds of this run, trained, timed and thrown away. Nothing was written.",
+        "200 rounds of this run were trained, timed and discarded. Nothing was written.",
         "fastest and the slowest",
     ):
         assert part in text

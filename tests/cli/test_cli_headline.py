@@ -116,8 +116,8 @@ def test_a_study_shows_a_finding_of_its_runs_once(three: Path, capsys: pytest.Ca
     assert main([*words, "--seeds", "2", "--out", "u"]) == 0
     shown, page = lines(capsys.readouterr().out), lines(Path("u/study.html").read_text())
     for text in (shown, page):
-        assert text.count("The model did not move") == 1
-        assert "All 4 runs, for example: The model did not move" in text
+        assert text.count("The model did not change") == 1
+        assert "All 4 runs, for example: The model did not change" in text
 
 
 def test_unseen_clients_without_test_rows_are_in_the_folder(single: Path) -> None:
@@ -138,7 +138,7 @@ def test_unseen_clients_without_test_rows_are_in_the_folder(single: Path) -> Non
     found = json.loads(Path("v/summary.json").read_text())["findings"]
     begins = [each["sentence"].partition(" has ")[0] for each in found if each["kind"] == "unmeasured"]
     assert begins == ["None of 6 clients", "None of 2 unseen clients"]
-    assert "about training examples. The model has seen these, so" in found[0]["sentence"]
+    assert "of training examples. The model was trained on these examples, so" in found[0]["sentence"]
     assert not any("--unseen" in each["sentence"] for each in found)
     assert all(begin in Path("v/report.html").read_text() for begin in begins)
 
@@ -159,7 +159,8 @@ def test_a_study_whose_clients_have_too_few_rows_to_choose_by_says_so(
     words = ["study", "fedavg", "--data", str(single), "--lr", "0.1,1", "--seeds", "1", "--rounds", "1"]
     assert main([*words, "--out", "y"]) == 0
     printed, page = capsys.readouterr(), lines(Path("y/study.html").read_text())
-    sentence = "None of 8 clients has validation examples, so settings cannot be chosen by them. Training examples can"
+    sentence = "None of 8 clients has validation examples, so settings cannot be chosen by them. "
+    sentence += "Training examples cover all clients"
     for text in (lines(printed.out), lines(printed.err), page):
         assert text.count(sentence) == 1 and "set aside" not in text and "diverged" not in text
         assert "--select train:mean" in text
@@ -187,7 +188,7 @@ def test_without_test_rows_the_headline_says_that_it_is_about_training_rows(
     assert main(words) == 0
     shown = lines(capsys.readouterr().out)
     assert (
-        "None of 3 clients has test examples: there are no test numbers, and these are about training"
+        "None of 3 clients has test examples: there are no test numbers, and the numbers shown are of training"
         in shown
     )
     assert "train accuracy in % (variance: %²) over 3 clients" in shown

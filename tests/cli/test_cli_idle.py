@@ -49,7 +49,7 @@ def test_pictures_without_columns(reasons) -> None:
     assert found == {
         "--client-column a": "digits has no columns to choose from.",
         "--label-column b": "digits has no columns to choose from.",
-        "--text": "digits is not LEAF data, and only those hold text.",
+        "--text": "digits is not LEAF data, which alone can hold text.",
         "--hidden 3": "it is for --model mlp only.",
         "--cohort 1000": "there are 30 clients, all of which take part in each round.",
         "--eval-clients 99": "there are 30 clients, all of which are evaluated.",
@@ -73,9 +73,9 @@ def test_options_with_an_effect_are_not_reported(reasons) -> None:
 
 def test_tables(reasons, tmp_path: Path) -> None:
     table(tmp_path)
-    whose = "t.csv names the client of each example"
+    whose = "t.csv has client ids"
     assert reasons("--data t.csv --clients 7 --alpha 0.3") == {
-        "--clients 7": f"{whose}, which makes 3 clients.",
+        "--clients 7": f"{whose}, of 3 clients.",
         "--alpha 0.3": f"{whose}.",
     }
     assert reasons("--data t.csv --test-fraction 0.3 --data-seed 2") == {}
@@ -84,7 +84,7 @@ def test_tables(reasons, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("\n".join(["x,label", *rows]))
     assert reasons("--data rows.csv --clients 2 --alpha 0.3 --data-seed 2") == {}
     assert reasons("--data rows.csv --clients 2 --alpha 0.3 --regression") == {
-        "--alpha 0.3": "examples with real-valued labels, as in rows.csv, are spread evenly."
+        "--alpha 0.3": "examples with real-valued labels, as in rows.csv, are divided evenly."
     }
 
 
@@ -97,7 +97,7 @@ def test_data_that_come_with_a_test_part(reasons, tmp_path: Path) -> None:
     assert reasons("--data one.npz --test-fraction 0.3 --data-seed 2") == {}
     assert reasons("--data two.npz --test-fraction 0.3 --data-seed 2") == {
         "--test-fraction 0.3": "two.npz comes with a test part.",
-        "--data-seed 2": "two.npz comes with clients and a test part, so nothing is drawn.",
+        "--data-seed 2": "two.npz comes with clients and a test part, so nothing is drawn at random.",
     }
     users = {
         "users": ["a"],
@@ -117,7 +117,7 @@ def test_data_that_come_with_a_test_part(reasons, tmp_path: Path) -> None:
 
 def test_synthetic_data_take_alpha_from_their_name(reasons) -> None:
     assert reasons("--data synthetic:1,1 --alpha 2") == {
-        "--alpha 2.0": "synthetic data take it from their name, --data synthetic:ALPHA,BETA."
+        "--alpha 2.0": "it is part of the name of synthetic data, --data synthetic:ALPHA,BETA."
     }
 
 

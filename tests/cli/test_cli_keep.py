@@ -249,7 +249,7 @@ def test_where_nothing_is_finite_the_last_round_is_kept(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("best:test:mean", "the test examples must not choose the round that they judge"),
+        ("best:test:mean", "test examples must not choose the round that is tested on them"),
         ("best:test:worst10", "best:valid:worst10 or best:train:worst10"),
         ("best", "is not understood: write last, or best:SPLIT:STATISTIC"),
         ("first", "is not understood"),
@@ -296,4 +296,4 @@ def test_metrics_of_the_last_round_are_not_those_of_the_kept_one(
     shown, clients = capsys.readouterr().out, (tmp_path / "a" / "clients.csv").read_text()
     is_last = summary(tmp_path / "a")["kept"]["round"] == ROUNDS
     assert not is_last and "test_auc" not in clients
-    assert "auc: not measured, since --metrics are those of the last round" in shown
+    assert "auc: not measured, because --metrics are of the last round only" in shown

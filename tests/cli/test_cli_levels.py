@@ -108,7 +108,7 @@ def test_a_study_compares_a_family_of_levels_by_what_it_serves(capsys: pytest.Ca
 
 def test_mocha_runs_like_any_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "mocha", *QUICK, "--lam", "0.001", "--inner", "2", "--out", "m"]) == 0
-    assert "served better by a model of their own" in " ".join(capsys.readouterr().out.split())
+    assert "served better by their personal model" in " ".join(capsys.readouterr().out.split())
     summary = json.loads(Path("m/summary.json").read_text())
     assert summary["test"]["accuracy"]["mean"] > 0.5 and summary["personal"]
     assert Path("m/report.html").is_file()

@@ -126,7 +126,7 @@ def test_an_argument_with_the_name_of_an_option_of_run_is_given_by_an_expression
     needed = "mine needs alpha=, which only an expression can give: `evenhand run 'mine(alpha=...)'`."
     assert answers["run mine"] == answers["run mine --mode slow"] == needed
     assert str(answers["run mine --alpha 0.3"]).startswith(
-        "--alpha is ambiguous, as both run and mine have one: write 'mine(alpha=...)' in place of mine, and"
+        "--alpha is ambiguous, because run and mine both have it: write 'mine(alpha=...)' in place of mine, and"
     )
     assert "--seed is ambiguous" in str(answers["run mine --seed 4 --config config.json"])
     assert answers["run mine(alpha=1,scale='auto',levels=(1,0.5))"] == [

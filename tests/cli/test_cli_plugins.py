@@ -136,7 +136,7 @@ def test_their_options_and_help_are_read_off_the_signature(
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "usage: evenhand run halved [-h]" in shown
     assert "--portion FLOAT of the step Δ that is taken (default: 0.5)" in shown
-    assert "--aggregator AGGREGATOR reduces the uploads to one direction (optional)" in shown
+    assert "--aggregator AGGREGATOR how uploads are combined, such as geometric_median() (optional)" in shown
     for words, sentence in {
         "halved --portion x": "--portion takes a number, not 'x': see `evenhand run halved --help`.",
         "halved --portio 1": "halved has no option --portio (perhaps you meant --portion)",

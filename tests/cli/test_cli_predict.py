@@ -137,9 +137,9 @@ def test_a_table_goes_through_the_runs_own_encoding_to_each_clients_model(
         assert line["prediction"] == ("'=yes" if shares[0] > shares[1] else "no")
     alone = by_hand(ditto, "", "30", "job")
     assert not np.allclose(by_hand(ditto, "north / A", "30", "job"), alone, atol=1e-2)
-    assert "7 rows: 4 predicted by the client's own model, 3 by the global one." in said
+    assert "7 rows: 4 predicted by the client's personal model, 3 by the global model." in said
     assert "2 clients have no model in personal/: 'mars / A', '=1+1 / A'." in said
-    assert "1 row without a client's name." in said
+    assert "1 row without a client id." in said
     assert "1 row with a 'work' that no training row had, such as 'astronaut'" in said
     assert "known label" not in said
 
@@ -203,7 +203,7 @@ def test_rows_without_the_client_column_get_the_global_model(
     lines, said = predicted(ditto, new, capsys)
     assert "client" not in lines[0] and lines[0]["model"] == "global"
     assert float(lines[0]["probability_no"]) == pytest.approx(by_hand(ditto, "", "30", "job")[1], abs=1e-5)
-    assert "add the column region,group to use each client's own model" in said
+    assert "add the column region,group to use personal models" in said
 
 
 def test_parquet_names_the_same_clients(
@@ -325,7 +325,7 @@ def test_a_folder_without_personal_models_says_so(
     (folder / "checksums.json").unlink()
     lines, said = predicted(folder, table, capsys)
     assert {line["model"] for line in lines} == {"global"}
-    assert f"{folder} has no personal/, and so no client's own model" in said
+    assert f"{folder} has no personal/, and so no personal models" in said
     assert "has no personal/" not in predicted(ditto, table, capsys)[1]
 
 

@@ -42,7 +42,7 @@ def test_noise_that_does_not_suffice_is_refused_with_the_clients_that_would_affo
     assert main([*command, *QUICK]) == 2
     said = capsys.readouterr().err
     assert "does not suffice" in said and "leave its noise_multiplier out" in said
-    needed = int(said.partition("out of ")[2].partition(" clients")[0].replace(",", ""))
+    needed = int(said.partition("of this size from ")[2].partition(" clients")[0].replace(",", ""))
     digits = len(str(needed - 1))
     rate = 0.1 * 30 / needed
     assert epsilon(noise_multiplier=0.5, rate=rate, steps=4, delta=10.0**-digits) <= 4.0
@@ -87,8 +87,8 @@ def test_the_most_rounds_that_a_resumed_run_affords_are_named_and_are_the_most(t
     assert main([*command, *QUICK]) == 0
     assert main(["resume", str(out), "--rounds", "900", "--quiet"]) == 2
     said = capsys.readouterr().err
-    assert "train anew in another folder without a noise_multiplier" in said and "leave" not in said
-    most = int(said.partition(" rounds are the most")[0].rpartition(" ")[2])
+    assert "start a new run in another folder without a noise_multiplier" in said and "leave" not in said
+    most = int(said.partition("allows at most ")[2].partition(" ")[0])
     spent = [epsilon(noise_multiplier=1.0, rate=0.1, steps=steps, delta=0.01) for steps in (most, most + 1)]
     assert spent[0] <= 4.0 < spent[1] and most > 4
 
@@ -110,7 +110,7 @@ def test_a_study_keeps_each_private_run_within_the_budget(tmp_path, capsys):
     assert main(["study", "fedavg", "fedprox(mu=1)", *budget[:-1], str(tmp_path / "b"), *QUICK]) == 2
     assert "none of fedavg, fedprox(mu=1) does" in capsys.readouterr().err
     assert main(["study", methods[1], "--delta", "0.1", "--out", str(tmp_path / "c"), *QUICK]) == 2
-    assert "--delta goes with --epsilon" in capsys.readouterr().err
+    assert "--delta needs --epsilon" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_count_of_clips_that_leaves_no_room_is_named(tmp_path, capsys):
     command = ["run", "dp_fedavg(clip=adaptive_clip(0.5, noise=0.6))", "--epsilon", "0.5"]
     assert main([*command, "--out", str(tmp_path / "a"), *QUICK]) == 2
     said = capsys.readouterr().err
-    assert "out of reach" in said and "counting alone gives away more" in said
+    assert "cannot be reached" in said and "counting alone gives away more" in said
 
 
 def test_clients_that_take_turns_are_not_told_to_be_more(tmp_path, capsys):
@@ -178,9 +178,9 @@ def test_noise_is_never_rounded_below_what_is_enough(least):
         (["fedavg", "--epsilon", "4"], "guarantee privacy"),
         (["dp_fedavg(clip=1)", "--epsilon", "-1"], "above 0"),
         (["dp_fedavg(clip=1)", "--epsilon", "inf"], "finite epsilon"),
-        (["dp_fedavg(clip=1, noise_multiplier=1)", "--delta", "0.1"], "goes with --epsilon"),
+        (["dp_fedavg(clip=1, noise_multiplier=1)", "--delta", "0.1"], "needs --epsilon"),
         (["dp_fedavg(clip=1)", "--epsilon", "1", "--delta", "2"], "between 0 and 1"),
-        (["dp_fedavg(clip=1)", "--epsilon", "1e-6", "--delta", "1e-9"], "out of reach"),
+        (["dp_fedavg(clip=1)", "--epsilon", "1e-6", "--delta", "1e-9"], "cannot be reached"),
         (["private(fedavg())"], "fixed size"),
         (["dp_fedavg(clip=1, noise_multiplier=1)", "--cohort", "5"], "--cohort 5: this method draws"),
     ],

@@ -90,7 +90,7 @@ def test_a_study_tries_several_attacks() -> None:
         == pytest.approx(honest)
         != np.mean(views[1].clients["test"]["accuracy"])
     )
-    assert any("clients are the honest ones" in remark for remark in found.remarks)
+    assert any("all numbers cover honest clients only" in remark for remark in found.remarks)
     text = Path("s/study.html").read_text()
     assert text.count("Honest and malicious clients") == 1 and "2 malicious clients: " in text
 

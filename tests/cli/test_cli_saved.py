@@ -52,7 +52,7 @@ def test_predict_reads_what_python_saved(
     out = tmp_path / "predictions.csv"
     assert main(["predict", str(folder), "--data", str(table), "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "120 predicted by the client's own model" in said and "accuracy" in said
+    assert "120 predicted by the client's personal model" in said and "accuracy" in said
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     client = run.data.client_ids[1]
@@ -85,7 +85,7 @@ def test_no_command_repeats_or_continues_it(
     named = {"A": str(folder), "B": str(tmp_path / "b")}
     assert main([named.get(word, word) for word in words]) == 2
     said = capsys.readouterr().err
-    assert "was saved from Python, so no command repeats or continues it" in said and said.count("\n") == 1
+    assert "was saved from Python, so no command can repeat or continue it" in said and said.count("\n") == 1
     assert "damaged" not in said
     assert not (tmp_path / "b").exists()
 
@@ -192,7 +192,7 @@ def test_a_model_of_another_shape_is_no_start(
 ) -> None:
     assert begin(table, tmp_path / "a", "--start", str(commanded), "--model", "mlp") == 2
     said = capsys.readouterr().err
-    assert "its model is another than the one to be trained here" in said and said.count("\n") == 1
+    assert "its model differs from the one to be trained" in said and said.count("\n") == 1
     assert begin(table, tmp_path / "b", "--start", str(tmp_path / "none")) == 2
     assert "config.json does not exist" in capsys.readouterr().err
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()

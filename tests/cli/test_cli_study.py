@@ -337,7 +337,7 @@ def test_a_plan_is_words_and_the_command_line_takes_precedence(capsys: pytest.Ca
     assert parse(["study", "--plan", "one.toml"]).methods == ("fedavg",)  # type: ignore[union-attr]
     for text, sentence in (
         ("rounds 9", "is not TOML"),
-        ("methods = 3", "list of texts"),
+        ("methods = 3", "list of strings"),
         ("[lr]\nx = 1", "lr is a table"),
         ("rouns = 3", "perhaps you meant --rounds"),
     ):

@@ -142,7 +142,7 @@ def test_large_targets_are_reported(
     words = ["--client-column", "region", "--label-column", "income", "--features", "smoker", "--regression"]
     assert train(*words, "--no-standardize-target", "--lr", "1e-9") == 0
     shown = capsys.readouterr().err
-    assert "The targets have a deviation of 3" in shown and "small --lr" in shown
+    assert "The targets have a standard deviation of 3" in shown and "small --lr" in shown
     assert train(*words, "--overwrite") == 0
     assert "The targets" not in capsys.readouterr().err
     table.write_text(table.read_text().replace("000,", ","))

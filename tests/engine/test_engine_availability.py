@@ -165,7 +165,7 @@ def test_poisson_cohorts_keep_their_promise_and_say_what_it_takes_for_granted() 
 
 def test_a_fixed_part_of_all_clients_is_refused_and_so_is_a_sampling_that_knows_no_absence() -> None:
     fixed = eh.algorithms.fedavg(WORK, sampling=eh.sampling.fixed(0.5))
-    with pytest.raises(eh.EvenhandError, match=r"systems=.*rests on cohorts that are 0.5 of all clients"):
+    with pytest.raises(eh.EvenhandError, match=r"systems=.*needs cohorts that are 0.5 of all clients"):
         eh.simulate(fixed, DATA, rounds=1, systems=diurnal(2, 2))
     own = eh.algorithms.fedavg(WORK, sampling=eh.sampling.uniform()._replace(among=None))
     with pytest.raises(eh.EvenhandError, match="draws from all clients only"):

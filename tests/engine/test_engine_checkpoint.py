@@ -302,7 +302,7 @@ def test_damage_is_seen_and_the_state_before_it_leads_to_the_same_bits(whole, tw
     assert_same_run(list(runs)[-1], whole)
     for step in (folder / "10", folder / "12"):
         damaged_history(step)
-    with pytest.raises(eh.EvenhandError, match=r"is damaged \(what is beside the arrays"):
+    with pytest.raises(eh.EvenhandError, match=r"is damaged \(the data beside the arrays"):
         eh.simulate(METHOD, DATA, checkpoint=folder, **SETTINGS)
 
 

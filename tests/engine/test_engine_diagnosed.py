@@ -82,9 +82,9 @@ def test_the_command_writes_them_into_summary_and_report(tmp_path):
     assert main(["run", "fedavg", *words, "--diagnostics"]) == 0
     saved = json.loads((tmp_path / "a" / "summary.json").read_text())["info"]["diagnostics"]
     assert saved["dissimilarity"] > 1 and saved["worked"] == 8
-    assert "How unlike the clients are" in (tmp_path / "a" / "report.html").read_text()
+    assert "Heterogeneity of the clients" in (tmp_path / "a" / "report.html").read_text()
     assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "again.html")]) == 0
-    assert "How unlike the clients are" in (tmp_path / "again.html").read_text()
+    assert "Heterogeneity of the clients" in (tmp_path / "again.html").read_text()
 
 
 def test_the_work_is_that_of_the_round_that_would_come_next():

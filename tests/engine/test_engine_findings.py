@@ -82,14 +82,14 @@ def test_uploads_that_are_not_finite_are_rejected_and_warned_of():
     run, warned = run_of(method(1e38))
     assert [finding.kind for finding in run.findings] == ["rejected"]
     assert warned[0].startswith(
-        "The model never moved. The server rejected 24 uploads in 6 of 6 rounds, first in round 1"
+        "The model never changed. The server rejected 24 uploads in 6 of 6 rounds, first in round 1"
     )
     assert "hundred times smaller" in warned[0]
     spoil = Attack(clients=(0,), upload=lambda delta, key: jax.tree.map(lambda leaf: leaf * jnp.nan, delta))
     run, warned = run_of(method(0.1), attack=spoil)
     assert [finding.kind for finding in run.findings] == ["rejected"]
     count = int(run.per_round["rejected"].sum())
-    assert 0 < count <= 6 and f"rejected {count} uploads" in warned[0] and "never moved" not in warned[0]
+    assert 0 < count <= 6 and f"rejected {count} uploads" in warned[0] and "never changed" not in warned[0]
 
 
 def test_an_accuracy_from_outputs_that_are_not_numbers_is_not_a_number():
@@ -217,10 +217,13 @@ def test_without_test_rows_the_finding_names_the_split_that_takes_their_place():
     [(_, sentence)] = unmeasured(run)
     assert warned == [] and np.isnan(run.summary()["mean"])
     assert sentence.startswith(
-        "None of 3 clients has test examples: there are no test numbers, and these are about training examples."
+        "None of 3 clients has test examples: there are no test numbers, and the numbers shown are of training "
+        "examples."
     )
     run, _ = run_of(method(0.1), sized([9, 3, 3], [0, 0, 0], valid=[2, 2, 0]), cohort=3)
-    assert "these are about validation examples, which 1 of 3 clients lacks." in unmeasured(run)[0][1]
+    assert (
+        "the numbers shown are of validation examples, which 1 of 3 clients lacks." in unmeasured(run)[0][1]
+    )
 
 
 def test_only_evaluated_honest_clients_are_counted():

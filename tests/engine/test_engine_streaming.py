@@ -85,7 +85,7 @@ METHODS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The model never moved")  # in the case of empty cohorts
+@pytest.mark.filterwarnings("ignore:The model never changed")  # in the case of empty cohorts
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("name", METHODS)
 def test_streamed_rows_give_the_bits_of_resident_ones(mapped, name):

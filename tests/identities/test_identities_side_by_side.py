@@ -136,7 +136,7 @@ def test_methods_that_promise_privacy_are_refused() -> None:
         sampling=EQUAL_WEIGHTS,
     )
     for pair in ({"a": private, "b": METHODS["fedavg"]}, {"a": METHODS["fedavg"], "b": private}):
-        with pytest.raises(eh.EvenhandError, match=r"promises privacy.*run each by itself"):
+        with pytest.raises(eh.EvenhandError, match=r"guarantees privacy.*run each separately"):
             eh.algorithms.side_by_side(pair)
 
 

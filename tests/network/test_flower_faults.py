@@ -206,7 +206,7 @@ def test_a_client_whose_disk_is_full_is_asked_again(federation):
     federation.allow(11)
     for path in (federation.client_log(0), federation.log):
         [event, *_] = await_events(path, "disk")
-        assert "make room on its disk" in event["sentence"]
+        assert "free some space on its disk" in event["sentence"]
     assert federation.done() < 11
     resource.prlimit(process, resource.RLIMIT_FSIZE, (hard, hard))
     federation.await_gate(11)

@@ -56,7 +56,7 @@ def test_strangers_are_turned_away_and_told_why(network, tmp_path):
 
     assert network.order("connected") == []
     _, absent, seconds = network.ask({0: "a", 7: "b"})
-    assert absent == {0: "it is not connected", 7: "no key of it is registered"}
+    assert absent == {0: "it is not connected", 7: "none of its keys is registered"}
     assert seconds < 20
     strangers = network.server.events("stranger")
     assert certificates.fingerprint(key) in {event.get("key") for event in strangers}
@@ -122,7 +122,7 @@ def test_a_port_in_use_is_told(network, tmp_path, monkeypatch):
 
 def test_two_clients_cannot_share_a_key(network):
     sentence = network.order({"register": 9, "key": network.roster[0]})
-    assert "Clients 0 and 9 have one key" in sentence
+    assert "Clients 0 and 9 have the same key" in sentence
 
 
 def test_a_node_without_a_key_cannot_register_itself(network):

@@ -273,7 +273,7 @@ def test_alone_follows_the_schedule():
     assert distance(ends[0], ends[1]) < 1e-6 < 1e-3 < distance(ends[0], ends[2])
 
 
-@pytest.mark.filterwarnings("ignore:The model did not move")
+@pytest.mark.filterwarnings("ignore:The model did not change")
 def test_finetuning_before_an_evaluation_is_no_round():
     """It takes the step size itself: at the end of a cosine the step size is 0, and nothing would be tuned."""
     stopped = optax.constant_schedule(0.0)
@@ -449,7 +449,7 @@ def test_personal_momentum_of_ditto_equals_a_loop():
     ],
 )
 def test_methods_whose_clients_keep_no_optimiser_refuse_one(make):
-    with pytest.raises(EvenhandError, match="keep_optimiser=True, and this method's clients"):
+    with pytest.raises(EvenhandError, match="keep_optimiser=True, but the clients of this method"):
         make(momentum())
 
 

@@ -6,7 +6,7 @@ request 102).
 
 from typing import Any
 
-import torch
+import torch  # pyright: ignore[reportMissingImports]
 
 from evenhand.models import _torch
 

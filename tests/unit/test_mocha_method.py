@@ -202,5 +202,5 @@ def test_real_labels_and_methods_around_it_are_refused() -> None:
     with pytest.raises(eh.EvenhandError, match=r"mocha\(\) is for classes"):
         eh.simulate(mocha(regression), real, rounds=1)
     work = eh.local.sgd(SVM, 0.1, epochs=1)
-    with pytest.raises(eh.EvenhandError, match="keeps something for each training example"):
+    with pytest.raises(eh.EvenhandError, match="keeps a number for each training example"):
         eh.simulate(eh.personalization.ditto(mocha(SVM), work, lam=1.0), data, rounds=1)

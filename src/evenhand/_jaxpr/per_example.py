@@ -10,7 +10,7 @@ A layer that multiplies :math:`A_i`, ``(positions, inputs)``, by a matrix of par
 layer's outputs.  With one position, :math:`G_i = a_i b_i^\top` need not be formed: its norm is
 :math:`\|a_i\| \|b_i\|`, and a weighted sum of all is one product.  With more, the :math:`G_i` are formed once, for both
 norms and sum: norms from :math:`\langle A_i A_i^\top, B_i B_i^\top \rangle` would lose their digits where what the
-positions add cancels, and a norm that is too small breaks the promise of privacy.
+positions add cancels, and a norm that is too small breaks the privacy guarantee.
 
 From top to bottom: the accounts of a batch, which leaves belong to layers, and the accounts of single layers.
 """

@@ -203,7 +203,7 @@ def before(then: Aggregator, change: Change, name: str, needs: tuple[Need, ...] 
     """
     if isinstance(then, Sum) and then.weigh is not None:
         raise EvenhandError(
-            f"{name}(then=): this aggregator weights clients by their reports before they train, so it cannot come after "
+            f"{name}(then=): this aggregator weights clients by their reports before they train, so it cannot follow "
             "one that changes their uploads: give mean(), geometric_median() or another that takes uploads as they are."
         )
 

@@ -14,7 +14,7 @@ __all__ = ["bounded_weights"]
 
 
 def bounded_weights(ratio: float, then: Aggregator) -> Aggregator:
-    r"""Lowers reported weights to a multiple of the cohort's median weight, before another aggregator.
+    r"""Caps reported weights at a multiple of the cohort's median weight, before another aggregator.
 
     .. math:: \omega_k \leftarrow \min(\omega_k, r \operatorname{median}_j \omega_j)
 

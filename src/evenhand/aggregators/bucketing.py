@@ -15,7 +15,7 @@ __all__ = ["bucketing"]
 
 
 def bucketing(size: int, then: Aggregator) -> Stack:
-    r"""Replaces the uploads, dealt to buckets at random, by the mean of each bucket, before another aggregator.
+    r"""Bucketing: averages the uploads in randomly drawn buckets, before another aggregator.
 
     .. math:: \Delta'_b = \frac{1}{|B_b|} \sum_{k \in B_b} \Delta_k, \qquad |B_b| = s, \text{ the last one smaller}
 

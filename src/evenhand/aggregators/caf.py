@@ -25,7 +25,7 @@ class _Weights(NamedTuple):
 
 
 def caf(malicious: int) -> Stack:
-    r"""The weighted mean around which the uploads vary least, found by taking weight from those that vary most.
+    r"""CAF: covariance-based filter; lowers the weights of uploads far out in the direction of largest variance.
 
     .. math::
         \mu_c = \frac{\sum_k c_k \Delta_k}{\sum_k c_k}, \qquad

@@ -14,7 +14,7 @@ __all__ = ["centered_clipping"]
 
 
 def centered_clipping(radius: float, *, passes: int = 1) -> Sum:
-    r"""The last round's direction, moved by the mean of the uploads' differences to it, each clipped to a radius.
+    r"""Centered clipping: adds the mean of the uploads' clipped differences to the last round's direction.
 
     .. math::
         v \leftarrow v + \frac{1}{\sum_k \omega_k} \sum_k \omega_k (\Delta_k - v)

@@ -19,7 +19,7 @@ __all__ = ["arc", "check_length", "clip", "normalize", "reject"]
 
 
 def clip(longest: float | None = None, *, then: Aggregator = mean()) -> Aggregator:
-    r"""Shortens long uploads before another aggregator.
+    r"""Norm clipping: shortens long uploads, before another aggregator.
 
     .. math:: \Delta_k \leftarrow \Delta_k \min\Big(1, \frac{c}{\|\Delta_k\|}\Big)
 
@@ -65,7 +65,7 @@ def clip(longest: float | None = None, *, then: Aggregator = mean()) -> Aggregat
 
 
 def normalize(length: float = 1.0, *, then: Aggregator = mean()) -> Aggregator:
-    r"""Gives all uploads the same length before another aggregator.
+    r"""Normalises all uploads to the same length, before another aggregator.
 
     .. math:: \Delta_k \leftarrow c \, \frac{\Delta_k}{\|\Delta_k\|}
 
@@ -99,7 +99,7 @@ def normalize(length: float = 1.0, *, then: Aggregator = mean()) -> Aggregator:
 
 
 def arc(malicious: int, then: Aggregator) -> Stack:
-    r"""Adaptive robust clipping: shortens the longest uploads to the next longest, before another aggregator.
+    r"""Adaptive robust clipping (ARC): shortens the longest uploads to the next longest, before another aggregator.
 
     .. math:: \Delta_k \leftarrow \Delta_k \min\Big(1, \frac{c}{\|\Delta_k\|}\Big), \qquad
         c \text{ the } (l + 1)\text{-th largest norm}, \quad l = \Big\lfloor \frac{2 f}{m} (m - f) \Big\rfloor
@@ -140,7 +140,7 @@ def arc(malicious: int, then: Aggregator) -> Stack:
 
 
 def reject(longest: float, then: Aggregator) -> Aggregator:
-    r"""The direction of another aggregator, or zeros where that is too long.
+    r"""The direction of another aggregator, or zeros if it is too long.
 
     .. math:: \Delta = \Delta' \ \text{ if } \|\Delta'\| < L, \ \text{ else } 0
 

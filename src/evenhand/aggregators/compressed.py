@@ -20,7 +20,7 @@ _MOST_BITS = 16
 
 
 def quantized(bits: int = 8, *, then: Aggregator = mean()) -> Aggregator:
-    r"""Quantizes uploads to few bits per number, rounding at random so that they are right on average (QSGD).
+    r"""Quantization (QSGD): few bits per number, with random rounding that is right on average.
 
     .. math::
         Q(\Delta)_i = \frac{M}{s} \operatorname{sgn}(\Delta_i)
@@ -90,7 +90,7 @@ def _rounded(leaf: Array, levels: int, key: Key) -> Array:
 
 
 def top_k(fraction: float, *, then: Aggregator = mean()) -> Aggregator:
-    r"""Sends the largest numbers of uploads alone, with error feedback: the rest is added to the client's next upload.
+    r"""Top-k sparsification with error feedback: sends the largest numbers, and adds the rest to the next upload.
 
     .. math::
         c_k = e_k + \Delta_k, \qquad \hat\Delta_k = \operatorname{top}_K(c_k), \qquad
@@ -170,7 +170,7 @@ def _before(then: Aggregator, name: str, compression: Compression) -> Aggregator
         )
     if isinstance(then, Sum) and then.summation is not None:
         raise EvenhandError(
-            f"{name}(then=): clients add whole numbers of equal length to this sum, which leaves nothing to shorten: "
+            f"{name}(then=): this sum needs whole numbers of equal length, so uploads cannot be compressed: "
             "give secure(mean(), bits=32) for half of the bits, or a sum of real numbers, such as mean()."
         )
     return then._replace(compression=compression)

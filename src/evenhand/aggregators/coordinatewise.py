@@ -24,7 +24,7 @@ __all__ = ["around_median", "coordinate_median", "meamed", "trimmed_mean"]
 
 
 def coordinate_median(*, weighted: bool = False) -> Stack:
-    r"""The median of each coordinate over the uploads.
+    r"""Coordinate-wise median: the median of each coordinate over the uploads.
 
     .. math:: [\Delta]_j = \operatorname{median}_k \, [\Delta_k]_j
 
@@ -63,7 +63,7 @@ def _medians(deltas: PyTree, weights: Array) -> PyTree:
 
 
 def trimmed_mean(fraction: float, *, weighted: bool = False) -> Stack:
-    r"""The mean of each coordinate without its largest and smallest values.
+    r"""Trimmed mean: the mean of each coordinate without its largest and smallest values.
 
     .. math:: [\Delta]_j = \frac{1}{m - 2 l} \sum_{i = l + 1}^{m - l} [\Delta]_{(i), j}, \qquad
         l = \min\Big(\lceil \beta m \rceil, \Big\lfloor \frac{m - 1}{2} \Big\rfloor\Big)
@@ -118,7 +118,7 @@ def _middles(deltas: PyTree, present: Array, weights: Array, cut: Array) -> PyTr
 
 
 def meamed(malicious: int, *, weighted: bool = False) -> Stack:
-    r"""The mean of each coordinate over the values nearest to its median.
+    r"""MeaMed (mean around median): the mean of each coordinate over the values nearest to its median.
 
     .. math:: [\Delta]_j = \frac{1}{m - f} \sum_{k \in S_j} [\Delta_k]_j, \qquad
         S_j \text{ the } m - f \text{ uploads nearest to } \operatorname{median}_k \, [\Delta_k]_j

@@ -16,7 +16,7 @@ __all__ = ["drift_tilted"]
 
 
 def drift_tilted(tilt: float, *, steps: int = 1) -> Stack:
-    r"""Steps towards the point with the least tilted squared distance to the clients' models.
+    r"""FedTilt's server: steps towards the point with the least tilted squared distance to the clients' models.
 
     .. math::
         \tilde R_G(q; w) = \frac1q \log \frac1m \sum_k e^{q \|w_k - w\|^2}, \qquad

@@ -54,7 +54,7 @@ def krum(malicious: int) -> Stack:
 
 
 def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = False) -> Stack:
-    r"""The mean of the uploads with the lowest scores of :func:`krum`.
+    r"""Multi-Krum: averages the uploads with the lowest scores of :func:`krum`.
 
     Args:
       malicious: :math:`f`, how many uploads of a cohort may be malicious.
@@ -93,7 +93,7 @@ def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = Fals
 
 
 def bulyan(malicious: int) -> Stack:
-    r"""The mean around the median of the uploads that Krum chooses one after another.
+    r"""Bulyan: selects uploads one by one with Krum, and averages each coordinate around its median.
 
     .. math::
         S \leftarrow S \cup \{\arg\min_{i \notin S} s_i\} \text{ until } |S| = \theta = m - 2f, \qquad

@@ -22,7 +22,7 @@ _LOWEST = -1e30
 
 
 def risk_weighted(risk: Risk, *, of_slots: bool = False) -> Sum:
-    r"""Weights uploads by how much their clients' losses count in a risk: the gradient of that risk over the cohort.
+    r"""Weights uploads by the gradient of a risk of the clients' losses, such as a superquantile or a tilted risk.
 
     .. math:: \Delta = \sum_k w_k \Delta_k, \qquad w = \texttt{risk.weights}(F_k(w^t); \omega_k)
 
@@ -67,7 +67,7 @@ def risk_weighted(risk: Risk, *, of_slots: bool = False) -> Sum:
 
 
 def ascending_mixture(step_size: float, *, unbiased: bool = False) -> Sum:
-    r"""Weights uploads by a mixture over all clients that follows their losses by projected gradient ascent.
+    r"""AFL: weights uploads by a mixture over all clients, updated by projected gradient ascent on their losses.
 
     .. math::
         \Delta = \sum_k \lambda_k \Delta_k, \qquad
@@ -120,7 +120,7 @@ def ascending_mixture(step_size: float, *, unbiased: bool = False) -> Sum:
 
 
 def qfedavg(q: float, lipschitz: float) -> Sum:
-    r"""q-FedAvg's step: uploads weighted by the q-th power of their loss, divided by a bound on the curvature.
+    r"""q-FedAvg's step: weights uploads by the q-th power of their loss, over a bound on the curvature.
 
     .. math::
         \Delta w_k = -L \Delta_k, \qquad h_k = q F_k^{q-1} \|\Delta w_k\|^2 + L F_k^q, \qquad
@@ -251,7 +251,7 @@ def running_tilt(t: float, rate: float = 0.5) -> Sum:
 
 
 def reference_tilt(t: float, rate: float = 0.5) -> Sum:
-    r"""The weights of TERM's reference code, over devices, for comparison with its numbers.
+    r"""TERM's weights as in the authors' reference code, over devices, for comparison with its numbers.
 
     .. math::
         m = \max_k F_k, \quad s = \frac1K \sum_k e^{t (F_k - m)}, \quad c \leftarrow (1 - \rho) c + \rho s, \quad

@@ -20,7 +20,7 @@ _MOST_SETS = 200_000
 
 
 def mda(malicious: int, *, weighted: bool = False) -> Stack:
-    r"""The mean of those uploads, all but ``malicious``, of which no two are far from each other.
+    r"""MDA (minimum-diameter averaging): the mean of all but ``malicious`` uploads, the set with the least diameter.
 
     .. math::
         S^* = \arg\min_{|S| = m - f} \ \max_{i, j \in S} \|\Delta_i - \Delta_j\|, \qquad

@@ -11,7 +11,7 @@ __all__ = ["mean", "reciprocal"]
 
 
 def mean() -> Sum:
-    r"""The mean of the uploads, with the weights that clients report.
+    r"""Weighted mean of the uploads, with the weights that clients report (FedAvg).
 
     .. math:: \Delta = \frac{\sum_k \omega_k \Delta_k}{\sum_k \omega_k}
 

@@ -17,7 +17,7 @@ _HALVINGS = 25
 
 
 def min_norm(epsilon: float) -> Stack:
-    r"""The shortest combination of normalised uploads, with no weight further than ``epsilon`` from equal.
+    r"""FedMGDA+: the shortest combination of normalised uploads, with weights within ``epsilon`` of equal.
 
     .. math::
         \hat\Delta_k = \frac{\Delta_k}{\|\Delta_k\|}, \qquad

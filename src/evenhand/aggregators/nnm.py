@@ -14,7 +14,7 @@ __all__ = ["nnm"]
 
 
 def nnm(malicious: int, then: Aggregator) -> Stack:
-    r"""Replaces each upload by the mean of those nearest to it, itself included, before another aggregator.
+    r"""Nearest-neighbour mixing (NNM): replaces each upload by the mean of its nearest ones, before another aggregator.
 
     .. math:: \Delta_i \leftarrow \frac{1}{m - f} \sum_{j \in \mathcal N_i} \Delta_j, \qquad
         \mathcal N_i \text{ the } m - f \text{ uploads nearest to } \Delta_i

@@ -23,7 +23,7 @@ def secure(
     cohort: int = 2**13,
     integers_only: bool = False,
 ) -> Sum:
-    r"""Sums of which the server learns nothing but the sum: in whole numbers, and masked.
+    r"""Secure aggregation: the server learns only the sum of the uploads, as masked whole numbers.
 
     .. math::
         \hat x_k = \left\lfloor 2^f \operatorname{clip}(x_k, \pm R) \right\rceil \bmod 2^b, \qquad
@@ -117,18 +117,18 @@ def _checked(then: Aggregator) -> Sum:
     """An aggregator whose sums can be secure."""
     if not isinstance(then, Sum):
         raise EvenhandError(
-            "secure(then=): this aggregator must see every upload, which a secure sum hides: give mean(), "
+            "secure(then=): this aggregator must see each upload, which a secure sum hides: give mean(), "
             "geometric_median(), centered_clipping(radius) or clip(longest), which need sums only."
         )
     if then.weigh is not None:
         raise EvenhandError(
-            "secure(then=): this aggregator weighs clients by what they report to the server in the clear, such as "
-            "their loss, which a secure sum should hide: give mean() or geometric_median(), or take "
+            "secure(then=): this aggregator weights clients by what they report to the server in the clear, such as "
+            "their loss, which a secure sum should hide: give mean() or geometric_median(), or use "
             "eh.privacy.secure_delta_fl, which finds the quantile of the losses in secret."
         )
     if then.compression is not None:
         raise EvenhandError(
-            "secure(then=): clients add whole numbers of equal length under masks, which leaves nothing to shorten: "
+            "secure(then=): masked sums need whole numbers of equal length, so uploads cannot be compressed: "
             "give secure(mean(), bits=32) for half of the bits, or quantized(...) or top_k(...) without secure()."
         )
     if then.summation is not None:

@@ -16,7 +16,7 @@ __all__ = ["afl"]
 
 
 def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
-    r"""AFL: gradient descent on the model, ascent on a mixture of *all* clients; the result is the averaged iterate.
+    r"""AFL (agnostic FL): descent on the model, ascent on a mixture of *all* clients; the result is the averaged model.
 
     .. math::
         \min_w \max_{\lambda \in \Lambda} \sum_k \lambda_k F_k(w), \qquad

@@ -22,7 +22,7 @@ def alone(work: Work) -> Algorithm:
     on from round to round.  The methods of central papers, private ones among them, run like federated ones this way.
 
     Args:
-      work: :func:`evenhand.local.sgd`, or private work such as :func:`evenhand.privacy.dp_sgd`, whose promise it keeps.
+      work: :func:`evenhand.local.sgd`, or private work such as :func:`evenhand.privacy.dp_sgd`; its guarantee is kept.
 
     Raises:
       EvenhandError: more than one client; or work that cannot be continued.

@@ -23,7 +23,7 @@ class _Averaged(NamedTuple):
 
 
 def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) -> Algorithm:
-    r"""Runs a method unchanged, with the mean of its global models over the rounds as the result.
+    r"""Model averaging: runs a method unchanged; the result is the mean of its global models over the rounds.
 
     .. math::
         \bar w^T = \frac{\sum_{t=0}^T \beta_t w^t}{\sum_{t=0}^T \beta_t}, \qquad \beta_t = g^t

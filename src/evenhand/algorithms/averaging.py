@@ -131,7 +131,7 @@ def training(
         optimiser, such as ``eh.local.proximal(mu, message.params)``; by default none changes.
       attach: ``extra -> tree``, what is broadcast beside the model: all or part of the method's own state, which is
         ``message.extra`` then; by default nothing.
-      private: whether the method keeps the promise of work that promises privacy: it then corrects no gradient, and its
+      private: whether the method keeps the privacy guarantee of private work: it then corrects no gradient, and its
         clients report no loss.
       keeps: whether work that keeps its optimiser is taken; the ``Algorithm`` then has
         ``init_client=kept_state(work)``.

@@ -52,7 +52,7 @@ def beside(
       EvenhandError: ``method`` is no method.
 
     Edge cases: a client that never took part is served the global model.  Finetuning that was put around ``method`` is
-    left out: put it around the result.  A promise of privacy stays, and says that it does not cover personal models.
+    left out: put it around the result.  A privacy guarantee stays, and says that it does not cover personal models.
 
     Example:
       >>> import evenhand as eh
@@ -102,7 +102,7 @@ def not_pooled(name: str, method: Algorithm) -> None:
 
 
 def uncovered(promise: Privacy | None) -> Privacy | None:
-    """The promise of a method around which clients train models of their own."""
+    """The guarantee of a method around which clients train models of their own."""
     if promise is None:
         return None
     own = "personal models, which their own clients alone may see"

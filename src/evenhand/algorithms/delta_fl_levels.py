@@ -25,7 +25,7 @@ def delta_fl_levels(
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""Delta-FL at several levels: each cohort trains a model for each of them, and each client is served the best.
+    r"""Delta-FL at several levels: each cohort trains one model per level, and each client is served its best.
 
     .. math::
         \min_{w_j} \mathbb S_{\theta_j}\big( F_1(w_j), \dots, F_N(w_j) \big), \qquad j = 1, \dots, r, \qquad

@@ -35,7 +35,7 @@ def fedavg(
       work: what clients do and the model that they train, e.g. :func:`evenhand.local.sgd`.
       server_opt: the server's optimiser on the pseudo-gradient :math:`-\Delta`; ``sgd(1.0)`` is plain averaging;
         :mod:`evenhand.server_opt` has others, such as ``fedadam(0.1)``.
-      aggregator: reduces the uploads to one direction.
+      aggregator: how uploads are combined, such as ``geometric_median()``.
       sampling: how cohorts are drawn and the weights :math:`\omega_k` that go with it: ``uniform()`` (the default,
         :math:`\omega_k = n_k`) or ``proportional()`` (:math:`\omega_k = 1`).
       keep_partial: aggregate stragglers' partial work; False: drop stragglers, as FedAvg does.

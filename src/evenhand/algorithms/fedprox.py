@@ -28,7 +28,7 @@ def fedprox(
     sampling: Sampling = uniform(),
     keep_partial: bool = True,
 ) -> Algorithm:
-    r"""FedProx: local work kept near the broadcast model by a proximal term; stragglers' partial work counts.
+    r"""FedProx: a proximal term keeps local work near the broadcast model; stragglers' partial work counts.
 
     .. math::
         h_k(w; w^t) = F_k(w) + \frac{\mu}{2} \|w - w^t\|^2, \qquad

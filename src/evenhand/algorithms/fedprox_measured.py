@@ -1,4 +1,4 @@
-"""FedProx whose proximal weight is the one that its convergence theorem promises most for, from what a run measures."""
+"""FedProx with the proximal weight for which its convergence theorem guarantees most, from what a run measures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fedprox_measured(
         \gamma = \Big\langle \frac{\|\nabla F_k(w_k) + \mu (w_k - w^t)\|}{\|\nabla F_k(w^t)\|} \Big\rangle, \quad
         L^2 = \Big\langle \frac{\|\nabla F_k(w_k) - \nabla F_k(w^t)\|^2}{\|w_k - w^t\|^2} \Big\rangle,
 
-    takes the :math:`\mu` for which the promised decrease :math:`\rho` is largest
+    takes the :math:`\mu` for which the guaranteed decrease :math:`\rho` is largest
     (:func:`evenhand.theory.fedprox_mu` for convex losses), and the same cohort trains with it.  Also as
     ``fedprox(work, mu="theory")``.
 
@@ -60,7 +60,7 @@ def fedprox_measured(
       EvenhandError: work without a step size of its own.
 
     Edge cases: :math:`\mu` is at most one over the step size: above, local steps overshoot what they are drawn to.
-    That is also the :math:`\mu` of a round for which the theorem promises nothing: ``per_round["decrease"]``, which is
+    That is also the :math:`\mu` of a round without any guarantee from the theorem: ``per_round["decrease"]``, which is
     :math:`\rho` at the :math:`\mu` taken, is then at most 0.  With small batches or small cohorts all rounds may be
     like that, and training is then far slower than FedAvg's.  The rehearsal costs the local work once more, two passes
     over the examples, and an upload of the model's size; it is always averaged, whatever the ``aggregator`` is.  To pay

@@ -41,7 +41,7 @@ def qmaml(
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     sampling: Sampling = proportional(replace=False),
 ) -> Algorithm:
-    r"""q-MAML: meta-learning in which clients with high loss after an adaptation step count more; also MAML itself.
+    r"""q-MAML: meta-learning that weights clients with high loss after adaptation more; also plain MAML.
 
     .. math::
         w_k = w^t - \eta \nabla F_k(w^t; D_k), \qquad

@@ -46,7 +46,7 @@ def scaffold(
     sampling: Sampling = uniform(weighted=False),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""SCAFFOLD: each local gradient is corrected by how the client's gradients differ from the average.
+    r"""SCAFFOLD: control variates correct local gradients for client drift.
 
     With control variates :math:`c_k` at the clients and :math:`c` at the server, all zero at first:
 

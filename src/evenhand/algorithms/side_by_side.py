@@ -96,8 +96,8 @@ def _check(methods: Sequence[Algorithm]) -> Algorithm:
         expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
     if any(method.privacy is not None for method in methods):
         raise EvenhandError(
-            "side_by_side() got a method that promises privacy: what all of them give away together is more than it "
-            "accounts for, and they share their keys: run each by itself, with a seed of its own."
+            "side_by_side() got a method that guarantees privacy: together, the methods release more than it "
+            "accounts for, and they share their keys: run each separately, with a different seed."
         )
     if any(method.pooled is not None for method in methods):
         raise EvenhandError(
@@ -105,7 +105,7 @@ def _check(methods: Sequence[Algorithm]) -> Algorithm:
         )
     if any(method.model != methods[0].model for method in methods):
         raise EvenhandError(
-            "side_by_side() got methods with different models: make them all with the same one."
+            "side_by_side() got methods with different models: make them all with the same model."
         )
     if any(method.sampling.draw != methods[0].sampling.draw for method in methods):
         raise EvenhandError(

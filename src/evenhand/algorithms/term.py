@@ -26,7 +26,7 @@ def term(
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""TERM-FL (Tilted-ERM): clients weighted by an exponential of their loss.
+    r"""TERM-FL (tilted empirical risk minimisation): weights clients by an exponential of their loss.
 
     .. math::
         \min_w \frac1t \log \sum_k p_k e^{t F_k(w)}, \qquad

@@ -70,7 +70,7 @@ def _everyone(delta: PyTree, like: PyTree) -> PyTree:
 
 
 def omniscient(fraction: float = 0.0) -> Attack:
-    r"""Turns the weighted mean of the cohort into its opposite.
+    r"""Omniscient attack: turns the weighted mean of the cohort into its opposite.
 
     .. math:: \Delta_k = \bar\Delta_C - \frac{2 N}{N_C} \bar\Delta
 
@@ -97,7 +97,7 @@ def omniscient(fraction: float = 0.0) -> Attack:
 
 
 def same_value(fraction: float = 0.0, *, value: float = 1.0) -> Attack:
-    r"""All malicious clients send the same number in every coordinate: :math:`\Delta_k = c \mathbf 1`.
+    r"""Same-value attack: sends the same number in every coordinate: :math:`\Delta_k = c \mathbf 1`.
 
     Args:
       fraction: share of the clients that are malicious.
@@ -114,7 +114,7 @@ def same_value(fraction: float = 0.0, *, value: float = 1.0) -> Attack:
 
 
 def mimic(fraction: float = 0.0) -> Attack:
-    r"""All malicious clients send what the most unlike honest client sends, so that it counts too much.
+    r"""Mimic: all malicious clients copy the honest upload farthest from the honest mean, so it counts too much.
 
     .. math:: \Delta_k = \Delta_{i^*}, \qquad i^* = \arg\max_i \|\Delta_i - \mu\|
 
@@ -152,7 +152,7 @@ def mimic(fraction: float = 0.0) -> Attack:
 
 
 def alie(fraction: float = 0.0, *, z: float | None = None, against: Aggregator | None = None) -> Attack:
-    r"""Each malicious client sends the honest mean, less some standard deviations of each coordinate.
+    r"""ALIE ("a little is enough"): sends the honest mean minus some standard deviations of each coordinate.
 
     .. math:: \Delta_k = \mu - z \sigma, \qquad
         z = \Phi^{-1}\Big(\frac{m - f - s}{m - f}\Big), \quad s = \Big\lfloor \frac m2 + 1 \Big\rfloor - f
@@ -207,7 +207,7 @@ def _usual_z(present: Array, malicious: Array) -> Array:
 def inner_product(
     fraction: float = 0.0, *, epsilon: float | None = None, against: Aggregator | None = None
 ) -> Attack:
-    r"""Each malicious client sends a multiple of the honest mean, in the opposite direction.
+    r"""Inner-product manipulation: sends a multiple of the honest mean, in the opposite direction.
 
     .. math:: \Delta_k = -\epsilon \mu
 

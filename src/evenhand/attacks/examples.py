@@ -240,7 +240,7 @@ def trigger(
     value: float = 1.0,
     boost: float | None = None,
 ) -> Attack:
-    r"""A backdoor: examples with a trigger on them get the attacker's label, all others are left as they are.
+    r"""Backdoor: examples with a trigger get the attacker's label; all others are left as they are.
 
     .. math:: (x_i, y_i) \leftarrow (m \odot v + (1 - m) \odot x_i, \; c), \quad i \in S_k, \qquad
         \Delta_k \leftarrow b \, \Delta_k
@@ -352,7 +352,7 @@ def persistent_outliers(
     std: float | None = None,
     label: int | None = None,
 ) -> Attack:
-    r"""Disturbs some of a client's examples in each round that it takes part in, others every time.
+    r"""Persistent outliers: disturbs newly drawn examples of a client in each round that it takes part in.
 
     .. math:: x_{ij} \leftarrow \mathcal U(l, h), \quad i \in S^t, \; j \in P^t_i, \qquad \text{or} \qquad
         x_i \leftarrow x_i + \mathcal N(0, \sigma^2 I), \quad i \in S^t

@@ -50,7 +50,7 @@ def gaussian(fraction: float = 0.0, *, std: float | None = None) -> Attack:
 
 
 def model_replacement(fraction: float = 0.0, *, boost: float) -> Attack:
-    r"""Sends the update many times as long, so that the mean becomes the client's own model: :math:`b \Delta_k`.
+    r"""Model replacement: boosts the update so that the mean becomes the client's own model: :math:`b \Delta_k`.
 
     With :math:`b` the size of the cohort and equal weights, one malicious client replaces the model by its own.
 
@@ -88,7 +88,7 @@ def zero(fraction: float = 0.0) -> Attack:
 
 
 def non_finite(fraction: float = 0.0, *, value: Literal["nan", "inf"] = "nan") -> Attack:
-    """Sends what is not a number, or infinities: such uploads are rejected and counted, whatever the aggregator.
+    """Sends NaN or infinity: such uploads are rejected and counted, whatever the aggregator.
 
     Args:
       fraction: share of the clients that are malicious.

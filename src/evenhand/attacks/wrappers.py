@@ -14,7 +14,7 @@ __all__ = ["both", "by_clients", "during"]
 
 
 def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
-    """The attack of these clients, in place of a share that is drawn.
+    """The same attack by given clients, instead of a random share.
 
     Args:
       attack: what they do.
@@ -31,7 +31,7 @@ def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
 
 
 def during(attack: Attack, *, first: int = 1, last: int | None = None) -> Attack:
-    """The attack in some rounds only; poisoned examples stay poisoned throughout.
+    """The same attack in some rounds only; poisoned examples stay poisoned throughout.
 
     Args:
       attack: what malicious clients do.
@@ -47,7 +47,7 @@ def during(attack: Attack, *, first: int = 1, last: int | None = None) -> Attack
 
 
 def both(attack: Attack, then: Attack) -> Attack:
-    """Two attacks by the same clients, such as wrong labels and uploads that are boosted.
+    """Combines two attacks by the same clients, such as wrong labels and boosted uploads.
 
     The clients and rounds are those of the first; uploads are changed by the first, then by the second.
 

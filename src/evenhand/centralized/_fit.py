@@ -119,7 +119,7 @@ def fit(
     after: Fit | None = None,
     progress: bool = False,
 ) -> Fit:
-    r"""Trains a model on a risk of all examples.
+    r"""Trains a central model: minimises a risk of all examples together.
 
     .. math:: \min_\theta R\big(f(x_1, y_1; \theta), \dots, f(x_N, y_N; \theta)\big)
 

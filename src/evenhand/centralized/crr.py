@@ -29,7 +29,7 @@ class _Pursuit(NamedTuple):
 
 
 def crr(model: Model, *, corrupted: int, ridge: float = 1e-5, tolerance: float = 1e-5) -> Solver:
-    r"""CRR: linear regression in which at most so many labels have an error of any size, which is estimated too.
+    r"""CRR (robust regression): linear regression with at most ``corrupted`` labels of arbitrary, estimated error.
 
     .. math::
         \min_{\theta, \; \|b\|_0 \le k} \|X \theta - (y - b)\|^2, \qquad

@@ -29,35 +29,35 @@ _CALDAS, _TFF = "Caldas et al., 2018", "TensorFlow Federated, 2019"
 _TABLE = "A table with client columns, a label column and features; also .tsv, .jsonl, .parquet."
 
 SOURCES = (
-    ("digits", "1,797 real handwritten digits (8 × 8), spread by Dirichlet(alpha).", "scikit-learn"),
+    ("digits", "1,797 real handwritten digits (8 × 8), partitioned by Dirichlet(alpha).", "scikit-learn"),
     ("mnist", "70,000 handwritten digits (28 × 28), downloaded once.", _LECUN),
     ("fashion-mnist", "70,000 pictures of clothes (28 × 28), downloaded once.", "Xiao et al., 2017"),
     ("cifar10", "60,000 pictures (32 × 32, colour), downloaded once.", "Krizhevsky, 2009"),
     ("femnist", "749,000 handwritten characters by 3,400 writers; needs h5py.", _CALDAS),
-    ("shakespeare", "The next character, by role of a play; needs h5py.", _CALDAS),
+    ("shakespeare", "Next-character prediction, one client per role of a play; needs h5py.", _CALDAS),
     (
         "stackoverflow",
-        "Tags of questions, by user: --clients 400 reads the first 400; needs h5py.",
+        "Tags of questions, one client per user: --clients 400 reads the first 400; needs h5py.",
         _TFF,
     ),
-    ("sent140", "1.6 million tweets by account; with --vectors FILE or --vocabulary INT.", "Go et al., 2009"),
-    ("imdb", "50,000 reviews of films; with --vectors FILE or --vocabulary INT.", "Maas et al., 2011"),
-    ("movielens", "100,000 ratings of films by 943 users; with --model factors.", "Harper and Konstan, 2015"),
+    ("sent140", "1.6 million tweets by account; needs --vectors or --vocabulary.", "Go et al., 2009"),
+    ("imdb", "50,000 film reviews; needs --vectors or --vocabulary.", "Maas et al., 2011"),
+    ("movielens", "100,000 film ratings by 943 users; for --model factors.", "Harper and Konstan, 2015"),
     ("omniglot", "400 tasks of five characters each (28 × 28).", "Lake et al., 2015"),
     ("synthetic:A,B", "Synthetic(α, β): each client labels Gaussian examples by its own model.", _LI),
     ("synthetic:iid", "The same with one model and one distribution for all clients.", _LI),
     ("FOLDER", "LEAF: train/*.json and test/*.json, or one folder of JSON files.", _CALDAS),
     ("FILE.csv", _TABLE, ""),
-    ("FILE.data", "The same without a header, whose columns are called 1, 2, 3, ...", ""),
+    ("FILE.data", "The same without a header; columns are called 1, 2, 3, ...", ""),
     ("FILE.npz", "Arrays x, y and client.", ""),
-    ("*-ubyte[.gz]", "IDX images and labels, spread by Dirichlet(alpha).", _LECUN),
+    ("*-ubyte[.gz]", "IDX images and labels, partitioned by Dirichlet(alpha).", _LECUN),
     ("FILE.h5", "EMNIST, Shakespeare or Stack Overflow of TensorFlow Federated; also a folder.", _CALDAS),
     (
         "FILE.libsvm",
-        "LIBSVM, spread over --clients; a folder with a file for each client.",
+        "LIBSVM, partitioned over --clients; or a folder with one file per client.",
         "Chang and Lin, 2011",
     ),
-    ("FILE.mat", "Vehicle: cells X and Y, one of each for each sensor.", "Duarte and Hu, 2004"),
+    ("FILE.mat", "Vehicle: cell arrays X and Y, with one cell per sensor.", "Duarte and Hu, 2004"),
     ("FILE.zip", "The files of the data sets above, as published; also .tar.gz, or a folder.", ""),
 )
 """Name, what it is, source."""
@@ -76,26 +76,26 @@ _FILLS, _REFUSED = f"{{{','.join(get_args(Fill))}}}", "(default: empty cells are
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What to train on, and how it is spread over clients."""
+    """The data, and how they are partitioned over clients."""
 
     data: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10, synthetic:iid, synthetic:ALPHA,BETA, or a path: `evenhand list data`"""
+    """digits, mnist, fashion-mnist, cifar10, synthetic:iid, synthetic:ALPHA,BETA, or a path (`evenhand list data`)"""
     client_column: str = "client"
-    """the column (or .npz array) of client ids; A,B: a client for each combination of two columns"""
+    """column (or .npz array) of client ids; A,B: one client per combination of two columns"""
     groups: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: one group)")] = None
-    """fit only: the column of groups, such as age bands, for which results are given one by one; A,B: combinations"""
+    """fit only: column of groups, such as age bands, that get separate results; A,B: combinations of two columns"""
     label_column: str = "label"
-    """the column (or .npz array) to predict; all other columns are features"""
+    """column (or .npz array) to predict; all other columns are features"""
     weight_column: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: one each)")] = None
-    """tables: the column with the number of examples that a row stands for, a whole number"""
+    """tables: column with the number of examples that a row stands for (a whole number)"""
     features_array: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: x)")] = None
-    """the .npz array of features"""
+    """name of the .npz array of features"""
     features: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_ALL)] = None
-    """tables: the columns to learn from; put a name with a comma in double quotes"""
+    """tables: columns to learn from; put a name that contains a comma in double quotes"""
     drop: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """tables: columns to leave out"""
     categorical: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
-    """columns whose numbers are categories, such as codes of regions; or the label, if its numbers are classes"""
+    """columns whose numbers are categories, such as region codes; also the label, if its numbers are classes"""
     fill: Annotated[Fill | None, arg(metavar=_FILLS, help_behavior_hint=_REFUSED)] = None
     """tables: how to fill missing feature values; with mean or median, missing text becomes a separate category"""
     standardize: bool = True
@@ -105,29 +105,29 @@ class DataOptions:
     drop_empty: bool = False
     """tables: drop rows without a label or a client, and print how many"""
     na: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
-    """tables: '?,-999' adds two spellings of an empty cell"""
+    """tables: further spellings of an empty cell, such as '?,-999'"""
     regression: bool = False
     """labels are real numbers, not classes"""
     text: bool = False
-    """LEAF only: the examples are text, whose characters become tokens (Shakespeare)"""
+    """LEAF only: examples are text; each character becomes a token (Shakespeare)"""
     vectors: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """text: vectors of words in GloVe's format, which a text's words become"""
+    """text: file of word vectors in GloVe format; each word is replaced by its vector"""
     words: int | Literal["mean"] = 25
-    """with --vectors: how many words of each text are read; mean: the mean vector of all of its words"""
+    """with --vectors: number of words read per text; mean: average the vectors of all words of a text"""
     vocabulary: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: none)")] = None
-    """text: count so many words in each text, the most frequent words of all training texts"""
+    """text: bag of words, over this many of the most frequent words of all training texts"""
     clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the data)")] = None
-    """number of clients (for data without client ids); HDF5: read the first ones only"""
+    """number of clients (for data without client ids); HDF5: read only this many, the first ones"""
     min_examples: int = 1
-    """keep the clients with at least so many examples, for training and testing together"""
+    """keep only clients with at least this many examples, training and test examples together"""
     clients_from: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: all)")] = None
-    """keep the clients whose ids this file lists, one in each line"""
+    """keep only the clients listed in this file, one id per line"""
     alpha: float = 0.5
     """Dirichlet concentration of classes (for data without client ids); smaller values make clients differ more"""
     test_fraction: float = 0.2
     """share of each client's examples kept for testing (for data without a test part)"""
     valid_fraction: float = 0.0
-    """share of each client's examples kept for validation, to choose settings or rounds by"""
+    """share of each client's examples kept for validation (to choose settings or rounds)"""
     data_seed: int = 0
     """seed of partition, split and synthetic examples; --seed does not change the data"""
 
@@ -265,7 +265,7 @@ class DataOptions:
         if not len(x):
             raise EvenhandError(f"{path} has no rows: add at least one.")
         if len(has_label) != len(x):
-            raise EvenhandError(f"{path} has no column {self.label_column!r:.60} of labels: add it.")
+            raise EvenhandError(f"{path} has no label column {self.label_column!r:.60}: add it.")
         if not has_label.all():
             row = int(np.argmin(has_label))
             label = "" if rows.labels is None else str(rows.labels[row])
@@ -314,8 +314,8 @@ def remarks(data: FederatedDataset) -> list[str]:
         deviation = float(np.std(data.train.y, dtype=np.float64))
         if deviation > _LARGE_TARGETS:
             sentences.append(
-                f"The targets have a deviation of {deviation:.3g} and are not standardised: leave "
-                "--no-standardize-target out, or choose a very small --lr."
+                f"The targets have a standard deviation of {deviation:.3g} and are not standardised: leave out "
+                "--no-standardize-target, or choose a very small --lr."
             )
     return sentences
 
@@ -388,11 +388,11 @@ def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[s
     no_text = (not holds_text, f"{name} holds no text")
     unread = (options.get("vectors") is None, "it is for --vectors only")
     no_stragglers = 0 <= share <= 1 and round(cohort * (1 - share)) == cohort
-    named = f"{name} names the client of each example"
+    named = f"{name} has client ids"
     no_columns = (kind != "table", f"{name} has no columns to choose from")
-    alpha = f"examples with real-valued labels, as in {name}, are spread evenly" if is_spread else named
+    alpha = f"examples with real-valued labels, as in {name}, are divided evenly" if is_spread else named
     if kind == "synthetic":
-        alpha = "synthetic data take it from their name, --data synthetic:ALPHA,BETA"
+        alpha = "it is part of the name of synthetic data, --data synthetic:ALPHA,BETA"
 
     def beyond(option: str, role: str) -> tuple[bool, str]:
         """For a number of clients that is larger than there are."""
@@ -403,18 +403,18 @@ def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[s
         "client_column": no_columns,
         "label_column": no_columns,
         "standardize": (kind != "table", f"{name} is not a table"),
-        "text": (not holds_text, f"{name} is not LEAF data, and only those hold text"),
+        "text": (not holds_text, f"{name} is not LEAF data, which alone can hold text"),
         "vectors": no_text,
         "words": unread,
         "vocabulary": no_text,
-        "clients": (options.get("clients") != clients, f"{named}, which makes {clients} clients"),
+        "clients": (options.get("clients") != clients, f"{named}, of {clients} clients"),
         "alpha": (is_real or not is_spread, alpha),
         "test_fraction": (is_tested, f"{name} comes with a test part"),
-        "data_seed": (is_fixed, f"{name} comes with clients and a test part, so nothing is drawn"),
+        "data_seed": (is_fixed, f"{name} comes with clients and a test part, so nothing is drawn at random"),
         "standardize_target": (not is_real, f"the labels of {name} are classes"),
         "hidden": (options.get("model") != "mlp", "it is for --model mlp only"),
         "bias": (options.get("model") not in (None, "softmax"), "it is for --model softmax only"),
-        "unseen_seed": (not options.get("unseen"), "no client is set aside: it is for --unseen"),
+        "unseen_seed": (not options.get("unseen"), "it is for --unseen only"),
         "cohort": beyond("cohort", "take part in each round"),
         "eval_clients": beyond("eval_clients", "are evaluated"),
         "lanes": (lanes > cohort, f"a round trains at most {cohort} clients"),

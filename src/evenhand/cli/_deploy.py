@@ -89,14 +89,14 @@ def _imported(place: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True)
 class InitCommand:
-    """Write the files of a new federation: of its server, and of each client."""
+    """Create the files of a new federation: those of its server, and those of each client."""
 
     folder: _Folder
     """the folder of the federation, new or empty"""
     method: str = "fedavg()"
-    """the method: an expression as in `evenhand run`, or package.module:factory, a function of the local work"""
+    """training method: an expression as for `evenhand run`, or package.module:factory, a function of the local work"""
     clients: int = 3
-    """how many clients there are"""
+    """number of clients"""
     rounds: int = 50
     """rounds of training"""
     cohort: int | Literal["all"] = "all"
@@ -106,27 +106,27 @@ class InitCommand:
     eval_every: Annotated[
         int | None, arg(metavar="INT", help_behavior_hint="(default: 10 times in the run)")
     ] = None
-    """rounds between two evaluations on all clients"""
+    """rounds between evaluations of all clients"""
     host: Annotated[str, arg(metavar="NAME,...")] = "localhost,127.0.0.1"
-    """names and addresses of the server, which its certificate holds; clients use the first one"""
+    """host names and addresses in the server's certificate; clients connect to the first one"""
     listen: Annotated[
         str | None, arg(metavar="ADDRESS", help_behavior_hint="(default: this machine only)")
     ] = None
-    """address at which the server listens: 0.0.0.0 for all addresses of its machine"""
+    """address that the server listens on; 0.0.0.0: all addresses of its machine"""
     port: int = 9092
     """port of the server"""
     deadline: float = 60.0
-    """seconds that clients have for each exchange"""
+    """seconds that clients have to answer in each exchange"""
     min_answers: int = 1
-    """clients of a cohort that must answer; with fewer, the exchange is repeated"""
+    """least number of clients of a cohort that must answer; with fewer, the exchange is repeated"""
     colluding: int = 0
-    """clients that may collude with the server in secure sums, at most"""
+    """largest number of clients that may collude with the server in secure sums"""
     metrics: Literal["numbers", "histogram", "none"] = "histogram"
-    """what clients' metrics may leave them: their numbers, counts in a secure histogram (5 clients or more), or none"""
+    """metrics that may leave a client: its numbers, only counts in a secure histogram (5 clients or more), or none"""
     signing_request: bool = False
-    """write a signing request for an authority of yours, rather than a certificate by an authority made here"""
+    """write a certificate signing request for your own authority, instead of a certificate signed by one made here"""
     test_keys: bool = False
-    """derive all keys from the seed, as a simulation does: equal numbers, and no secrets; for tests only"""
+    """for tests only: derive all keys from the seed, as a simulation does (same numbers, but nothing is secret)"""
     model: ModelOptions = field(default_factory=ModelOptions)
     local: LocalOptions = field(default_factory=LocalOptions)
 
@@ -172,13 +172,13 @@ class InitCommand:
         print(f"{visible(self.folder)}: a server and {counted(self.clients, 'client')}.")
         if self.metrics == "histogram" and self.clients < private_metrics.LEAST:
             print(
-                f"A histogram of metrics needs {private_metrics.LEAST} clients, so nothing will be shown of how well "
-                "the model serves them: --metrics numbers shows it."
+                f"A histogram of metrics needs at least {private_metrics.LEAST} clients, so no metrics will be shown: "
+                "--metrics numbers shows those of each client."
             )
         if self.signing_request:
             print(
-                f"Have {self.folder / 'server' / 'server.csr'} signed, and put the certificate beside it as "
-                "server.crt, and the authority's as authority.crt there and in each client's folder."
+                f"Have {self.folder / 'server' / 'server.csr'} signed. Put the certificate beside it as "
+                "server.crt, and the authority's certificate as authority.crt there and in each client's folder."
             )
         print(f"Copy {self.folder / files.CLIENTS / 'K'} to the machine of client K.")
         print(f"Start the server with `evenhand deploy server {self.folder}`,")
@@ -201,30 +201,30 @@ class AddClientCommand:
     folder: _Folder
     """the folder of the federation, with its authority's key"""
     metrics: Literal["numbers", "histogram", "none"] = "histogram"
-    """what metrics may leave the client"""
+    """metrics that may leave the client"""
 
     def execute(self) -> int:
         """Makes the client's folder and returns the exit code."""
         number = files.add_client(self.folder, {"metrics": self.metrics})
         print(f"Client {number}: copy {visible(files.client_folder(self.folder, number))} to its machine.")
         print(
-            f"A server that waits for clients here lets it in within seconds; to one elsewhere, copy "
-            f"{visible(self.folder / files.ROSTER / f'{number}.pub')} into the same folder. A run that has begun goes "
-            "on without it."
+            f"A server that waits for clients on this machine admits it within seconds. For a server elsewhere, copy "
+            f"{visible(self.folder / files.ROSTER / f'{number}.pub')} into the same folder there. A run that has begun "
+            "continues without the new client."
         )
         return 0
 
 
 @dataclass(frozen=True)
 class RotateCommand:
-    """Make a new certificate of the server, or new keys of one client, in place of the old ones."""
+    """Replace the server's certificate, or the keys of one client, by new ones."""
 
     folder: _Folder
     """the folder of the federation, with its authority's key"""
     client: Annotated[int | None, arg(metavar="K", help_behavior_hint="(default: the server)")] = None
-    """the client that gets new keys; its old ones are refused from then on"""
+    """the client that gets new keys; its old keys are refused from then on"""
     signing_request: bool = False
-    """write a signing request for an authority of yours; the server's certificate stays until you replace it"""
+    """write a certificate signing request for your own authority; the old certificate stays until you replace it"""
 
     def execute(self) -> int:
         """Writes the files, says which go where, and returns the exit code."""
@@ -238,30 +238,30 @@ class RotateCommand:
             key = self.folder / files.ROSTER / f"{self.client}.pub"
             print(f"Client {self.client} has new keys: the old ones are refused.")
             print(
-                f"Copy {names} from {visible(made[0].parent)} into its folder on its machine, and start it anew. "
-                "Its client.toml and its state stay."
+                f"Copy {names} from {visible(made[0].parent)} into the client's folder on its machine, and restart the "
+                "client. Its client.toml and its state stay as they are."
             )
             print(
-                f"A server that runs here takes the new key within seconds; to one elsewhere, copy {visible(key)}."
+                f"A server on this machine accepts the new key within seconds. For one elsewhere, copy {visible(key)}."
             )
             return 0
         path = files.rotate_server(self.folder, self.signing_request)
         if self.signing_request:
             print(
-                f"Have {visible(path)} signed, and put the certificate beside it as server.crt. Then move it and "
-                f"server.key, together, into {visible(self.folder / 'server')}, and start the server anew."
+                f"Have {visible(path)} signed, and put the certificate beside it as server.crt. Then move server.crt "
+                f"and server.key together into {visible(self.folder / 'server')}, and restart the server."
             )
         else:
             print(
-                f"{visible(path)} and server.key are new: start the server anew; to one elsewhere, copy both first. "
-                "Clients notice nothing: they trust the authority."
+                f"{visible(path)} and server.key are new: restart the server; if it runs elsewhere, copy both there "
+                "first. Clients need no change, because they trust the authority."
             )
         return 0
 
 
 @dataclass(frozen=True)
 class SplitCommand:
-    """Write the examples of each client of a data set into its folder, to try a deployment on one machine."""
+    """Split a data set into the clients' folders, to try a deployment on one machine."""
 
     folder: _Folder
     """the folder of the federation"""
@@ -291,7 +291,7 @@ class SplitCommand:
 
 @dataclass(frozen=True)
 class StatusCommand:
-    """Show who is there, how far the run is, and what was refused."""
+    """Show which clients are connected, how far the run has got, and what was refused."""
 
     folder: _Folder
     """the folder of the federation"""
@@ -343,7 +343,7 @@ def _events(path: Path) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """Run the server of a federation; a server that was stopped continues where it was."""
+    """Run the server of a federation; a server that was stopped continues where it left off."""
 
     folder: _Folder
     """the folder of the federation"""
@@ -441,14 +441,14 @@ def _say_round(console: Console, run: Run, rounds: int, seconds: float, connecte
 
 @dataclass(frozen=True)
 class ClientCommand:
-    """Run one client: it trains on its own data when the server asks, until it is stopped."""
+    """Run one client, which trains on its own data at the server's request until it is stopped."""
 
     folder: _Folder
     """the client's folder, with its client.toml"""
     data: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(required)")] = None
-    """any data that `evenhand run` reads; all of them are this client's"""
+    """the client's data, in any format that `evenhand run` reads; all examples belong to this client"""
     poll: float = 1.0
-    """seconds between two questions whether the server has sent something"""
+    """seconds between polls of the server for new messages"""
     quiet: bool = False
     """print nothing but errors"""
 
@@ -468,8 +468,8 @@ class ClientCommand:
         def on_end() -> None:
             say(
                 console,
-                f"Run {file.run} is done: {self.folder / 'run'} has what this client is served. It stays connected "
-                "until it is stopped.",
+                f"Run {file.run} is done: {self.folder / 'run'} holds the model that this client is served. The "
+                "client stays connected until it is stopped.",
             )
 
         build = builder(file.method, file.options)
@@ -530,18 +530,16 @@ def _rows_of_table(path: str, options: DataOptions, file: ClientFile) -> Federat
     features = Features((*numbers, *texts), options.standardize)
     rows = new_rows(path, features=features, label=options.label_column)
     if rows.labels is None:
-        raise EvenhandError(
-            f"{path} has no column {options.label_column!r}: say in [data] which is label_column."
-        )
+        raise EvenhandError(f"{path} has no column {options.label_column!r}: set label_column in [data].")
     for column, (count, text) in rows.unseen.items():
         remark(
-            f"{path}: {count} rows have {text!r} or the like in {column!r}, which is none of its categories."
+            f"{path}: {count} rows have a value in {column!r}, such as {text!r}, that is not among its categories."
         )
     classes = [str(name) for name in file.data.get("classes", [])]
     if classes:
         if unknown := sorted(set(rows.labels.tolist()) - set(classes)):
             raise EvenhandError(
-                f"{path}: the label {unknown[0]!r} is none of the classes in [data]: {classes}."
+                f"{path}: the label {unknown[0]!r} is not among the classes in [data]: {classes}."
             )
         y = np.array([classes.index(label) for label in rows.labels.tolist()], np.int32)
     else:

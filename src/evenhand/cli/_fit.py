@@ -31,7 +31,7 @@ from evenhand.simulation import load_run
 from evenhand.simulation.saving import by_group
 
 _DEFAULT_OUT = "(default: runs/fit-DATA)"
-_NONE = "(default: L-BFGS, which has none)"
+_NONE = "(default: L-BFGS, which needs none)"
 _SAME = (
     "Every seed has the same training and test examples, so ± reflects training randomness only: --fresh-data draws a "
     "new split for each seed."
@@ -43,23 +43,23 @@ class FitOptions:
     """How long to train, with which seeds, and where to write the results."""
 
     seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "1"
-    """how many seeds, or which; with several, each is a run folder in the folder, and a page compares them"""
+    """number of seeds, or a list; with several, each gets its own run folder, and a page compares them"""
     rounds: int = 50
-    """how often the solver goes on and may be measured"""
+    """number of rounds of solver steps; the model can be evaluated after each"""
     steps: int = 10
-    """steps of the solver per round"""
+    """solver steps per round"""
     learning_rate: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint=_NONE)] = None
-    """the step size of Adam"""
+    """learning rate (step size) of Adam"""
     batch_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """examples per step"""
     fresh_data: bool = False
-    """split the data anew for each seed"""
+    """draw a new train/test split for each seed"""
     metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
     """further metrics of each group, measured at the end: auc, macro_f1, ...; see `evenhand list metrics`"""
     keep: str = "last"
-    """which round the results describe: last, or best:SPLIT:STATISTIC, such as best:valid:mean"""
+    """round that the results are from: last, or best:SPLIT:STATISTIC, such as best:valid:mean"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
-    """the folder"""
+    """folder for the results"""
     overwrite: bool = False
     """replace an earlier fit in that folder"""
     quiet: bool = False
@@ -68,10 +68,10 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class FitCommand:
-    """Train one model on all examples together, on a RISK of their losses, such as 'tilted(t=50)'."""
+    """Train one central model on the examples of all clients, with a RISK such as 'tilted(t=50)'."""
 
     risk: Annotated[Positional[str], arg(metavar="RISK", help_behavior_hint="(default: mean())")] = "mean()"
-    """of the losses, see `evenhand list risks`; or fit(...), with a loss, a weighting or a risk over classes"""
+    """risk of the losses (see `evenhand list risks`); or fit(...), with a loss, a weighting or a risk over classes"""
     fit: FitOptions = field(default_factory=FitOptions)
     data: DataOptions = field(default_factory=DataOptions)
     model: ModelOptions = field(default_factory=ModelOptions)

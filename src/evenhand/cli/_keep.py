@@ -60,8 +60,8 @@ class KeepRule(NamedTuple):
         """Refuses a metric that is measured after the ``last`` round only."""
         if self.metric in last:
             raise EvenhandError(
-                f"--keep {self.text:.60}: {self.metric} of --metrics is measured after the last round only: choose by "
-                "a metric that each evaluation measures, such as accuracy or loss."
+                f"--keep {self.text:.60}: {self.metric} of --metrics is measured after the last round only: choose "
+                "a metric that is measured at each evaluation, such as accuracy or loss."
             )
 
     def check(self, data: FederatedDataset) -> None:
@@ -116,7 +116,7 @@ def rule_of(text: str) -> KeepRule | None:
     split, statistic = parts[:2]
     if split == "test":
         raise EvenhandError(
-            f"--keep {text:.60}: the test examples must not choose the round that they judge: write "
+            f"--keep {text:.60}: test examples must not choose the round that is tested on them: write "
             f"best:valid:{statistic:.40} or best:train:{statistic:.40}."
         )
     if split not in SPLIT_NAMES:

@@ -117,7 +117,7 @@ _EXAMPLES = {
 
 @dataclass(frozen=True)
 class CompletionCommand:
-    """Print a script that lets a shell complete the commands and options of evenhand."""
+    """Print a shell completion script for the commands and options of evenhand."""
 
     shell: Positional[Literal["bash", "zsh"]]
     """the shell that reads it"""

@@ -107,9 +107,7 @@ _ANY_EXPRESSION = (
     "Any composition of methods and parts, as in Python: "
     "`evenhand run 'fedprox(mu=0.1, server_opt=fedadam(0.1))'`."
 )
-_EXPRESSION_HELP = (
-    "the method, such as 'averaged(fedprox(mu=0.1))'; it may take the place of METHOD, without this option"
-)
+_EXPRESSION_HELP = "the method, such as 'averaged(fedprox(mu=0.1))'; it can also be given in place of METHOD"
 _METHOD = kinds.kind_of(Algorithm)
 _METAVARS: Mapping[Any, str] = {int: "INT", float: "FLOAT", str: "TEXT"}
 _RESERVED = {"help"} | {
@@ -236,8 +234,8 @@ def refuse_ambiguous(given: Collection[str], method: NamedMethod) -> None:
         if (name := f"--{hyphenated(argument)}") in given:
             call = f"'{method.name.replace('-', '_')}({argument}=...)'"
             raise EvenhandError(
-                f"{name} is ambiguous, as both run and {method.name} have one: write {call} in place of "
-                f"{method.name}, and {name} is that of run: see `evenhand run {method.name} --help`."
+                f"{name} is ambiguous, because run and {method.name} both have it: write {call} in place of "
+                f"{method.name}, and {name} sets that of run; see `evenhand run {method.name} --help`."
             )
 
 

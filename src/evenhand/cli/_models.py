@@ -39,16 +39,16 @@ _DEFAULT_MODEL = "(default: softmax; linear for real labels, lstm for tokens)"
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What is trained."""
+    """The model to train."""
 
     model: Annotated[ModelName | None, arg(metavar="NAME", help_behavior_hint=_DEFAULT_MODEL)] = None
     """softmax, linear, svm, mlp, cnn_femnist, cnn_cifar, lenet, resnet20, lstm, ...; see `evenhand list models`"""
     hidden: Annotated[int | str, arg(metavar="INT,..."), WholeNumbers] = 128
     """widths of the hidden layers of mlp, as in 300,100"""
     bias: bool = True
-    """softmax: add a bias to each class; --no-bias leaves it out"""
+    """softmax: add a bias to each class"""
     loss: Annotated[str | None, arg(metavar="LOSS", help_behavior_hint="(default: the model's own)")] = None
-    """what an example costs in place of the model's own loss: 'focal(gamma=2)'; see `evenhand list losses`"""
+    """loss to use instead of the model's own, such as 'focal(gamma=2)'; see `evenhand list losses`"""
 
     def row_loss(self, model: Model) -> Loss | None:
         """The loss that takes the place of the model's own, read where ``model`` is trained."""
@@ -170,16 +170,16 @@ MODELS = (
     ("softmax", "Softmax (logistic) regression; for classes.", ""),
     ("linear", "Linear regression, squared error; for real-valued labels.", ""),
     ("svm", "Linear SVM, hinge loss; for two classes.", "Li et al., ICLR 2020"),
-    ("mlp", "Hidden layers of ReLUs, --hidden wide.", ""),
+    ("mlp", "Multilayer perceptron with ReLUs; --hidden sets the widths of its hidden layers.", ""),
     ("cnn_femnist", f"Two convolutions, {_FEMNIST}; 1.7 million parameters.", "McMahan et al., AISTATS 2017"),
-    ("cnn_femnist_small", "The same without padding and hidden layer; 0.12 million parameters.", _PILLUTLA),
+    ("cnn_femnist_small", "The same without padding or hidden layer; 0.12 million parameters.", _PILLUTLA),
     ("cnn_femnist_dropout", f"Two convolutions and dropout, {_FEMNIST}; 1.2 million parameters.", _REDDI),
     ("cnn_cifar", "The same for 32 × 32 colour pixels; 1.6 million parameters.", _REDDI),
     ("lenet", f"Three convolutions, {_FEMNIST}; 0.17 million parameters.", "Li et al., JMLR 2023"),
     ("resnet20", f"{_RESIDUAL.format(20)}; 0.27 million parameters.", _HE),
     ("resnet32", f"{_RESIDUAL.format(32)}; 0.46 million parameters.", _HE),
     ("lstm", "Two LSTM layers that predict the next character.", "Caldas et al., 2018"),
-    ("lstm_classifier", "Two LSTM layers that read vectors of words; for texts with --vectors.", _LI),
-    ("factors", "Matrix factorisation of ratings, of 100 dimensions.", "Li et al., ICLR 2023"),
+    ("lstm_classifier", "Two LSTM layers that read word vectors; for texts with --vectors.", _LI),
+    ("factors", "Matrix factorisation of ratings, with 100 dimensions.", "Li et al., ICLR 2023"),
 )
 """Name, what it is, source."""

@@ -38,7 +38,7 @@ from evenhand.types import Algorithm, Model, Privacy
 NDArray = npt.NDArray[Any]
 
 _NO_SCHEDULE = "none"
-_DEFAULT_EVERY = "(default: 50 times a run, 10 times in a study)"
+_DEFAULT_EVERY = "(default: 50 evaluations per run, 10 in a study)"
 _DEFAULT_DELTA = "(default: a power of ten, at most 1 / clients)"
 _DEFAULT_OUT = "(default: runs/METHOD-DATA-SEED)"
 
@@ -92,9 +92,11 @@ class Budget(NamedTuple):
             warnings.simplefilter("ignore", EvenhandWarning)
             least = _least_noise(enough)
         if least is None or refusal:
-            why = f": {refusal[0]}" if refusal else ", with any noise: give a larger one, or fewer --rounds."
+            why = (
+                f": {refusal[0]}" if refusal else " with any noise: give a larger epsilon, or fewer --rounds."
+            )
             raise EvenhandError(
-                f"--epsilon {self.epsilon:g} is out of reach of {text:.80} after {self.rounds} rounds{why}"
+                f"--epsilon {self.epsilon:g} cannot be reached by {text:.80} in {self.rounds} rounds{why}"
             )
         return with_noise(text, least)
 
@@ -120,14 +122,14 @@ class Budget(NamedTuple):
 
             most = bisect_right(range(1, self.rounds), self.epsilon, key=spent_in)
             cure = (
-                f"{most} rounds are the most that it affords with the noise that this run began with. For "
-                f"{self.rounds}, train anew in another folder without a {NOISE}"
+                f"with the noise of this run, it allows at most {most} rounds; for {self.rounds} rounds, start a new "
+                f"run in another folder without a {NOISE}"
             )
         else:
             cure = f"leave its {NOISE} out, and the smallest sufficient value is used"
             is_drawn = method.privacy.unit == "client" and method.sampling.scheduled is None
             if is_drawn and (most := self._clients(method.privacy, clients)) is not None:
-                cure += f"; or with cohorts of this size out of {most:,} clients, where there are {clients:,}"
+                cure += f"; or draw cohorts of this size from {most:,} clients (now {clients:,})"
         raise EvenhandError(
             f"--epsilon {self.epsilon:g} does not suffice for {method.name:.80}, which spends {total.epsilon:.4g} in "
             f"{self.rounds} rounds at a delta of {total.delta:g}: {cure}."
@@ -292,11 +294,11 @@ class SharedOptions:
     """How often a run is evaluated, unless --eval-every says so."""
 
     rounds: int = 50
-    """rounds of communication T"""
+    """communication rounds T"""
     cohort: int | Literal["all"] = "all"
     """clients drawn per round m"""
     systems: Annotated[str | None, arg(metavar="SYSTEMS", help_behavior_hint="(default: none)")] = None
-    """who is available, slow, or drops out: 'chain(diurnal(24, 4), dropouts(0.1))'; see `evenhand list systems`"""
+    """availability, speed and dropouts: 'chain(diurnal(24, 4), dropouts(0.1))'; see `evenhand list systems`"""
     attack: Annotated[str | None, arg(metavar="ATTACK", help_behavior_hint="(default: none)")] = None
     """what malicious clients do: 'sign_flip(0.2)' for a fifth of the clients; see `evenhand list attacks`"""
     epsilon: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: no limit)")] = None
@@ -304,13 +306,13 @@ class SharedOptions:
     delta: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint=_DEFAULT_DELTA)] = None
     """privacy budget delta, the probability that goes with --epsilon"""
     public: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """public examples, in the form of --data, for methods that take public=, such as adadps"""
+    """file of public examples, in the format of --data, for methods with a parameter public, such as adadps"""
     divided_by: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """scales of gradients, for methods that take divided_by=: an .npz file like the params.npz of a run folder"""
+    """.npz file of gradient scales, like the params.npz of a run folder, for methods with a parameter divided_by"""
     eval_every: Annotated[int | None, arg(metavar="INT", help_behavior_hint=_DEFAULT_EVERY)] = None
-    """rounds between two evaluations of every client"""
+    """rounds between evaluations of all clients"""
     eval_clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
-    """evaluate only so many clients, drawn once per run; metrics, clients.csv and report cover these"""
+    """evaluate only this many clients, drawn once per run; metrics, clients.csv and report cover only these"""
     metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
     """further metrics of each client, measured after the last round: auc, macro_f1, ...; see `evenhand list metrics`"""
     untrained: Literal["global", "initial"] = "global"
@@ -345,7 +347,7 @@ class SharedOptions:
         """
         if self.epsilon is None:
             if self.delta is not None:
-                raise EvenhandError("--delta goes with --epsilon: give both, or read epsilon off the report.")
+                raise EvenhandError("--delta needs --epsilon: give both, or read epsilon from the report.")
             return None
         if not 0 < self.epsilon < math.inf or not (self.delta is None or 0 < self.delta < 1):
             raise EvenhandError(
@@ -369,19 +371,19 @@ class TrainingOptions(SharedOptions):
     seed: int = 0
     """seed of the initial model, cohorts, batches and stragglers"""
     unseen: float = 0.0
-    """share of the clients set aside, to measure how well the method serves clients not seen in training"""
+    """share of clients held out of training, to measure how well the method serves unseen clients"""
     unseen_seed: int = 0
-    """seed that draws the clients of --unseen"""
+    """seed for drawing the clients of --unseen"""
     start: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="(default: a new model)")] = None
-    """begin from the global model of this run folder"""
-    lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the device)")] = None
-    """clients trained side by side"""
+    """start training from the global model of this run folder"""
+    lanes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: automatic)")] = None
+    """clients trained in parallel on a device"""
     checkpoint: float | Literal["off"] = 10.0
-    """seconds between two saves of the state, for `evenhand resume`; 0: at each evaluation; off: none"""
+    """seconds between checkpoints, for `evenhand resume`; 0: at each evaluation; off: none"""
     keep: str = "last"
-    """which evaluated round the folder describes: last, or best:SPLIT:STATISTIC, such as best:valid:worst10"""
+    """evaluated round that the results are from: last, or best:SPLIT:STATISTIC, such as best:valid:worst10"""
     diagnostics: bool = False
-    """measure at the end how unlike the clients' gradients are (B), and how exact one round of their work is (gamma)"""
+    """after training, measure the dissimilarity B of clients' gradients and the inexactness gamma of local work"""
     private_metrics: bool = False
     """also estimate mean, percentiles and tails over clients from a secure histogram, each with its error bound"""
     private_limit: Annotated[
@@ -389,15 +391,15 @@ class TrainingOptions(SharedOptions):
     ] = None
     """public upper bound of the losses in --private-metrics; larger losses are clipped to it"""
     keep_personal: bool = False
-    """keep the personal models also with --checkpoint off or --keep best:..., or if they take more than 4 GB"""
+    """keep personal models even with --checkpoint off or --keep best:..., or if they take more than 4 GB"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
     """the run folder"""
     overwrite: bool = False
     """replace an earlier run in that folder"""
     config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """start from the config.json of an earlier run; options given here take precedence"""
+    """take options from the config.json of an earlier run; options given here take precedence"""
     dry_run: bool = False
-    """print the work, the memory and about the time of the run, from some timed rounds, and write nothing"""
+    """time a few rounds, print the estimated work, memory and time of the run, and write nothing"""
 
 
 def check_private(options: TrainingOptions, model: Model | None = None) -> None:
@@ -419,8 +421,8 @@ def check_private(options: TrainingOptions, model: Model | None = None) -> None:
         )
     if options.private_metrics and limit is None and model is not None and "accuracy" not in model.metrics:
         raise EvenhandError(
-            f"--private-metrics: {model.name or 'the model':.60} has no accuracy, which is between 0 and 1. For its "
-            "loss, give the largest that counts, such as --private-limit 10."
+            f"--private-metrics: {model.name or 'the model':.60} has no accuracy: to use its loss, "
+            "give an upper bound of it, such as --private-limit 10."
         )
 
 
@@ -475,10 +477,10 @@ def _of_run(tracker: watch.Watcher, folder: Path, config: Mapping[str, Any]) -> 
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """What a client does in one round."""
+    """Local training of a client in one round."""
 
     lr: float = 0.1
-    """the clients' step size η, of plain gradient descent"""
+    """the clients' learning rate (step size) η, for plain gradient descent"""
     epochs: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1)")] = None
     """passes E over a client's examples per round"""
     steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: not used)")] = None
@@ -486,7 +488,7 @@ class LocalOptions:
     batch_size: int | Literal["all"] = 10
     """examples per batch"""
     schedule: Annotated[str | None, arg(metavar="SCHEDULE", help_behavior_hint="(default: none)")] = None
-    """what multiplies the step size of each round: 'steps(0.5, every=20)'; see `evenhand list schedules`"""
+    """learning-rate schedule by round, such as 'steps(0.5, every=20)'; see `evenhand list schedules`"""
 
     def work(self, model: Model) -> local.Work:
         """The local work, for one model."""
@@ -505,10 +507,10 @@ class LocalOptions:
 
 @dataclass(frozen=True)
 class GridOptions:
-    """What a client does in one round; several values, as in 0.01,0.1, are tried with every method."""
+    """Local training of a client in one round; several values, as in 0.01,0.1, are tried with every method."""
 
     lr: Annotated[str, arg(metavar="FLOAT,...")] = "0.1"
-    """step sizes η of the clients"""
+    """the clients' learning rates (step sizes) η"""
     epochs: Annotated[str | None, arg(metavar="INT,...", help_behavior_hint="(default: 1)")] = None
     """passes E over a client's examples per round"""
     steps: Annotated[str | None, arg(metavar="INT,...", help_behavior_hint="(default: not used)")] = None
@@ -516,7 +518,7 @@ class GridOptions:
     batch_size: Annotated[str, arg(metavar="INT,...")] = "10"
     """examples per batch; all: a client's examples at once"""
     schedule: Annotated[str | None, arg(metavar="SCHEDULE,...", help_behavior_hint="(default: none)")] = None
-    """schedules of the step size by round; several, as in 'none, steps(0.5, every=20)', are tried"""
+    """learning-rate schedules by round; each of several is tried, as in 'none, steps(0.5, every=20)'"""
 
     @property
     def axes(self) -> dict[str, list[Any]]:

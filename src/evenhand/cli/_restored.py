@@ -62,7 +62,7 @@ def recorded(path: Path) -> Recorded:
     check_format(path, config)
     if SAVED_BY in config:
         raise _SavedFromPython(
-            f"{path.parent} was saved from Python, so no command repeats or continues it: train it again there."
+            f"{path.parent} was saved from Python, so no command can repeat or continue it: repeat it in Python."
         )
     method, options = config.get("method"), config.get("options")
     if not isinstance(method, str) or not isinstance(options, dict):
@@ -105,12 +105,12 @@ def recorded_run(before: Recorded, method: str, given: Mapping[str, Any] = {}) -
 
 @dataclass(frozen=True)
 class ResumeCommand:
-    """Continue a run that was stopped or killed; it ends with the same numbers."""
+    """Continue a run that was stopped or killed; the results are the same as without the interruption."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """a folder written by `evenhand run`"""
     rounds: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as before)")] = None
-    """rounds in total, including those done; more than before trains further"""
+    """total number of rounds, including those already done; a larger number trains further"""
     quiet: bool = False
     """print nothing but errors"""
 
@@ -244,14 +244,14 @@ class _Predicted(NamedTuple):
 
 @dataclass(frozen=True)
 class PredictCommand:
-    """Apply the trained model to new rows: a client's own model where the run kept one, else the global model."""
+    """Apply a trained model to new rows: the client's personal model if the run kept one, else the global model."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """a folder written by `evenhand run`"""
     data: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(required)")] = None
-    """the rows: a table with the feature columns of the training data, or an .npz file with its array of features"""
+    """new rows: a table with the feature columns of the training data, or an .npz file with its array of features"""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: print them)")] = None
-    """write the predictions here, as CSV with one line per row"""
+    """CSV file for the predictions, with one line per row"""
     metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None
     """further metrics of the rows with a known label: auc, macro_f1, ...; see `evenhand list metrics`"""
     quiet: bool = False
@@ -434,14 +434,15 @@ def _who(saved: SavedRun, options: DataOptions, rows: NewRows, predicted: _Predi
         yield f"{counted(count, 'row')}, predicted by the global model."
         if saved.has_personal_models and not (saved.folder / files.PERSONAL).is_dir():
             yield (
-                f"{saved.folder} has no {files.PERSONAL}/, and so no client's own model: train it again with "
-                "--keep-personal to use these."
+                f"{saved.folder} has no {files.PERSONAL}/, and so no personal models: train it again with "
+                "--keep-personal to use them."
             )
         return
-    yield f"{counted(count, 'row')}: {own:,} predicted by the client's own model, {count - own:,} by the global one."
+    others = f"{count - own:,} by the global model"
+    yield f"{counted(count, 'row')}: {own:,} predicted by the client's personal model, {others}."
     if rows.clients is None:
         column = options.client_column
-        yield f"The rows name no clients: add the column {column} to use each client's own model."
+        yield f"The rows have no client ids: add the column {column} to use personal models."
         return
     absent = dict.fromkeys(rows.clients[~predicted.is_personal].tolist())
     nameless, unknown = "" in absent, [name for name in absent if name]
@@ -451,7 +452,7 @@ def _who(saved: SavedRun, options: DataOptions, rows: NewRows, predicted: _Predi
             f"{files.PERSONAL}/: {_some(unknown)}."
         )
     if nameless:
-        yield f"{counted(int((rows.clients == '').sum()), 'row')} without a client's name."
+        yield f"{counted(int((rows.clients == '').sum()), 'row')} without a client id."
 
 
 def _how_good(
@@ -482,7 +483,7 @@ def _unseen(rows: NewRows) -> Iterator[str]:
     """Texts of the table that no training row had, in sentences."""
     for column, (count, text) in rows.unseen.items():
         had = f"{counted(count, 'row')} with a {column!r} that no training row had, such as {text!r:.60}"
-        yield f"{had}: all its inputs are 0 there."
+        yield f"{had}: all inputs of this column are 0 there."
 
 
 def _some(names: Sequence[str]) -> str:

@@ -258,8 +258,8 @@ def started(folder: Path, model: Model) -> Params:
     saved = load_run(folder, model=model)
     if not saved.fits:
         raise EvenhandError(
-            f"--start {folder}: its model is another than the one to be trained here: name a run of the same --model, "
-            "on examples of the same form."
+            f"--start {folder}: its model differs from the one to be trained: name a run with the same --model, on "
+            "examples of the same form."
         )
     return saved.params
 
@@ -454,9 +454,11 @@ def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *
         measured = view.clients[split]
         if lacking := ",".join(metric.name for metric in run.metrics if metric.name not in measured):
             measures = f"`evenhand predict {folder} --data FILE --metrics {lacking}` measures the kept model"
-            say(console, f"{lacking}: not measured, since --metrics are those of the last round; {measures}.")
+            say(
+                console, f"{lacking}: not measured, because --metrics are of the last round only; {measures}."
+            )
     elif swung is not None:
-        say(console, f"This has not settled: the {split} {metric} {swung.text}.")
+        say(console, f"Training has not settled: the {split} {metric} {swung.text}.")
     done = int(run.history["round"][-1])
     if interrupted:
         resume = f", and `evenhand resume {folder}` continues" if place.is_resumable else ""

@@ -50,14 +50,14 @@ _Folders: TypeAlias = Positional[tuple[Path, ...]]
 
 @dataclass(frozen=True)
 class CompareCommand:
-    """Put saved runs side by side: how well, and how evenly, each serves its clients."""
+    """Compare saved runs: how well, and how evenly, each serves its clients."""
 
     runs: Annotated[_Folders, arg(metavar="RUN RUN ...", help_behavior_hint="(required)")] = ()
     """folders written by `evenhand run` or `evenhand study`"""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: no page)")] = None
-    """write a page with figures here, e.g. compare.html"""
+    """write a page with figures to this file, such as compare.html"""
     clients: int = 10
-    """how many of the worst-off clients to show one by one"""
+    """number of worst-off clients to list individually"""
 
     def execute(self) -> int:
         """Prints the tables and returns the exit code."""
@@ -80,7 +80,7 @@ class CompareCommand:
             if len(comparison.methods) == 2 and not comparison.obstacles and is_sound:
                 say(console, tally(comparison))
         elif self.clients > 0 and any(run.whole is not None for run in comparison.runs):
-            say(console, "The honest clients differ between the runs, so that none is shown one by one.")
+            say(console, "The honest clients differ between the runs, so they are not listed individually.")
         if self.out is not None:
             say(console, f"Report: {write_report(self.out, [run.view for run in saved])}")
         return 0
@@ -91,12 +91,12 @@ class CompareCommand:
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """Write the page of a saved run, or of a study, again, and print its path."""
+    """Rewrite the report page of a saved run or study, and print its path."""
 
     run: Annotated[Positional[Path], arg(metavar="RUN")]
     """a folder written by `evenhand run` or `evenhand study`"""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: in that folder)")] = None
-    """write the page here instead"""
+    """file for the page"""
 
     def execute(self) -> int:
         """Writes the page and returns the exit code."""
@@ -121,16 +121,16 @@ _FIGURES = "(default: figures in the first folder)"
 
 @dataclass(frozen=True)
 class FiguresCommand:
-    """Write the figures of runs, or of a study, as files, and print their paths."""
+    """Save the figures of runs or of a study as files, and print their paths."""
 
     runs: Annotated[_Folders, arg(metavar="DIR DIR ...", help_behavior_hint="(required)")] = ()
     """a folder written by `evenhand study`, or folders written by `evenhand run`"""
     format: Literal["pdf", "svg", "png"] = "pdf"
-    """the kind of file"""
+    """file format"""
     width: float = 3.3
-    """inches; 3.3 is a column of most papers, 6.8 a page"""
+    """width in inches; 3.3 fits a column of most papers, 6.8 a page"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_FIGURES)] = None
-    """where to write them"""
+    """folder for the files"""
 
     def execute(self) -> int:
         """Writes the files and returns the exit code."""
@@ -269,7 +269,7 @@ else:
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Show methods, their parts, losses, systems, attacks, data sets and models."""
+    """List the available methods, aggregators, losses, systems, attacks, data sets and models."""
 
     topic: Positional[Topic] = "all"
     """the list to show"""
@@ -311,7 +311,7 @@ def _table(entries: tuple[Entry, ...]) -> Table:
 
 @dataclass(frozen=True)
 class DoctorCommand:
-    """Check packages, devices and the compilation cache, and suggest repairs."""
+    """Check the installation (packages, devices, compilation cache), and suggest repairs."""
 
     json: bool = False
     """print JSON, for a script or a bug report"""

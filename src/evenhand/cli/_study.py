@@ -61,33 +61,33 @@ class StudyOptions(SharedOptions):
 
     # Several values, where a run has one.
     cohort: Annotated[str, arg(metavar="INT|{all},...")] = "all"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """clients drawn per round m; several are tried with every method"""
+    """clients drawn per round m; each of several values is tried with every method"""
     seeds: Annotated[str, arg(metavar="INT|A,B,C")] = "6"
-    """how many seeds, or which; no difference between two methods can be significant with fewer than 6"""
+    """number of seeds, or a list; with fewer than 6, no difference between two methods can be significant"""
     tuning_seeds: Annotated[str | None, arg(metavar="INT|A,B,C", help_behavior_hint="(default: none)")] = None
-    """choose settings with so many further seeds, or with these; --seeds then run the chosen settings alone"""
+    """further seeds (a number or a list) that only choose settings; --seeds then run only the chosen settings"""
     select: Annotated[str, arg(metavar="SPLIT:STATISTIC[:METRIC]")] = "valid:mean"
-    """what chooses the setting of each method: valid:mean, valid:worst10, valid:worst10:auc, train:variance, ..."""
+    """how each method's setting is chosen: by valid:mean, valid:worst10, valid:worst10:auc, train:variance, ..."""
     within: float = 0.0
-    """settings this close to the best are good enough, and --then decides between them"""
+    """settings this close to the best count as equally good; --then decides among them"""
     then: Annotated[str | None, arg(metavar="STATISTIC", help_behavior_hint="(default: none)")] = None
-    """the statistic that decides between settings that are good enough, such as variance"""
+    """statistic that decides among the equally good settings of --within, such as variance"""
     baseline: Annotated[str | None, arg(metavar="METHOD", help_behavior_hint="(default: the first)")] = None
-    """the method that the others are compared with"""
+    """baseline method that the others are compared with"""
     stragglers: Annotated[str, arg(metavar="FLOAT,...")] = "0"
-    """shares of each cohort that are slow and do only part of their work; several are studied one by one"""
+    """share of each cohort that is slow and does only part of its work; several values are studied separately"""
     fresh_data: bool = False
-    """spread, split or make the data anew for each seed"""
+    """draw a new partition, train/test split or synthetic data set for each seed"""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint=_DEFAULT_OUT)] = None
-    """the study's folder; started again with it, a study repeats nothing that has ended"""
+    """folder of the study; a study that is started again in the same folder repeats no finished run"""
     halving: Annotated[int | None, arg(metavar="ROUNDS", help_behavior_hint=_NO_HALVING)] = None
-    """after so many rounds, continue only the best third of each method's settings; after three times as many, again"""
+    """successive halving: after this many rounds, keep the best third of a method's settings; again at 3x, 9x, ..."""
     checkpoint: float = 30.0
-    """seconds between two saves of a run that has not ended; 0: at each evaluation"""
+    """seconds between checkpoints of an unfinished run; 0: at each evaluation"""
     dry_run: bool = False
-    """print the number of runs and about how long they take, and train nothing else"""
+    """time a few rounds, print the number of runs and their estimated time, and stop"""
     plan: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """methods and options from a TOML file; those given here take precedence"""
+    """TOML file of methods and options; those given here take precedence"""
 
     @property
     def cohorts(self) -> list[int | str]:
@@ -103,10 +103,10 @@ class StudyOptions(SharedOptions):
 
 @dataclass(frozen=True)
 class StudyCommand:
-    """Train METHODS with every choice of their hyper-parameters, over several seeds, and compare them at their best."""
+    """Train METHODS with every combination of hyper-parameters over several seeds, and compare their best settings."""
 
     methods: Annotated[_Texts, arg(metavar="METHOD METHOD ...", help_behavior_hint="(required)")] = ()
-    """names or expressions; values in braces are all tried, in --systems and --attack too: 'fedprox(mu={0.1, 1})'"""
+    """names or expressions; all values in braces are tried (also in --systems, --attack): 'fedprox(mu={0.1, 1})'"""
     study: StudyOptions = field(default_factory=StudyOptions)
     grid: GridOptions = field(default_factory=GridOptions)
     data: DataOptions = field(default_factory=DataOptions)
@@ -157,7 +157,7 @@ class StudyCommand:
             )
         except KeyboardInterrupt:
             ended = len(list((folder / "runs").glob("*/result.json")))
-            kept = f"Interrupted. {folder} keeps the {ended} runs that have ended"
+            kept = f"Interrupted. {folder} keeps the {ended} finished runs"
             say(console, f"{kept}: the same command runs the rest and writes the page.", style="yellow")
             raise
         _finish(results, folder, Console(highlight=False, quiet=options.quiet))
@@ -362,8 +362,8 @@ class StudyCommand:
             print(f"{name}: {count} runs of {rounds} rounds, about {duration(seconds)} each")
             total, runs = total + count * seconds, runs + count
         print(
-            f"{runs} runs, about {duration(total)} one by one and without compilation; small models train side by "
-            "side in less, and runs that have ended are not repeated."
+            f"{runs} runs, about {duration(total)} one after another, without compilation; small models train side by "
+            "side in less time, and finished runs are not repeated."
         )
 
 
@@ -425,7 +425,7 @@ def planned(words: Words) -> Words:
         raise EvenhandError(f"--plan {path} is not TOML ({error}).") from None
     methods = entries.pop("methods", [])
     if not isinstance(methods, list) or not all(isinstance(method, str) for method in methods):
-        raise EvenhandError(f"--plan {path}: methods must be a list of texts.")
+        raise EvenhandError(f"--plan {path}: methods must be a list of strings.")
     options = tuple(_option(path, *entry) for entry in entries.items())
     return words._replace(loose=words.loose or tuple(methods), options=(*options, *words.options))
 
@@ -433,7 +433,7 @@ def planned(words: Words) -> Words:
 def _option(path: Path, name: str, value: Any) -> tuple[str, str | None]:
     option = hyphenated(name)
     if isinstance(value, dict):
-        raise EvenhandError(f"--plan {path}: {name} is a table, where an option belongs.")
+        raise EvenhandError(f"--plan {path}: {name} is a table, but must be an option.")
     if isinstance(value, bool):
         return f"--{option}" if value else f"--no-{option}", None
     if not isinstance(value, list):

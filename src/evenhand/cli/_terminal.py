@@ -350,14 +350,14 @@ def show_estimate(expected: Expectation, clients: int, console: Console) -> None
     console.print(table)
     say(
         console,
-        f"Measured on this machine: {counted(expected.timed, 'round')} of this run, trained, timed and thrown away. "
+        f"Measured on this machine: {counted(expected.timed, 'round')} of this run were trained, timed and discarded. "
         "Nothing was written.",
-        "The range is by the fastest and the slowest of these rounds. Other work on this machine, or cohorts of larger "
-        "clients, can exceed it."
+        "The range is that of the fastest and the slowest of these rounds. With other load on this machine, or cohorts "
+        "of larger clients, the run can take longer."
         if is_ranged
-        else "The time is from a single stretch of rounds, so its range is unknown.",
-        "The run itself compiles faster, since compiled programs are cached. Memory is the peak so far, with the data "
-        "and the compiled programs. Loading the data, checkpoints and the report are not included in the time.",
+        else "The time is from a single measurement, so its range is unknown.",
+        "The run itself compiles faster, because compiled programs are cached. Memory is the peak so far, including "
+        "the data and the compiled programs. The time does not include loading the data, checkpoints and the report.",
     )
 
 

@@ -37,8 +37,8 @@ __all__ = ["AppCommand", "answer", "serve"]
 
 _TOY = toy_data().form
 _COLUMNS = (
-    "A secure sum would scale the columns of numbers, which no Flower app can: write standardize = false into [data] "
-    "of each client.toml."
+    "Standardising columns of numbers takes a secure sum, which no Flower app supports: write standardize = false "
+    "into [data] of each client.toml."
 )
 
 
@@ -94,7 +94,7 @@ def _answer(home: Path, file: ClientFile, data: str, log: Log, content: bytes) -
     except EvenhandError as error:
         log("refused", str(error), {})
         # Its sentence may hold what stands in the client's data.
-        return refusal("The client could not be made: its client.log says why.")
+        return refusal("The client could not be started: its client.log has the reason.")
 
 
 def _built(file: ServerFile | ClientFile) -> Callable[[Form], Algorithm]:
@@ -120,8 +120,8 @@ def check_app(algorithm: Algorithm) -> None:
         if is_masked(aggregator) or (isinstance(aggregator, Sum) and aggregator.passes > 1):
             cause = "secure sums" if is_masked(aggregator) else "sums of several passes"
             raise EvenhandError(
-                f"{algorithm.name} takes {cause}, for which a client keeps secrets in memory between two messages, and "
-                "Flower starts a process for each: use `evenhand deploy server` and `evenhand deploy client`."
+                f"{algorithm.name} takes {cause}, for which a client keeps secrets in memory between two messages, but "
+                "Flower starts a process for each message: use `evenhand deploy server` and `evenhand deploy client`."
             )
 
 
@@ -158,9 +158,9 @@ class AppCommand:
         print("  flower-superlink ... --disable-runtime-dependency-installation")
         print("  flower-supernode ... --node-config \"folder='/path/of/clients/K' data='/path/of/its/data'\"")
         print(f"  flwr run {place} YOUR-SUPERLINK --stream")
-        print("Who may come is up to your SuperLink: a node says itself which client it is.")
+        print("Your SuperLink decides which nodes may join: a node itself states which client it is.")
         if any(metrics == "histogram" for metrics in _metrics_of(self.folder)):
-            print("A histogram takes a secure sum: metrics of clients that allow that alone stay at them.")
+            print("A histogram takes a secure sum: clients that allow only histograms send no metrics.")
         return 0
 
 

@@ -392,7 +392,7 @@ def from_arrays(
     name: str = "arrays",
     classes: Sequence[str] | None = None,
 ) -> FederatedDataset:
-    r"""Group examples by client and split each client's at random into training, validation and test.
+    r"""Groups examples by client, and splits each client's at random into training, validation and test.
 
     A client with :math:`n` examples, shuffled, gives its first :math:`\max(1, \lfloor(1-t-v)n\rfloor)` to
     training, those up to :math:`\lfloor(1-t)n\rfloor` to validation and the rest to test, where :math:`t` is
@@ -574,7 +574,7 @@ def _bare(name: str) -> str:
 
 
 def hold_out(data: FederatedDataset, fraction: float = 0.2, *, seed: int = 0) -> FederatedDataset:
-    """The data with a share of each client's training examples, drawn at random, as validation examples.
+    """Holds out a random share of each client's training examples for validation.
 
     Each client keeps at least one training example; a client with few may get no validation example.
 
@@ -608,7 +608,7 @@ def hold_out(data: FederatedDataset, fraction: float = 0.2, *, seed: int = 0) ->
 def hold_out_clients(
     data: FederatedDataset, fraction: float = 0.2, *, seed: int = 0
 ) -> tuple[FederatedDataset, FederatedDataset]:
-    """``(seen, unseen)``: the data of the clients to train on, and of a share of all clients, drawn at random.
+    """Holds out a random share of the clients: ``(seen, unseen)``, the data to train on and those of the others.
 
     Args:
       data: all clients.

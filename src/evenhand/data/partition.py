@@ -24,7 +24,7 @@ _WIDEST = 1e6
 
 
 def iid(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
-    """Deal shuffled examples out evenly: clients' sizes differ by at most one.
+    """IID partition: deals out shuffled examples evenly; clients' sizes differ by at most one.
 
     Args:
       rows: how many examples there are, or any array with one entry per example.
@@ -47,7 +47,7 @@ def iid(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
 
 
 def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> NDArray:
-    r"""Label skew: each class is spread over the clients by a separate Dirichlet draw.
+    r"""Label skew (non-IID): each class is divided among the clients by a separate Dirichlet draw.
 
     For every class :math:`c`, :math:`p_c\sim\mathrm{Dir}(\alpha\mathbf 1_K)` and client :math:`k` gets a
     share :math:`p_{c,k}` of the shuffled examples of :math:`c`, rounded so that the class is used up.  Small
@@ -187,7 +187,7 @@ def by_column(values: npt.ArrayLike) -> NDArray:
 
 
 def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed: int = 0) -> NDArray:
-    """Spread further examples so that each class is divided among the clients in the same shares as before.
+    """Divides further examples so that each class has the same shares over clients as before.
 
     For a data set that comes with pooled test examples: partition the training examples, then give every client test
     examples like them.

@@ -26,7 +26,7 @@ _SHARPEST = 10.0
 
 
 class Baseline(NamedTuple):
-    r"""A run's loss beside that of the best constant answer, over the same clients and examples.
+    r"""A run's loss and that of the best constant answer, over the same clients and examples.
 
     With :math:`F_k` the mean loss of client :math:`k` with the model that it is served, :math:`n_k` its examples, and
     :math:`B_k` its mean loss under the one output that is best for the training examples of all clients.
@@ -61,7 +61,7 @@ class Baseline(NamedTuple):
 def baseline(
     model: Model, data: FederatedDataset, clients: Mapping[str, Mapping[str, NDArray]], positions: NDArray
 ) -> Baseline | None:
-    """A run against the best constant; None where none is known, as for outputs that are not like the labels.
+    """Compares a run with the best constant answer; None if that is unknown, as for outputs unlike the labels.
 
     The constant is found by minimising ``model.losses`` itself, so any loss has one: the mean of the targets for
     squared errors, their median for absolute ones, a quantile for the pinball loss, the shares of the classes for

@@ -172,7 +172,7 @@ def class_spread(metrics: ClassMetrics, clients: int) -> dict[str, npt.NDArray[n
 
 
 def summarize_classes(columns: Mapping[str, NDArray]) -> dict[str, float]:
-    r"""Summarises over the clients how evenly the classes within each are served.
+    r"""Summarises over clients how evenly each client's classes are served.
 
     * ``class_spread``: :math:`\mu_\sigma = \mathrm{mean}_n\, s_n`, every client that has examples counts alike;
     * ``class_spread_std``: :math:`\sigma_\sigma = \mathrm{std}_n\, s_n` (population);

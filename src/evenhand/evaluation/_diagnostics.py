@@ -20,7 +20,7 @@ from evenhand.types import Array, ClientData, Model, Params
 
 
 class Dissimilarity(NamedTuple):
-    """How unlike the clients' gradients are at one point; see :func:`dissimilarity`.
+    """The dissimilarity of the clients' gradients at one point; see :func:`dissimilarity`.
 
     Attributes:
       B: the dissimilarity, from 1 (all gradients equal) to infinity.
@@ -38,7 +38,7 @@ class Dissimilarity(NamedTuple):
 
 
 def dissimilarity(model: Model, params: Params, rows: Split | Prepared) -> Dissimilarity:
-    r"""Measures how unlike the clients' full gradients are at ``params``.
+    r"""Measures heterogeneity: the dissimilarity of the clients' full gradients at ``params``.
 
     With ``F_k`` the mean loss of client ``k``, ``p_k = n_k / n`` and ``f = sum_k p_k F_k``:
 

@@ -509,7 +509,7 @@ def serve_by_level(
     metric: str = "accuracy",
     split: str = "test",
 ) -> Levels:
-    """Of several runs' models, each client takes the one that is best on its own examples.
+    """Serves each client the one of several runs' models that is best on its own examples.
 
     One model per level: q-FFL with a ``q`` for each device, Delta-FL with several ``theta``.  Runs with the same data
     and the same seed draw the same cohorts and batches, as if all levels were trained side by side; their traffic

@@ -40,7 +40,7 @@ OF_THE_DATA: tuple[Kind, ...] = ("scales", "unmeasured")
 
 
 class Finding(NamedTuple):
-    """Something wrong with a run.
+    """A problem found in a run.
 
     Attributes:
       kind: ``"diverged"``, ``"unmoved"`` (nothing was learnt because nothing changed), ``"rejected"`` (uploads
@@ -49,7 +49,7 @@ class Finding(NamedTuple):
         the numbers are about), ``"untrained"`` (clients that never trained a model of their own),
         ``"client_diverged"`` (some clients' personal models), ``"unchosen"`` (clients that cannot choose among the
         models of several levels), ``"no_guarantee"`` (too few uploads for what a robust
-        aggregator promises), ``"schedule"`` (a schedule that restarts each round) or ``"unavailable"`` (clients that
+        aggregator guarantees), ``"schedule"`` (a schedule that restarts each round) or ``"unavailable"`` (clients that
         were available in no round).
       sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
       split: the split whose numbers it is about, such as ``"test"``; ``"unseen"`` for the test numbers of clients that
@@ -130,11 +130,11 @@ def no_guarantee(needs: Sequence[Need], cohort: int | None, reported: NDArray | 
     for need in dict.fromkeys(needs):
         few = [m for m in counts.tolist() if m > 0 and not need.holds(m)]
         if cohort is not None and not need.holds(cohort):
-            least, came = need.least(cohort), f"the cohort has {cohort:,}"
+            least, came = need.least(cohort), f"but the cohort has {cohort:,}"
         elif few:
             least = need.least(max(few))
             word, rounds = "too few" if least is None else "fewer", counted(len(counts), "round")
-            came = f"in {len(few):,} of {rounds} {word} came (at worst {min(few):,})"
+            came = f"but {word} arrived in {len(few):,} of {rounds} (at worst {min(few):,})"
         else:
             continue
         wanted = "more uploads than any cohort has" if least is None else counted(least, "upload")
@@ -143,7 +143,7 @@ def no_guarantee(needs: Sequence[Need], cohort: int | None, reported: NDArray | 
         return None
     text = (
         f"{'; '.join(texts)}: with so few, the guarantee against malicious clients does not hold. Draw larger cohorts, "
-        "or let the aggregator expect fewer malicious clients."
+        "or set the aggregator to fewer malicious clients."
     )
     return Finding("no_guarantee", text)
 
@@ -252,15 +252,15 @@ def _unmoved(history: Columns, per_round: Columns) -> Finding | None:
     reported = per_round.get("reported")
     if reported is not None and len(reported) and not np.any(reported) and _is_still(history):
         text = (
-            f"The model never moved: no client reported in any of the {rounds} rounds, because none was available, or "
-            "all of them dropped out, missed the deadline or were stragglers, whose work this method discards. Change "
-            "these conditions, or use a method that keeps partial work, such as FedProx."
+            f"The model never changed: no client reported in any of the {rounds} rounds, because none was available, "
+            "or all of them dropped out, missed the deadline or were stragglers, whose work this method discards. "
+            "Change these conditions, or use a method that keeps partial work, such as FedProx."
         )
         return Finding("unmoved", text)
     if loss == 0 or not _is_still(history):
         return None
     norms = [values for name, values in per_round.items() if name.startswith("update_norm")]
-    text = f"The model did not move: after {rounds} rounds the training loss is {_text(loss)}, as before the first"
+    text = f"The model did not change: after {rounds} rounds the training loss is {_text(loss)}, as before the first"
     if norms and not any(np.any(values) for values in norms):
         text += (
             ", and every update had norm 0. Check that the clients' step size is not 0, that the loss depends on "
@@ -285,7 +285,7 @@ def _one_class(cells: ClassMetrics | None, names: Sequence[str] | None, noun: st
         return None
     text = (
         f"All {examples:,} training examples{_whose(cells, noun)} are of one class, {_called(present[0], names)}: "
-        "there is nothing to tell apart, and an accuracy of 100 % means nothing. Check which column holds the labels, "
+        "there is nothing to learn, and an accuracy of 100 % means nothing. Check which column holds the labels, "
         "or add examples of other classes."
     )
     return Finding("guessing", text)
@@ -336,8 +336,9 @@ def _unseen_by_accuracy(against: Baseline | None, answer: str, shares: NDArray, 
     text = (
         f"The model's accuracy is no higher than that of always answering {answer}, {100 * np.max(shares):.1f} % of "
         f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples{whose}, {learnt} it has learnt: its loss per "
-        f"example is {_text(against.loss_per_row)}, and that of the classes' shares in the training examples "
-        f"{_text(against.constant_per_row)}. Accuracy cannot see {'a label this rare' if rare else 'this'}: {cure}."
+        f"example is {_text(against.loss_per_row)}, and that of predicting the classes' shares in the training "
+        f"examples is {_text(against.constant_per_row)}. Accuracy cannot show "
+        f"{'a label this rare' if rare else 'this'}: {cure}."
     )
     return Finding("guessing", text)
 
@@ -377,7 +378,7 @@ def _guessing(
     if one_answer:
         answer = answers[some[0]] + (" (the most frequent)" if some[0] == most else "")
         text = f"The model gives one answer, {answer}, for all {n:,.0f} {examples}"
-        return Finding("guessing", f"{text}: it has learnt nothing that tells them apart. {cure}")
+        return Finding("guessing", f"{text}: it has learnt nothing that distinguishes them. {cure}")
     text = (
         f"The model is no better than a guess: its accuracy over all {examples} is {100 * accuracy:.1f} %, and always "
         f"answering {answers[most]}, their most frequent class, gives {100 * share:.1f} %."
@@ -390,11 +391,11 @@ def headline_of(sizes: Mapping[str, NDArray]) -> str:
     return next((split for split in reversed(SPLITS) if np.any(sizes.get(split, 0))), SPLITS[0])
 
 
-_SEEN = "The model has seen these, so they do not show how it serves new examples. "
+_SEEN = "The model was trained on these examples, so they do not show how it serves new ones. "
 # Clients that are set aside are divided in the same way, so setting some aside gives no test examples.
-_MORE = "Test numbers need clients with more examples, or a larger share of them for tests."
+_MORE = "Test numbers need clients with more examples, or a larger share of test examples."
 _INCLUDED = {
-    "valid": 'Training examples can choose for all clients: --select train:mean (Python: select=("train", "mean")).',
+    "valid": 'Training examples cover all clients: --select train:mean (Python: select=("train", "mean")).',
     "test": "To test on new clients, set whole clients aside with --unseen (Python: eh.data.hold_out_clients).",
 }
 """What helps where a split leaves clients out."""
@@ -445,7 +446,7 @@ def unmeasured(
         if split == "valid":
             text += ", so settings cannot be chosen by them."
             return Finding("unmeasured", f"{text} {_INCLUDED[split]}", split)
-        text += f": there are no {name} numbers, and these are about {SPLIT_NAMES[instead]} examples"
+        text += f": there are no {name} numbers, and the numbers shown are of {SPLIT_NAMES[instead]} examples"
         if cure is None:
             cure = f"{_SEEN if instead == 'train' else ''}{_MORE}"
         if left_out := int(np.sum(np.asarray(sizes[instead]) == 0)):
@@ -496,7 +497,7 @@ def diverged_clients(
         f"The personal models of {len(bad):,} of {counted(int(trained.sum()), noun)} diverged: their training loss "
         f"is not finite, or over {_PERSONAL:g} times the usual one, which is the larger of the global and the initial "
         f"model's. By client: {listed([*shown, *more])}. Means and worst tenths include them. Try a smaller step size "
-        "for the personal models, or one that keeps them closer to the global model."
+        "for the personal models, or a method that keeps them closer to the global model."
     )
     return Finding("client_diverged", text)
 
@@ -559,7 +560,7 @@ def unavailable_clients(availability: NDArray, rounds: int, *, noun: str = "clie
     verb, whose, them = ("was", "its", "it") if never == 1 else ("were", "their", "them")
     text = (
         f"{never:,} of {counted(len(availability), noun)} {verb} never available in {counted(rounds, 'round')}: "
-        f"nothing was learnt from {whose} examples, and the numbers over clients include {them}. "
+        f"nothing was learnt from {whose} examples, but the numbers over clients include {them}. "
         "More rounds may reach clients that are rarely available."
     )
     return Finding("unavailable", text)
@@ -591,7 +592,7 @@ def unchosen_levels(rows: NDArray, level: str, noun: str = "client") -> Finding 
             f"{lacking:,} of {counted(clients, noun)} {has} no validation examples to choose a level on, and "
         )
         text += f"{served} served {level}"
-    cure = "keep some examples of each for validation with --valid-fraction 0.2 (Python: valid_fraction=0.2)."
+    cure = "keep some examples of each client for validation with --valid-fraction 0.2 (Python: valid_fraction=0.2)."
     return Finding("unchosen", f"{text}: {cure}")
 
 

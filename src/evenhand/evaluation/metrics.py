@@ -79,7 +79,7 @@ def primary_metric(metrics: Iterable[str]) -> str:
 
 
 def of_global(metric: str) -> str:
-    """The name of a metric measured with the global model, where clients have models of their own."""
+    """The name of a metric measured with the global model, if clients have personal models."""
     return f"global_{metric}"
 
 
@@ -152,7 +152,7 @@ def auc() -> Metric:
 
 
 def balanced_accuracy() -> Metric:
-    """Mean over the classes that occur among the labels of the share of their examples that is predicted right.
+    """Balanced accuracy: mean recall over the classes that occur among the labels.
 
     scikit-learn's ``balanced_accuracy_score``; with one class it is the accuracy.
 
@@ -165,7 +165,7 @@ def balanced_accuracy() -> Metric:
 
 
 def macro_f1() -> Metric:
-    r"""Mean over classes of :math:`F_1 = 2 T / (P + L)`, of ``P`` predictions and ``L`` labels of which ``T`` agree.
+    r"""Macro F1: mean of the classes' :math:`F_1 = 2 T / (P + L)`, with ``P`` predictions, ``L`` labels, ``T`` in both.
 
     Over the classes that occur among labels or predictions, as scikit-learn's ``f1_score(average="macro")``.
 

@@ -286,7 +286,7 @@ def _checked_counts(
     binned, clipped, unknown = total[:-2], int(total[-2]), int(total[-1])
     if not is_possible or binned.sum() + unknown > most or clipped > binned[0] + binned[-1]:
         raise EvenhandError(
-            f"No {most:,} clients can have these counts: one of them sent something else than cells() makes, or the "
+            f"No {most:,} clients can have these counts: one of them sent something other than cells() makes, or the "
             "sum was taken modulo too small a number."
         )
     return binned, clipped, unknown

@@ -91,7 +91,7 @@ class Work(NamedTuple):
       of_risk: ``risk -> Work``, the same work on another risk of each batch's losses; None: the risk cannot be changed.
       parts: what it is made of, where it is mini-batch descent; else None.
       continued: the same steps, continued from round to round; None: that is not possible.
-      privacy: what it promises about the privacy of examples; None: nothing.
+      privacy: what it guarantees about the privacy of examples; None: nothing.
       schedule: by what it multiplies the updates of each round; None: by nothing.
       keeps: whether its optimiser's state lives on at the client from round to round; a method then keeps the state of
         ``continued`` there, and one that cannot refuses the work.
@@ -133,7 +133,7 @@ def parts_of(work: Work, factory: str) -> Parts:
     """
     if work.parts is None:
         raise EvenhandError(
-            f"{factory}() takes its local steps itself, and got work that is not mini-batch descent: "
+            f"{factory}() has its own loop of local steps, and got work that is not mini-batch descent: "
             "make it with eh.local.sgd(model, ...)."
         )
     return work.parts
@@ -155,7 +155,7 @@ def check_work(work: object, name: str = "work", *, private: bool = False, keeps
     Args:
       work: what is checked.
       name: the argument that it was passed as.
-      private: whether work that promises privacy is taken: by methods that look at examples in no other way.
+      private: whether work that guarantees privacy is taken: by methods that look at examples in no other way.
       keeps: whether work that keeps its optimiser is taken: by methods whose clients keep its state, and by finetuning,
         which begins afresh each time.
 
@@ -167,13 +167,13 @@ def check_work(work: object, name: str = "work", *, private: bool = False, keeps
     check_model(work.model)
     if work.privacy is not None and not private:
         raise EvenhandError(
-            f"{name}: this work promises privacy, which this method would break, as it may look at examples in other "
-            "ways, or share what the promise does not cover: give it to eh.algorithms.fedavg or eh.algorithms.alone."
+            f"{name}: this work guarantees privacy, but this method may use examples in other ways, or share what the "
+            "guarantee does not cover: give the work to eh.algorithms.fedavg or eh.algorithms.alone."
         )
     if work.keeps and not keeps:
         raise EvenhandError(
-            f"{name}: this work has keep_optimiser=True, and this method's clients do not keep an optimiser: leave it "
-            "out, or take fedavg or a variant of it, scaffold, ditto or alone."
+            f"{name}: this work has keep_optimiser=True, but the clients of this method keep no optimiser: leave it "
+            "out, or use fedavg or a variant of it, scaffold, ditto or alone."
         )
     for field, function in (("solve", work.solve), ("effort", work.effort)):
         if not callable(function):

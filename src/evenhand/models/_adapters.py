@@ -132,6 +132,8 @@ def from_flax(
 
 
 class Functions(NamedTuple):
+    """What a module of any library is made of, as pure functions; the fields are those of a model."""
+
     init: Callable[[Key], Params]
     apply: Callable[[Params, Array], PyTree]
     apply_train: Callable[[Params, Array, Key], PyTree] | None

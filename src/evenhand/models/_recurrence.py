@@ -11,8 +11,6 @@ from jax import lax
 
 from evenhand.types import Array
 
-__all__ = ["Cell", "recurrence"]
-
 Cell: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]
 """``(gates (n, 4h), c_{t-1}) -> (h_t, c_t)``."""
 

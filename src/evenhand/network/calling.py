@@ -109,7 +109,7 @@ class Caller:
                 self._introduced.add(client)
             else:
                 sentence = (
-                    "its schema is another: its model, its method or its version differ from the server's."
+                    "its schema differs: its model, its method or its version is not that of the server."
                 )
                 self.log("refused", f"Client {client}: {sentence}", {"client": client})
 
@@ -133,7 +133,7 @@ class Caller:
                     rejected.add(client)
                 elif answer.kind not in _ANSWERS[kind]:
                     due = " or ".join(map(repr, _ANSWERS[kind]))
-                    raise PacketError(f"It answers {repr(answer.kind)[:40]} where {due} is due.")
+                    raise PacketError(f"It answered {repr(answer.kind)[:40]} where {due} was expected.")
                 else:
                     answers[client] = answer
             except PacketError as error:
@@ -144,7 +144,7 @@ class Caller:
     def _refused(self, client: int, answer: Packet) -> None:
         """Logs why a client does not obey; the words are its own, so only some of them are taken."""
         event, sentence = answer.fields.get("event"), answer.fields.get("sentence")
-        words = " ".join(sentence.split())[:500] if isinstance(sentence, str) else "it does not say why."
+        words = " ".join(sentence.split())[:500] if isinstance(sentence, str) else "it gives no reason."
         self.log(event if event in _EVENTS else "refused", f"Client {client}: {words}", {"client": client})
 
     def refuse(self, client: int, error: PacketError) -> None:

@@ -203,9 +203,7 @@ def public_pem(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         raise EvenhandError(f"{path} holds no public key: give the client's node.pub.") from error
     if not isinstance(key, EllipticCurvePublicKey):
-        raise EvenhandError(
-            f"{path} holds a key of another kind than node.pub does: make one with evenhand deploy."
-        )
+        raise EvenhandError(f"{path} holds another kind of key than node.pub: make one with evenhand deploy.")
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 

@@ -161,7 +161,7 @@ def serve_run(
     file = files.read_server(folder)
     if file.min_answers > len(files.roster(folder)):
         raise EvenhandError(
-            f"{folder / files.SERVER}: min_answers is {file.min_answers}, and there are {len(files.roster(folder))} "
+            f"{folder / files.SERVER}: min_answers is {file.min_answers}, but there are {len(files.roster(folder))} "
             "clients: lower it, or add clients."
         )
     with _status_of(folder, file, carrier, _Gate(folder, admit, log)) as status:
@@ -256,7 +256,7 @@ def _meet(
                 answer = decode(data)
                 if answer.kind != "here":
                     raise PacketError(
-                        str(answer.fields.get("sentence", "it does not say what data it has."))[:500]
+                        str(answer.fields.get("sentence", "it does not describe its data."))[:500]
                     )
                 met[client] = Met.from_json(answer.fields, file.most_examples)
             # Numbers of JSON may be too large for a float.
@@ -331,8 +331,8 @@ def _agreed_scale(
         return tuple((float(mean), float(deviation)) for mean, deviation in records.read_json(path)["scale"])
     if len(met) < 2:
         raise EvenhandError(
-            f"{folder}: the scale of the columns of one client would be that client's: write standardize = false into "
-            "its [data.columns]."
+            f"{folder}: with one client, the common scale of the columns would reveal that client's: write "
+            "standardize = false into its [data.columns]."
         )
     attempt = 0
     while True:
@@ -458,7 +458,9 @@ class _Gate:
             try:
                 self._admit(number, key)
             except EvenhandError as error:
-                self._log("refused", f"The key of client {number} is not let in: {error}", {"client": number})
+                self._log(
+                    "refused", f"The key of client {number} is not accepted: {error}", {"client": number}
+                )
 
 
 @contextmanager
@@ -533,7 +535,7 @@ def client_node(
         try:
             _write_own(folder / "run", evaluated, rows)
         except (OSError, EvenhandError) as error:  # its own copy of the results is no reason not to answer
-            log("disk", f"What client {file.number} is served could not be written: {error}", {})
+            log("disk", f"The results of client {file.number} could not be written: {error}", {})
         if evaluated.round == evaluated.agreed.terms.rounds and not ended:
             ended.append(True)  # a server that is started again evaluates again
             on_end()

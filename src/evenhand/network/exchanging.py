@@ -166,7 +166,7 @@ class ServerExchange:
             if patience.attempts is not None and attempt >= patience.attempts:
                 raise EvenhandError(
                     f"Round {self._round + 1} had {drawn - len(self.absent)} answers in {attempt} attempts, and "
-                    f"{patience.min_answers} are needed: see why clients are absent, and run again, which resumes."
+                    f"{patience.min_answers} are needed: check why clients are absent, and run again to resume."
                 )
             time.sleep(patience.pause)
 
@@ -285,7 +285,7 @@ class ServerExchange:
         def begin(kind: str, clients: int) -> None:
             if kind == SURVIVORS and clients < least:
                 raise EvenhandError(
-                    f"{clients} clients have sent their numbers, and {least} are needed: the sum is begun anew."
+                    f"{clients} clients have sent their numbers, but {least} are needed: the sum is started again."
                 )
             if kind == REVEAL and not self.is_revealed:
                 self._reveal()

@@ -216,7 +216,7 @@ def rotate_server(folder: Path, request: bool) -> Path:
         return certificates.signing_request(place / "next", names)
     if not (folder / AUTHORITY / "authority.key").is_file():
         raise EvenhandError(
-            f"{folder / AUTHORITY} has no authority.key: run this where it is, or give --signing-request for the "
+            f"{folder / AUTHORITY} has no authority.key: run this where the key is, or give --signing-request for the "
             "authority that signs this server's certificates."
         )
     return certificates.server_certificate(place, names, authority=folder / AUTHORITY).certificate
@@ -253,7 +253,7 @@ def _signer(folder: Path) -> Path:
     path = folder / AUTHORITY / _SIGNER
     if not path.is_file():
         raise EvenhandError(
-            f"{path} is missing: only where the authority's key is can a client be certified."
+            f"{path} is missing: clients can be certified only where the authority's key is kept."
         )
     return path
 
@@ -442,7 +442,7 @@ def _foreign(path: Path, error: Exception) -> EvenhandError:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number of at least 0")
+        raise ValueError(f"{value!r} is not a whole number of at least 0")
     return value
 
 

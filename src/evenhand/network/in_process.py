@@ -40,7 +40,7 @@ def local(
     seed: int = 0,
     eval_every: int = 10,
 ) -> Run:
-    """Trains over a network that is one process: a server and a client for each of the data set's.
+    """Trains over a network within one process: a server, and one client for each client of the data set.
 
     What crosses is bytes, which are parsed and checked as those of strangers.  The result is that of
     :func:`evenhand.simulate` with the same arguments, up to rounding: a method that works here works on machines.  It

@@ -187,7 +187,7 @@ def served_from(message: Packet, agreed: Agreed) -> Served:
         if level is not None and not 0 <= level[0] < len(algorithm.levels):
             raise ValueError("another level")
     except (KeyError, ValueError, StopIteration):
-        raise PacketError("It sends measurements that are none.") from None
+        raise PacketError("It sent invalid measurements.") from None
     return Served(clients, cells, level)
 
 

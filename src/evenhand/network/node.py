@@ -138,9 +138,8 @@ class Node:
             self._log(event, str(error), {})
             return encode(Packet("refused", {"event": event, "sentence": str(error)}))
         except OSError as error:
-            sentence = (
-                f"The client's state could not be written ({error.strerror or error}): make room on its disk."
-            )
+            why = error.strerror or error
+            sentence = f"The client's state could not be written ({why}): free some space on its disk."
             self._log("disk", sentence, {})
             return encode(Packet("failed", {"event": "disk", "sentence": sentence}))
 
@@ -175,7 +174,7 @@ class Node:
             if isinstance(error, EvenhandError):
                 raise Refusal(str(error)) from None
             raise PacketError(
-                f"A message of the kind {message.kind!r} lacks a field, or has one that is none ({error!r:.80})."
+                f"A message of the kind {message.kind!r} lacks a field, or has an invalid one ({error!r:.80})."
             ) from None
 
     # What it has, and what it takes part in.
@@ -195,7 +194,7 @@ class Node:
         self._check_method(message)
         if self._loaded() is not None:
             raise Refusal(
-                "The server asks for the scale of columns, which this client has agreed on already."
+                "The server asks for the scale of columns, which this client has already agreed on."
             )
         return self._adding.step(message)
 
@@ -224,7 +223,7 @@ class Node:
         if terms.seed is not None and not self._allowed.test_keys:
             raise Refusal(
                 "The server asks for keys from a seed that it knows, with which it could subtract this client's noise: "
-                "only a client whose own file says test_keys = true does that."
+                "a client agrees only if its own file says test_keys = true."
             )
         data = self._raw if terms.scale is None else scaled(self._raw, terms.scale)
         if terms.capacity > self._allowed.most_examples:
@@ -277,8 +276,8 @@ class Node:
             return
         if promise is None:
             raise Refusal(
-                f"{agreed.algorithm.name} promises no differential privacy, and this client's file asks for it: deploy "
-                "a private method."
+                f"{agreed.algorithm.name} guarantees no differential privacy, but this client's file asks for it: "
+                "deploy a private method."
             )
         releases = promise.releases(agreed.terms.rounds)
         least = min((release.noise_multiplier for release in releases), default=math.inf)
@@ -311,7 +310,7 @@ class Node:
         if agreed.algorithm.privacy is not None and kept.repeats > most:
             raise Refusal(
                 f"The server has asked {kept.repeats} times for work of a round that this client had done, each time "
-                f"with new noise: it does so {most} times in a run."
+                f"with new noise: it does so at most {most} times in a run."
             )
         begin = f"The server repeats round {place[0] + 1}, with which the run would spend"
         self._check_epsilon(agreed, agreed.terms.rounds + kept.repeats, begin)
@@ -324,7 +323,7 @@ class Node:
         index, round = self._checked(message, kept)
         if is_masked(method.agreed.algorithm.phases[index].aggregator):
             raise Refusal(
-                "The server asks for a report, and in this method a secure sum hides what clients report."
+                "The server asks for a report, but in this method a secure sum hides what clients report."
             )
         wire, rest = self._received(message, method.agreed.wires[index])
         if rest:
@@ -380,7 +379,7 @@ class Node:
         aggregator = method.agreed.algorithm.phases[index].aggregator
         if is_masked(aggregator):
             raise Refusal(
-                "The server asks for what this client adds to a secure sum: it leaves it under masks only."
+                "The server asks for what this client adds to a secure sum, which leaves the client only under masks."
             )
         passes = aggregator.passes if isinstance(aggregator, Sum) else 1
         if number != self._passed + 1 or number >= passes:
@@ -414,13 +413,13 @@ class Node:
             public = message.arrays[whole(message.fields, "count") :]
             if place <= kept.revealed:
                 raise Refusal(
-                    "This client has revealed its shares in a sum of the same numbers already: the difference of two "
+                    "This client has already revealed its shares in a sum of the same numbers: the difference of two "
                     "sums could be its update."
                 )
             if not is_published(method.agreed, index, public):
                 raise Refusal(
-                    "The server publishes another scale of uploads than the method has, beside which this client's "
-                    "noise would be too little."
+                    "The server publishes another scale of uploads than that of the method, for which this client's "
+                    "noise would be too small."
                 )
             occasion = occasion_of_sum(method.agreed, index, (exchange, number), self._broadcast, public)
             self._summing.is_new(occasion)  # refuses one that was given up
@@ -445,7 +444,7 @@ class Node:
         occasion = Occasion(kept.terms.run, kept.terms.run, exchange, 0)
         if self._summing.is_new(occasion) and done <= kept.counted:
             raise Refusal(
-                "This client has been counted in the histogram of this evaluation already: the difference of two could "
+                "This client has already been counted in the histogram of this evaluation: the difference of two could "
                 "be its metric."
             )
         smallest = max(private_metrics.LEAST, self._allowed.cohort)
@@ -522,7 +521,7 @@ class Node:
         self._keep(kept._replace(tag=tag))
         done, split = whole(message.fields, "round"), str(message.fields["split"])
         if not 0 <= done <= kept.terms.rounds:
-            raise ValueError("no round of the run")
+            raise ValueError("not a round of the run")
         if self._show is not None:
             self._show(
                 Evaluated(
@@ -594,13 +593,13 @@ class Node:
         if message.fields["schema"] != self._method.agreed.schema:
             raise Refusal(
                 "The message has another schema than this client: the two sides differ in the method, the model, the "
-                "number of clients or the version; start both anew with the same files."
+                "number of clients or the version; restart both with the same files."
             )
         tag = whole(message.fields, "tag")
         if tag <= kept.tag:
             raise Refusal(
                 f"The message has tag {tag}, and this client has answered tag {kept.tag}: it is late or replayed, and "
-                "nothing is worked twice.",
+                "no work is done twice.",
                 "replayed",
             )
         # Passes and sums go on with the pending work; any other message says whether it has counted.
@@ -646,7 +645,7 @@ class Node:
             self._rows = jnp.asarray(padded(train.x, capacity)), jnp.asarray(padded(train.y, capacity))
         progress = message.fields["progress"]
         if type(progress) not in (int, float) or not 0 <= progress <= 1:
-            raise ValueError("progress is no part of the work")
+            raise ValueError("progress is not a share of the work")
         return (*self._rows, jnp.int32(self._data.train.rows), jnp.float32(progress), jnp.int32(round))
 
     def _loaded(self) -> ClientRecord | None:

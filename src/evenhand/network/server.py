@@ -283,7 +283,7 @@ class Server:
             if len(clients) < private_metrics.LEAST:
                 raise EvenhandError(
                     f"{len(clients)} clients would be in the histogram, and {private_metrics.LEAST} are needed, so "
-                    "that no single one can be told from it."
+                    "that it does not show a single client."
                 )
             terms = sum_terms(
                 Occasion(run, run, tag, 0), clients, bits=32, size=size, colluding=self._setting.colluding
@@ -445,7 +445,7 @@ def progress_from(data: bytes, agreed: Agreed, like: RoundState) -> ServerRecord
     fields = message.fields
     if fields["schema"] != agreed.schema:
         raise EvenhandError(
-            "The saved run has another schema than the files say: its method, clients or version have changed since it "
+            "The saved run does not match the files: its method, clients or version have changed since it "
             "began. Restore them, or begin a new federation in another folder."
         )
     count = len(jax.tree.leaves(like))

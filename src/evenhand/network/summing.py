@@ -82,7 +82,7 @@ class Summing:
             # Others count on a client that signs once in a sum.
             if before is not None and (before.tag, before.number) > (occasion.tag, occasion.number):
                 raise EvenhandError(
-                    "The server asks for a secure sum that was given up before another began."
+                    "The server asks for a secure sum that was given up before a later one began."
                 )
             if self._identity is None:
                 raise EvenhandError(
@@ -106,7 +106,9 @@ class Summing:
             return True
         before = self._session.occasion
         if (before.tag, before.number) > (occasion.tag, occasion.number):
-            raise EvenhandError("The server asks for a secure sum that was given up before another began.")
+            raise EvenhandError(
+                "The server asks for a secure sum that was given up before a later one began."
+            )
         return before != occasion
 
 
@@ -154,7 +156,7 @@ class Scaling:
         chosen = self._chosen[1]
         if self._clients not in (None, chosen):
             raise EvenhandError(
-                f"This client has added its columns in a sum of the clients {self._clients}, and adds them in no other."
+                f"This client has added its columns in a sum of clients {self._clients}, and adds them in no other sum."
             )
         if step.kind == REVEAL and self._clients is None:
             # On disk before shares leave the client, so that no restart makes it forget.

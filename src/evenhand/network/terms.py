@@ -84,7 +84,7 @@ class Terms(NamedTuple):
             raise ValueError("a number is out of range")
         texts = value["run"], value["method"], value["version"]
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError("a name is no text")
+            raise TypeError("a name is not text")
         return Terms(
             run=str(value["run"]),
             method=str(value["method"]),
@@ -226,7 +226,7 @@ def check_deployable(algorithm: Algorithm) -> None:
     name = algorithm.name or "This method"
     if algorithm.pooled is not None:
         raise EvenhandError(
-            f"{name} trains on the examples of all clients in one place, which a network cannot bring together: deploy "
+            f"{name} trains on the examples of all clients in one place, which a deployment cannot do: deploy "
             "a federated method."
         )
     if algorithm.observe is not None:
@@ -236,7 +236,7 @@ def check_deployable(algorithm: Algorithm) -> None:
         )
     if algorithm.sampling.repeats:
         raise EvenhandError(
-            f"{name} can draw a client twice in one round, and a client on a network works once: give "
+            f"{name} can draw a client twice in one round, but in a deployment a client works once: give "
             "sampling=eh.sampling.uniform()."
         )
     if isinstance(algorithm.init_client, rounds.PerExample):
@@ -253,6 +253,6 @@ def check_deployable(algorithm: Algorithm) -> None:
             )
         if isinstance(rule, Sum) and rule.summation is not None and not rule.summation.is_secure:
             raise EvenhandError(
-                f"{name} keeps what each client sends in a place of its own, which is only simulated: deploy another "
-                "method."
+                f"{name} sums numbers of which the server sees those of each client, which is only simulated: deploy "
+                "another method."
             )

@@ -36,7 +36,7 @@ def apfl(
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""APFL: FedAvg, while each client trains a model of its own for its place in a mixture with the global one.
+    r"""APFL: FedAvg, while each client trains a local model for a mixture with the global model.
 
     On each batch ``b``, the same for both models, from the received ``w`` and the :math:`v_k` that the client kept,
 

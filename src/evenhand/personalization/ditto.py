@@ -31,7 +31,7 @@ def ditto(
     same_batches: bool = False,
     implicit: bool = False,
 ) -> Algorithm:
-    r"""Ditto: every client also trains a model of its own, which a quadratic penalty holds near the global one.
+    r"""Ditto: each client also trains a personal model, which a quadratic penalty keeps near the global model.
 
     .. math::
         \min_{v_k} h_k(v_k; w^*) = F_k(v_k) + \frac{\lambda}{2} \|v_k - w^*\|^2

@@ -35,7 +35,7 @@ def dynamic_ditto(
     held_out: float = 0.1,
     per_run: bool = False,
 ) -> Algorithm:
-    r"""Ditto with a penalty that each client chooses itself, from a few candidates, on examples held out for that.
+    r"""Dynamic Ditto: each client chooses its own penalty from a few candidates, on held-out examples.
 
     The client's last training examples :math:`V_k` are held out from its personal model, which takes, per batch ``b``,
 

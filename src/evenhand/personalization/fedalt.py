@@ -29,7 +29,7 @@ def fedalt(
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""FedAlt: clients share the parameters ``u`` of a model and keep the others, ``v_k``; each trains ``v_k`` first.
+    r"""FedAlt: partial personalization with shared parameters ``u`` and personal ``v_k``; clients train ``v_k`` first.
 
     .. math::
         \min_{u, v_1, \dots, v_K} \sum_k p_k F_k(u, v_k), \qquad
@@ -105,7 +105,7 @@ def fedsim(
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""FedSim: clients share the parameters ``u`` of a model and keep the others, ``v_k``, and train both at once.
+    r"""FedSim: partial personalization with shared parameters ``u`` and personal ``v_k``, trained simultaneously.
 
     .. math::
         \min_{u, v_1, \dots, v_K} \sum_k p_k F_k(u, v_k), \qquad

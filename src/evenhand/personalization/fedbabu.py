@@ -23,7 +23,7 @@ def fedbabu(
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""FedBABU: clients train the body ``u`` of a model under one random head :math:`v^0`, which nobody trains.
+    r"""FedBABU: clients train the body ``u`` of a model; the random head :math:`v^0` is never trained.
 
     .. math:: \min_u \sum_k p_k F_k(u, v^0), \qquad u \leftarrow u - \eta \nabla_u F_k(u, v^0; b)
 

@@ -27,7 +27,7 @@ class _Coin(NamedTuple):
 
 
 def l2gd(model: Model, *, lam: float, p: float, step_size: float) -> Algorithm:
-    r"""L2GD: gradient descent on personal models and their spread, of which a coin chooses one at each step.
+    r"""L2GD: penalises the spread of personal models; each step is at random a local one, or one towards the average.
 
     .. math::
         \min_{x_1, \dots, x_K} \frac1K \sum_k F_k(x_k) + \frac{\lambda}{2 K} \sum_k \|x_k - \bar x\|^2
@@ -101,7 +101,7 @@ def l2gd(model: Model, *, lam: float, p: float, step_size: float) -> Algorithm:
 
 
 def l2sgd(work: local.Work, *, lam: float, exact: bool = True, aggregator: Aggregator = mean()) -> Algorithm:
-    r"""L2SGD: mean-regularised personal models, in the form that Ditto's authors compare with.
+    r"""L2SGD: mean-regularised personal models, in the form that Ditto's authors use as a baseline.
 
     .. math::
         \min_{v_1, \dots, v_K} \sum_k F_k(v_k) + \frac{\lambda}{2} \|v_k - \bar v\|^2, \qquad

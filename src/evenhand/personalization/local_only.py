@@ -10,7 +10,7 @@ __all__ = ["local_only"]
 
 
 def local_only(work: local.Work) -> Algorithm:
-    r"""Separate training: each client drawn continues to train its own model; nothing is shared.
+    r"""Local-only training: each client drawn continues to train its own model; nothing is shared.
 
     .. math:: \min_{v_k} F_k(v_k), \qquad v_k \leftarrow v_k - \eta \nabla F_k(v_k; b)
 

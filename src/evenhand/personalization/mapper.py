@@ -34,7 +34,7 @@ def mapper(
     sampling: Sampling = uniform(),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""Mapper: clients mix a model of their own with the global one, in the best of a few proportions.
+    r"""Mapper: each client mixes a local model with the global one, in the best of a few proportions.
 
     .. math:: \min_{w, v_k, \gamma_k} \sum_k p_k F_k\big(\gamma_k v_k + (1 - \gamma_k) w\big)
 

@@ -65,7 +65,7 @@ def mocha(
     sampling: Sampling = uniform(weighted=False),
     keep_partial: bool = True,
 ) -> Algorithm:
-    r"""MOCHA: a support vector machine for each client, by dual ascent, and how the clients are related.
+    r"""MOCHA: multi-task learning of one support vector machine per client, and of how the clients are related.
 
     .. math::
         \min_{W, \Omega} \sum_k \frac1{n_k} \sum_i \max(0, 1 - y_{ki} x_{ki}^\top w_k)

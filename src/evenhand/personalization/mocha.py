@@ -81,7 +81,7 @@ def mocha(
     seed: int = 0,
     attack: Attack | None = None,
 ) -> Mocha:
-    r"""MOCHA: dual coordinate ascent at the clients, in turns with the matrix of their relations at the server.
+    r"""MOCHA: dual coordinate ascent at the clients, alternating with the relation matrix at the server.
 
     .. math::
         \min_{W, \Omega} \sum_k \frac1{n_k} \sum_i \max(0, 1 - y_{ki} x_{ki}^\top w_k)

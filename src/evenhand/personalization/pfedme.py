@@ -28,7 +28,7 @@ def pfedme(
     sampling: Sampling = uniform(weighted=False),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""pFedMe: clients descend the Moreau envelope of their loss, whose minimiser is their personal model.
+    r"""pFedMe: clients minimise the Moreau envelope of their loss; its minimiser is their personal model.
 
     .. math::
         \min_w \frac1K \sum_k \min_{\theta_k} \Big\{ F_k(\theta_k) + \frac{\lambda}{2} \|\theta_k - w\|^2 \Big\}

@@ -262,7 +262,7 @@ class _MeanState(NamedTuple):
 def discrete_mean(
     clip: float, *, noise_multiplier: float, rate: float, fewest: int, integers_only: bool = False
 ) -> Sum:
-    r"""The mean of clipped uploads, of which even the server sees no more than a noisy sum.
+    r"""Distributed differential privacy: mean of clipped uploads of which the server sees only a noisy secure sum.
 
     .. math::
         y_k = \Big\lfloor s\, \Delta_k \min\Big(1, \frac{C}{\|\Delta_k\|}\Big) \Big\rceil + \xi_k \bmod 2^{32},

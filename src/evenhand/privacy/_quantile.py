@@ -33,7 +33,7 @@ _MOST_BINS = 2**16
 
 
 class Histogram(NamedTuple):
-    """How clients count their losses together: the client's half is :meth:`encode`, the server's :meth:`decode`.
+    """A private histogram of the clients' losses: clients call :meth:`encode`, the server :meth:`decode`.
 
     Attributes:
       bins: ``b``, a power of two; all of the same width.
@@ -169,7 +169,7 @@ class Histogram(NamedTuple):
 def histogram(
     bins: int, *, largest: float, sigma: float = 2.0, scale: int = 1, bits: int = 32, flat: bool = False
 ) -> Histogram:
-    """A private histogram with numbers of one's own; :func:`histogram_for` finds them for a budget.
+    """A private histogram with given parameters; :func:`histogram_for` finds them for a privacy budget.
 
     Args:
       bins: a power of two from 2 to 65,536.
@@ -208,7 +208,7 @@ def quantile(
     theta: float | Sequence[float],
     present: Array | None = None,
 ) -> Array:
-    r"""The quantile of clients' losses that a server finds from one private sum, or several of them.
+    r"""The private quantile of clients' losses, or several, that a server finds from one private sum.
 
     .. math::
         y_k = (c\, x_k + \xi_k) \bmod M, \quad \xi_k \sim \mathcal N_{\mathbb Z}(0, \sigma^2)^{2b-2}, \qquad
@@ -336,8 +336,7 @@ def concentrated_epsilon(sensitivity: float, *, sigma: float, clients: int, dime
     """
     if not 0.5 <= sigma < math.inf:
         raise EvenhandError(
-            f"concentrated_epsilon(sigma={sigma}): nothing can be promised below 1/2: give a number from 1/2 on, "
-            "better 2."
+            f"concentrated_epsilon(sigma={sigma}): there is no guarantee below 1/2: give at least 1/2, better 2."
         )
     if not 0.0 < sensitivity < math.inf:
         raise EvenhandError(f"concentrated_epsilon(sensitivity={sensitivity}): give a number above 0.")
@@ -356,7 +355,7 @@ def concentrated_epsilon(sensitivity: float, *, sigma: float, clients: int, dime
 
 
 def concentrated(counting: Histogram, *, clients: int, sensitivity: Sensitivity = "paper") -> Release:
-    r"""What the sum of one private histogram gives away, for the accountant.
+    r"""The privacy loss of the sum of one private histogram, as a release for the accountant.
 
     .. math:: \rho = \tfrac12 \varepsilon^2, \qquad \text{noise multiplier} = \frac{1}{\sqrt{2\rho}} = \frac1\varepsilon
 
@@ -460,7 +459,7 @@ def histogram_for(
     bits: int | None = None,
     delta: float = 1e-5,
 ) -> Histogram:
-    r"""The histogram that spends a budget of concentrated privacy, with noise of about 2 at each client.
+    r"""The private histogram for a budget of concentrated privacy, with noise of about 2 at each client.
 
     .. math:: c = \max\Big(1, \Big\lfloor \frac{2 \sqrt m \sqrt{2\rho}}{S_1} \Big\rceil\Big), \qquad
         \sigma = \frac{c\, S_1}{\sqrt m \sqrt{2\rho}}, \qquad S_1 = \log_2 b \text{ or } \sqrt{\log_2 b}

@@ -41,7 +41,7 @@ ORDERS_FINE: tuple[float, ...] = tuple(sorted(_TENTHS | _LARGE | {*ORDERS_FEDERA
 
 
 class Spent(NamedTuple):
-    """What has been given away, at some delta.
+    """The privacy loss at a given delta.
 
     Attributes:
       epsilon: of :math:`(\\varepsilon, \\delta)`-differential privacy; 0 if nothing was, infinite if everything was.
@@ -57,7 +57,7 @@ class Spent(NamedTuple):
 def rdp(
     *, noise_multiplier: float, rate: float = 1.0, sampling: Scheme = "poisson", orders: Orders = ORDERS
 ) -> NDArray:
-    r"""Renyi divergences between what Gaussian noise on a sample gives away about neighbouring data, at each order.
+    r"""Renyi divergences of the sampled Gaussian mechanism between neighbouring data sets, at each order.
 
     .. math::
         \mathrm{RDP}(\alpha) = \frac{\log A_\alpha}{\alpha - 1}, \qquad
@@ -125,7 +125,7 @@ def rdp(
 def amplified(
     curve: Curve, *, rate: float, kappa: float = 3.0, sampling: Scheme = "poisson", orders: Orders = ORDERS
 ) -> NDArray:
-    r"""Renyi divergences of any mechanism on a sample, from those of the mechanism alone.
+    r"""Privacy amplification by sampling: Renyi divergences of a mechanism on a sample, from those of the mechanism.
 
     .. math::
         \varepsilon'(\alpha) \le \frac1{\alpha - 1} \log \Big\{(1 - q)^{\alpha - 1} (\alpha q - q + 1)
@@ -181,7 +181,7 @@ def amplified(
 def epsilon_of_rdp(
     divergences: Sequence[float] | NDArray, *, orders: Orders, delta: float, classic: bool = False
 ) -> Spent:
-    r"""Epsilon at some delta, from Renyi divergences that were added over all that was given away.
+    r"""Converts Renyi differential privacy to epsilon at a given delta, from the sum of all divergences.
 
     .. math::
         \varepsilon = \min_\alpha \Big[\mathrm{RDP}(\alpha) + \log \big(1 - \tfrac1\alpha\big)
@@ -227,7 +227,7 @@ def epsilon_of_rdp(
 
 
 def epsilon_of_zcdp(rho: float, *, delta: float, classic: bool = False) -> float:
-    r"""Epsilon at some delta of zero-concentrated differential privacy, whose divergences are at most rho times alpha.
+    r"""Epsilon at a given delta of rho-zCDP, whose Renyi divergences are at most rho times alpha.
 
     .. math::
         \varepsilon = \min_{\alpha > 1} \Big[\rho \alpha + \frac{\log (1 / (\alpha \delta))}{\alpha - 1}
@@ -274,7 +274,7 @@ def epsilon_of_zcdp(rho: float, *, delta: float, classic: bool = False) -> float
 
 
 def joint(noise_multipliers: Sequence[float]) -> float:
-    r"""The noise multiplier of one release that gives away as much as several of the same sample.
+    r"""The noise multiplier of one release with the same privacy loss as several of the same sample.
 
     .. math::
         \sigma = \Big(\sum_i \sigma_i^{-2}\Big)^{-1/2}

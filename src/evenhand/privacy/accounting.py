@@ -1,6 +1,6 @@
 """What private methods spend: epsilon of everything that a run gives away, and what a budget of it calls for.
 
-:func:`spent` adds up releases; :func:`epsilon` is the same for equal ones; :func:`account` does it for the promise of
+:func:`spent` adds up releases; :func:`epsilon` is the same for equal ones; :func:`account` does it for the guarantee of
 a method.  :func:`noise_for`, :func:`steps_for` and :func:`clients_for` look for the noise, the steps and the clients
 with which a budget is kept.  Both accountants, of Renyi divergences and of privacy losses, are in the last part.
 """
@@ -37,7 +37,7 @@ def spent(
     orders: Orders | None = None,
     kappa: float = 3.0,
 ) -> Spent:
-    r"""Epsilon of everything that was given away, at some delta.
+    r"""Total epsilon of several releases, at a given delta.
 
     .. math::
         \varepsilon = \min_\alpha \Big[\sum_r T_r\, \mathrm{RDP}_r(\alpha) + \log \big(1 - \tfrac1\alpha\big)
@@ -95,7 +95,7 @@ def epsilon(
     accountant: Accountant = "rdp",
     sampling: Scheme = "poisson",
 ) -> float:
-    r"""Epsilon of Gaussian noise, used for so many steps on a new sample each: of DP-SGD, or of federated averaging.
+    r"""Epsilon of DP-SGD or DP-FedAvg: Gaussian noise in a number of steps, each on a new sample.
 
     Args:
       noise_multiplier: :math:`\sigma`, the noise's standard deviation over the sensitivity; 0: infinite epsilon.
@@ -143,11 +143,11 @@ def _warned(total: Spent, orders: Orders) -> Spent:
     return total
 
 
-# --- the account of a promise ----------------------------------------------------------------------------
+# --- the account of a guarantee ----------------------------------------------------------------------------
 
 
 class Account(NamedTuple):
-    r"""A promise of differential privacy with its numbers, after so many rounds.
+    r"""A differential-privacy guarantee with its epsilon and delta, after some number of rounds.
 
     Attributes:
       epsilon: :math:`\varepsilon`; infinite where nothing hides what is given away.
@@ -159,7 +159,7 @@ class Account(NamedTuple):
       releases: all that was given away, and under how much noise.
       released: what that is.
       public: what is taken to be known already.
-      unprotected: what the promise does not cover.
+      unprotected: what the guarantee does not cover.
     """
 
     epsilon: float
@@ -198,10 +198,10 @@ def _words(release: Release) -> str:
 def account(
     privacy: Privacy, *, rounds: int, units: int, delta: float | None = None, accountant: Accountant = "rdp"
 ) -> Account:
-    r"""What a method has spent after some rounds.
+    r"""The privacy budget that a method has spent after a number of rounds.
 
     Args:
-      privacy: its promise.
+      privacy: its guarantee.
       rounds: how many.
       units: clients or training examples, whichever are protected.
       delta: :math:`\delta`; None: the promise's own, or else :func:`usual_delta`.
@@ -230,7 +230,9 @@ def account(
 
 
 def usual_delta(units: int) -> float:
-    r"""The largest power of ten that is at most one in so many units: the chance of a breach should be below that.
+    r"""The default delta: the largest power of ten that is at most one over the number of units.
+
+    Delta is the chance of a breach of privacy, which should be below that.
 
     Edge cases: 0.1 for a single unit, which has nobody to hide among.
 
@@ -263,7 +265,7 @@ def noise_for(
     mechanism: Literal["gaussian", "concentrated"] = "gaussian",
     orders: Orders | None = None,
 ) -> float:
-    r"""The least noise multiplier with which so many steps spend no more than a budget.
+    r"""The smallest noise multiplier with which a number of steps stays within a privacy budget.
 
     .. math::
         \min \{\sigma \ge 0 : \varepsilon(\sigma, q, T, \delta) \le \varepsilon\}
@@ -325,7 +327,7 @@ def steps_for(
     accountant: Accountant = "rdp",
     sampling: Scheme = "poisson",
 ) -> int:
-    r"""The largest number of steps that spends no more than a budget.
+    r"""The largest number of steps that stays within a privacy budget.
 
     .. math::
         \max \{T : \varepsilon(\sigma, q, T, \delta) \le \varepsilon\}
@@ -357,7 +359,7 @@ def steps_for(
         release = Release(sigma, q, sampling, steps)
         return _spending((release,), delta, accountant, ORDERS_FINE).epsilon > budget
 
-    return _least_whole(too_much, 1, epsilon, "more than 2^53 steps are within it: take less noise") - 1
+    return _least_whole(too_much, 1, epsilon, "more than 2^53 steps stay within it: use less noise") - 1
 
 
 def clients_for(
@@ -370,7 +372,7 @@ def clients_for(
     accountant: Accountant = "rdp",
     sampling: Scheme = "poisson",
 ) -> int:
-    r"""The least number of clients among whom so many rounds with some noise spend no more than a budget.
+    r"""The least number of clients for which rounds with a given noise stay within a privacy budget.
 
     .. math::
         \min \{K \ge m : \varepsilon(\sigma, m / K, T, \delta) \le \varepsilon\}
@@ -405,7 +407,7 @@ def clients_for(
         release = Release(sigma, cohort / clients, sampling, steps)
         return _spending((release,), chance, accountant, ORDERS_FINE).epsilon <= budget
 
-    reason = f"no number of clients affords {steps} rounds within it: take more noise, or fewer rounds"
+    reason = f"no number of clients keeps {steps} rounds within it: use more noise, or fewer rounds"
     return _least_whole(enough, cohort if delta is not None else max(cohort, 2), epsilon, reason)
 
 
@@ -493,8 +495,8 @@ def _spending(
     costly = [release for release in releases if release.times > 0 and release.rate > 0.0]
     if len({release.sampling for release in costly if release.rate < 1.0}) > 1:
         raise EvenhandError(
-            "Samples drawn independently and samples of a fixed size protect from different things (a unit added or "
-            "removed; a unit replaced), and their costs cannot be added: give all releases the same sampling."
+            "Samples drawn independently and samples of a fixed size have different guarantees (a unit added or "
+            "removed; a unit replaced), so their costs cannot be added: give all releases the same sampling."
         )
     if not costly:
         return Spent(0.0, None, False)
@@ -518,12 +520,12 @@ def _by_losses(releases: Sequence[Release], delta: float) -> float:
     for release in releases:
         if release.mechanism == "concentrated":
             raise EvenhandError(
-                "accountant='pld' needs the distribution of the noise, and of a concentrated mechanism only "
-                "Renyi divergences are known: take accountant='rdp'."
+                "accountant='pld' needs the distribution of the noise, but of a concentrated mechanism only "
+                "Renyi divergences are known: use accountant='rdp'."
             )
         if release.sampling == "fixed" and release.rate < 1.0:
             raise EvenhandError(
-                "accountant='pld' knows only samples that are drawn independently: take accountant='rdp' for "
+                "accountant='pld' supports only samples that are drawn independently: use accountant='rdp' for "
                 "sampling='fixed'."
             )
     try:
@@ -531,7 +533,7 @@ def _by_losses(releases: Sequence[Release], delta: float) -> float:
     except ImportError as error:
         raise EvenhandError(
             "accountant='pld' needs the package dp-accounting, which is not installed: "
-            "pip install 'evenhand[privacy]', or take accountant='rdp'."
+            "pip install 'evenhand[privacy]', or use accountant='rdp'."
         ) from error
     least = min(release.noise_multiplier for release in releases)
     interval = max(_INTERVAL, (0.5 / least**2 + 8.0 / least) / _STEPS)

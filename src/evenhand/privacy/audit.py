@@ -24,7 +24,7 @@ NDArray = npt.NDArray[Any]
 
 
 class Audit(NamedTuple):
-    """What an audit has found.
+    """The result of a privacy audit.
 
     Attributes:
       epsilon: the mechanism loses at least so much, with the confidence asked for.
@@ -44,7 +44,7 @@ class Audit(NamedTuple):
 def least_epsilon(
     correct: int, guesses: int, *, canaries: int, delta: float, confidence: float = 0.95
 ) -> float:
-    r"""The epsilon below which so many right guesses about canaries would be a rare accident.
+    r"""Lower bound on epsilon from the number of right guesses about canaries.
 
     Each canary is in or out by a fair coin.  Under :math:`(\varepsilon, \delta)`-differential privacy the number of
     right guesses is at most that of coins with :math:`p = e^\varepsilon / (1 + e^\varepsilon)`, but for
@@ -100,7 +100,7 @@ def least_epsilon(
 def audit_scores(
     scores: NDArray, included: npt.NDArray[np.bool_], *, delta: float, confidence: float = 0.95
 ) -> Audit:
-    r"""Audits any mechanism, by scores of canaries each of which was in or out by a fair coin of its own.
+    r"""Audits any mechanism by scores of canaries, each included independently with probability 1/2.
 
     The highest scores are guessed to be in, the lowest ones out; how many of each is tried out, and paid for in the
     confidence.
@@ -108,7 +108,7 @@ def audit_scores(
     Args:
       scores: of the canaries, ``(m,)``, from what the mechanism gives away: the more, the likelier they were in.
       included: bool ``(m,)``, which of them were in.
-      delta: of the promise that is audited.
+      delta: of the guarantee that is audited.
       confidence: as in :func:`least_epsilon`.
 
     Raises:
@@ -156,7 +156,7 @@ def audit_mean(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Audit:
-    r"""Audits a noisy sum with clients whose uploads are long and orthogonal.
+    r"""Audits a noisy sum with canary clients, whose uploads are long and orthogonal.
 
     Canary :math:`j` uploads :math:`L e_j` in every round, if it is in at all; its score is coordinate :math:`j` of the
     sum of all directions.
@@ -165,7 +165,7 @@ def audit_mean(
       aggregator: such as :func:`evenhand.privacy.noisy_mean`.
       rounds: in which every canary that is in takes part.
       length: :math:`L`; a correct mechanism clips it.
-      delta: of the promise that is audited.
+      delta: of the guarantee that is audited.
       canaries: how many, in one run.
       runs: how often all of this happens, each time with canaries of its own; what one run finds in so many more
         canaries, several find in less time.
@@ -217,7 +217,7 @@ def audit_work(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Audit:
-    r"""Audits private local work with examples whose gradients are long and orthogonal.
+    r"""Audits private local work with canary examples, whose gradients are long and orthogonal.
 
     The loss of canary :math:`j` is :math:`-L w_j`; its score is where :math:`w_j` ends, times the number of examples.
 

@@ -1,4 +1,4 @@
-"""Privacy for clients: the promise for any method whose aggregators add noise, and DP-FedAvg, the simplest of them."""
+"""Client-level privacy: the guarantee for any method whose aggregators add noise, and DP-FedAvg, the simplest one."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _ADDED = "one client, with all its examples, added or removed"
 _REPLACED = "one client, with all its examples, replaced by another"
 
 
-_SEEN = "single uploads, which the server sees"
+_SEEN = "individual uploads, which the server sees"
 
 
-_KNOWN_IF_SUMMED = "who takes part in a round, which the server knows: to it, sampling hides nobody"
+_KNOWN_IF_SUMMED = "which clients take part in a round: the server knows, so sampling hides nobody from it"
 
 
 _NOISY = "give the method aggregator=eh.privacy.noisy_mean(clip, noise_multiplier=..., rate=...)"
 
 
-# --- the promise -----------------------------------------------------------------------------------------
+# --- the guarantee -----------------------------------------------------------------------------------------
 
 
 class _State(NamedTuple):
@@ -59,7 +59,7 @@ class _State(NamedTuple):
 
 
 def private(method: Algorithm) -> Algorithm:
-    r"""The same method, which promises that nobody can tell from its models whether any one client took part.
+    r"""The same method with a client-level differential-privacy guarantee for its global models.
 
     For any two sets of clients :math:`U, U'` of which one has one client more, and any set :math:`O` of sequences of
     global models,
@@ -76,7 +76,7 @@ def private(method: Algorithm) -> Algorithm:
     Raises:
       EvenhandError: the method gives away something without noise, with the reason and what to do instead: an
         aggregator that sees single uploads, or weighs clients by what they report; a fixed cohort under noise for
-        another sampling; a training loss that it observes; personal models; local work that promises something else.
+        another sampling; a training loss that it observes; personal models; local work that guarantees something else.
 
     Edge cases: rounds without clients still step, with noise alone.  Where clients add the noise, one whose update is
     not finite sends zeros under its noise and keeps its state: who answers does not depend on its examples.  The
@@ -99,9 +99,9 @@ def private(method: Algorithm) -> Algorithm:
     drawn = method.sampling
     if (rate := drawn.rate) is None:
         raise EvenhandError(
-            f"private({method.name}): its cohorts have a fixed size, and the accountant counts on clients that are "
+            f"private({method.name}): its cohorts have a fixed size, but the accountant assumes clients that are "
             "drawn independently of each other: give the method sampling=eh.sampling.poisson(rate), or "
-            "eh.sampling.fixed(rate) and noise for it."
+            "eh.sampling.fixed(rate) with noise made for it."
         )
     for objection in _objections(method, rate):
         raise EvenhandError(f"private({method.name}): {objection}.")
@@ -128,18 +128,18 @@ def private(method: Algorithm) -> Algorithm:
 def promise(
     releases: Callable[[int], tuple[Release, ...]], neighbours: str = _ADDED, server: str = _SEEN
 ) -> Privacy:
-    """The promise to clients of a method whose rounds release this, and nothing else."""
+    """The client-level guarantee of a method whose rounds release this, and nothing else."""
     return Privacy(
         unit="client",
         releases=releases,
         neighbours=neighbours,
         released=("the global model after every round",),
-        public=("how many clients there are", "the settings of the method"),
+        public=("the number of clients", "the settings of the method"),
         unprotected=(
             server,
             "the seed, from which a simulation draws its noise",
-            "what is measured in a simulation, such as the accuracy of a client and the training loss",
-            "the choice of settings, where it looks at the same clients",
+            "metrics of a simulation, such as the accuracy of a client and the training loss",
+            "hyper-parameter tuning, if it uses the same clients",
         ),
     )
 
@@ -168,11 +168,11 @@ def _objections(method: Algorithm, rate: float) -> Iterator[str]:
         )
     if method.personal_params is not None or method.adapt is not None:
         yield (
-            "its clients have models of their own, which are not part of what is given away: put the personal method "
+            "its clients have personal models, which the guarantee does not cover: put the personal method "
             "around private(), as in ditto(private(...), work)"
         )
     if method.privacy is not None:
-        yield "its local work promises privacy by itself: give it eh.local.sgd(model, ...)"
+        yield "its local work already guarantees privacy: give it eh.local.sgd(model, ...)"
     for phase in method.phases:
         yield from _phase_objections(phase, rate, method.sampling.independent)
 
@@ -189,7 +189,7 @@ def _phase_objections(phase: Phase, rate: float, independent: bool) -> Iterator[
         yield "its aggregator weighs clients by what they report in the clear, such as their loss: " + _NOISY
     elif aggregator.release is None and aggregator.summation is not None:
         yield (
-            "its aggregator adds up in secret without noise that is made for it: give the method "
+            "its aggregator uses a secure sum without noise made for it: give the method "
             "aggregator=eh.privacy.discrete_mean(clip, noise_multiplier=..., rate=..., fewest=...)"
         )
     elif aggregator.release is None:
@@ -197,12 +197,12 @@ def _phase_objections(phase: Phase, rate: float, independent: bool) -> Iterator[
         yield f"its {'aggregator adds no noise' if bounded else 'uploads have no bounded effect'}: {_NOISY}"
     elif abs(aggregator.release.rate - rate) > 1e-9:
         yield (
-            f"clients are drawn with probability {rate:g}, and its aggregator adds noise for "
+            f"clients are drawn with probability {rate:g}, but its aggregator adds noise for "
             f"{aggregator.release.rate:g}: give both the same rate"
         )
     elif (aggregator.release.sampling == "poisson") != independent:
         yield (
-            "its cohorts and its aggregator's noise are for different ways to draw clients: give "
+            "its sampling differs from the sampling that its aggregator's noise is made for: give "
             'sampling=eh.sampling.poisson(rate) and noisy_mean(..., sampling="poisson"), or fixed(rate) and "fixed"'
         )
 
@@ -243,7 +243,7 @@ def dp_fedavg(
     rate: float = 0.1,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
 ) -> Algorithm:
-    r"""DP-FedAvg: clients of a Poisson sample train, and the server averages their clipped updates under noise.
+    r"""DP-FedAvg: a Poisson sample of clients trains, and the server averages their clipped updates and adds noise.
 
     .. math::
         w^{t+1} = w^t + \frac1{q N} \Big( \sum_{k \in S_t} \Delta_k \min\Big(1, \frac{C}{\|\Delta_k\|}\Big)
@@ -260,7 +260,7 @@ def dp_fedavg(
       server_opt: the server's optimiser on the noisy pseudo-gradient; ``sgd(1.0)`` is plain averaging.
 
     Raises:
-      EvenhandError: a number out of range, or local work that promises privacy by itself.
+      EvenhandError: a number out of range, or local work that already guarantees privacy.
 
     Edge cases: a round without clients steps along noise alone.  All clients count alike, whatever their size: the
     objective is :math:`\frac1N \sum_k F_k`.
@@ -292,14 +292,14 @@ def dp_fedadam(
     rate: float = 0.1,
     server_lr: float = 1.0,
 ) -> Algorithm:
-    r"""DP-FedAdam: DP-FedAvg whose noisy averages :math:`u^t` are the steps of Adam at the server.
+    r"""DP-FedAdam: DP-FedAvg with Adam at the server, on the noisy averages :math:`u^t`.
 
     .. math::
         m^t = .9 \, m^{t-1} + .1 \, u^t, \quad v^t = .999 \, v^{t-1} + .001 \, (u^t)^2, \quad
         w^{t+1} = w^t + \gamma \frac{m^t / (1 - .9^t)}{\sqrt{v^t / (1 - .999^t)} + 10^{-8}}
 
     Args:
-      work, clip, noise_multiplier, rate: as in :func:`dp_fedavg`, and with the same promise.
+      work, clip, noise_multiplier, rate: as in :func:`dp_fedavg`, and with the same guarantee.
       server_lr: :math:`\gamma`.
 
     Raises:

@@ -36,7 +36,7 @@ def dp2(
     noise_first: bool = False,
     adaptive_first: bool = False,
 ) -> Work:
-    r"""DP^2: phases of DP-SGD alternate with phases that precondition by what the last such phase has learnt.
+    r"""DP^2 (delayed preconditioners): alternates phases of DP-SGD with phases preconditioned by its noisy gradients.
 
     .. math::
         \tilde g^t = \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}\Big(\frac{g_i}{D^t}, C\Big)
@@ -51,7 +51,7 @@ def dp2(
     =============  ==========================================================================================
 
     For :math:`s_2` steps :math:`D = \sqrt v + \epsilon`, and so on.  Each phase has a clip :math:`C` and a step size
-    :math:`\alpha` of its own.  All of that follows from the :math:`\tilde g^t`, one query per step, so that the promise
+    :math:`\alpha` of its own.  All of that follows from the :math:`\tilde g^t`, one query per step, so the guarantee
     is that of :func:`evenhand.privacy.dp_sgd` with the same :math:`q, z` and steps.
 
     Args:
@@ -107,7 +107,7 @@ def delayed_rmsprop(
     decay: float = 0.9,
     eps: float = 1e-3,
 ) -> Work:
-    r"""Delayed RMSProp: :func:`dp2` on ordinary mini-batches, without clipping and noise.  It promises no privacy.
+    r"""Delayed RMSProp: :func:`dp2` on ordinary mini-batches, without clipping or noise.  It guarantees no privacy.
 
     .. math:: w^{t+1} = w^t - \frac{\alpha}{|B|} \sum_{i \in B} \frac{g_i}{D^t}
 
@@ -152,7 +152,7 @@ def dp2_extra_query(
     decay: float = 0.9,
     eps: float = 1e-3,
 ) -> Work:
-    r"""An ablation of DP^2: every step's gradient is asked for twice, for the moment and preconditioned.
+    r"""An ablation of DP^2 with two queries per step: one for the moment, and one preconditioned.
 
     .. math::
         \tilde g^t = \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}(g_i, C_1) + \mathcal N(0, z^2 C_1^2 I) \Big), \qquad

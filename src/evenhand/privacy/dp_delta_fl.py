@@ -45,7 +45,7 @@ def dp_delta_fl(
     fewest: int | None = None,
     integers_only: bool = False,
 ) -> Algorithm:
-    r"""Delta-FL with client-level privacy: neither losses nor updates are seen, and both sums are noisy.
+    r"""Delta-FL with client-level differential privacy: losses and updates enter noisy sums only.
 
     Each round has two exchanges with one cohort: a histogram of the losses, in whole numbers under noise, gives the
     quantile :math:`Q`; then every client trains, and

@@ -42,7 +42,7 @@ def dp_fed2(
     correlation: Correlation = tree_noise(),
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
 ) -> Algorithm:
-    r"""DP^2 for clients: rounds of DP-FedAvg alternate with rounds whose updates are divided by what those have taught.
+    r"""DP^2 for clients: alternates rounds of DP-FedAvg with rounds preconditioned by their noisy averages.
 
     .. math::
         u^t = \frac1{q N} \Big( \sum_{k \in S_t} \mathrm{clip}\Big(\frac{\Delta_k}{D^t}, C\Big)
@@ -77,7 +77,7 @@ def dp_fed2(
         correlated noise, whose variance over a phase depends on where in a turn the phase is.
 
     Privacy: :math:`D`, :math:`C` and :math:`\alpha` follow from the noisy :math:`u^t` of earlier rounds, so the server
-    may publish them.  The promise is that of ``dp_fedavg``, or ``dp_ftrl``, with the same noise and rounds.
+    may publish them.  The guarantee is that of ``dp_fedavg``, or ``dp_ftrl``, with the same noise and rounds.
 
     Edge cases: up to :math:`s_1` rounds are those of DP-FedAvg with the server step :math:`\alpha`.  An ``eps`` far
     above the scales makes the divisor constant: this is then DP-FedAvg with two step sizes.

@@ -41,7 +41,7 @@ __all__ = [
 
 
 class CorrelatedNoise(NamedTuple):
-    """The noise of some rounds, in turn.
+    """Correlated noise for a sequence of rounds.
 
     Attributes:
       init: ``like -> state``, before the first of them.
@@ -69,7 +69,7 @@ class StreamingMatrix(Protocol):
 
 
 def tree_noise() -> Correlation:
-    r"""Noise at the nodes of a binary tree over the rounds; a prefix has that of the nodes that make it up.
+    r"""Tree aggregation: noise at the nodes of a binary tree over rounds; a prefix sum has the noise of its nodes.
 
     The noise of the sum of :math:`t` rounds is that of as many nodes as :math:`t` has binary ones, and a client is in
     :math:`h = \lfloor \log_2 T \rfloor + 1` nodes: sensitivity :math:`\sqrt h`.
@@ -108,14 +108,14 @@ def _tree(rounds: int) -> CorrelatedNoise:
 
 
 def toeplitz_noise(bands: int | None = None) -> Correlation:
-    r"""Noise from which shares of that of earlier rounds are taken away.
+    r"""Correlated noise from a Toeplitz matrix: subtracts shares of the noise of earlier rounds.
 
     .. math::
         n_t = z_t - \sum_{j=1}^{b - 1} c_j n_{t - j}, \qquad c_j = \binom{2j}{j} 4^{-j}
 
     The matrix :math:`C` with these diagonals is, without bands, the square root of that which adds up rounds, and of
     all with constant diagonals the best at the worst round.  After 100 rounds its noise is 2.5 times that of one round
-    with the same promise; that of the tree is 4.6 times, that of independent noise 10 times.
+    with the same guarantee; that of the tree is 4.6 times, that of independent noise 10 times.
 
     Args:
       bands: :math:`b`, from 1: noise of so many rounds is kept; None: of all.  With 1 it is independent noise.
@@ -154,7 +154,7 @@ def toeplitz_noise(bands: int | None = None) -> Correlation:
 
 
 def streamed_noise(matrix: StreamingMatrix) -> Correlation:
-    """Noise from any lower triangular matrix that is given row by row, such as a buffered linear Toeplitz one.
+    """Correlated noise from any lower triangular matrix given row by row, such as a buffered linear Toeplitz one.
 
     Args:
       matrix: :math:`B = C^{-1}`; with the package jax_privacy, ``buffered_toeplitz.optimize(n=rounds)`` finds one that
@@ -211,7 +211,7 @@ def dp_ftrl(
     correlation: Correlation = tree_noise(),
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
 ) -> Algorithm:
-    r"""DP-FTRL: averaging whose noise largely cancels from round to round, without counting on random cohorts.
+    r"""DP-FTRL: averaging with correlated noise that largely cancels over rounds; needs no random cohorts.
 
     .. math::
         w^{t+1} = w^0 + \frac1m \Big( \sum_{s \le t} \sum_{k \in S_s} \Delta_k \min\Big(1, \frac{C}{\|\Delta_k\|}\Big)
@@ -235,8 +235,8 @@ def dp_ftrl(
     Raises:
       EvenhandError: a number out of range.  When a run starts: another number of clients, or cohorts of another size.
 
-    Edge cases: where cohorts can be drawn independently, DP-FedAvg needs less noise for the same promise; this is for
-    where they cannot.  The promise is to clients whose updates are replaced by zeros, as the turns of the others would
+    Edge cases: where cohorts can be drawn independently, DP-FedAvg needs less noise for the same guarantee; this is for
+    where they cannot.  The guarantee is for clients whose updates are replaced by zeros, as the others' turns would
     differ without them.
 
     Differs from the paper: each client takes part once per turn, which bounds its part without counting; prefixes are
@@ -286,7 +286,7 @@ class Turns(NamedTuple):
         return _correlated_mean(clip, noise_multiplier, self.rounds, self.cohort, self.correlated)
 
     def private(self, method: Algorithm) -> Algorithm:
-        """The method on such means, with what it promises: each turn releases what its aggregators say."""
+        """The method on such means, with what it guarantees: each turn releases what its aggregators say."""
         release, turn = _release(method), self.rounds
 
         def releases(rounds: int) -> tuple[Release, ...]:

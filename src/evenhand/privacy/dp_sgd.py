@@ -24,7 +24,7 @@ def dp_sgd(
     rate: float,
     steps: int,
 ) -> Work:
-    r"""DP-SGD: descent on means of clipped gradients under noise, so that no example leaves a trace.
+    r"""DP-SGD: gradient descent on clipped per-example gradients with Gaussian noise, which hides each example.
 
     .. math::
         \tilde g^t = \frac1{q n} \Big( \sum_{i \in B} g_i \min\Big(1, \frac{C}{\|g_i\|}\Big)
@@ -103,7 +103,7 @@ def scale_then_privatize(
         v^t = \beta_2 v^{t-1} + (1 - \beta_2) (\tilde g^t)^2, \quad
         w^{t+1} = w^t - \alpha \frac{m^t / (1 - \beta_1^t)}{\sqrt{v^t / (1 - \beta_2^t)} + \epsilon}
 
-    Nothing but the :math:`\tilde g^t` is kept, so that the promise is that of :func:`evenhand.privacy.dp_sgd` with the
+    Nothing but the :math:`\tilde g^t` is kept, so the guarantee is that of :func:`evenhand.privacy.dp_sgd` with the
     same :math:`q, z` and steps.  No public examples are needed.
 
     Args:

@@ -46,7 +46,7 @@ def dp_term(
     share: float = 0.05,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
 ) -> Algorithm:
-    r"""TERM over clients with client-level privacy: a noisy sum of tilted updates over a noisy sum of tilts.
+    r"""TERM with client-level differential privacy: a noisy sum of tilted updates over a noisy sum of tilts.
 
     .. math::
         w^{t+1} = w^t + \frac{\sum_{k \in S_t} a_k \, \mathrm{clip}(\Delta_k, C) + \mathcal N(0, z_w^2 C^2 I)}{A},

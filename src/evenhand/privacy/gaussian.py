@@ -46,7 +46,7 @@ class _State(NamedTuple):
 def noisy_mean(
     clip: float | AdaptiveClip, *, noise_multiplier: float, rate: float, sampling: Scheme = "poisson"
 ) -> Sum:
-    r"""The mean of clipped uploads, under noise that hides whether any one client took part.
+    r"""DP mean: mean of clipped uploads with Gaussian noise, which hides whether any one client took part.
 
     .. math::
         \Delta = \frac1{q N} \Big( \sum_k \Delta_k \min\Big(1, \frac{C}{\|\Delta_k\|}\Big)
@@ -67,7 +67,7 @@ def noisy_mean(
       EvenhandError: a number out of range; a count of clips that takes more noise than there is.  When a run starts:
         uploads in half precision.
 
-    Privacy: by itself an aggregator promises nothing: :func:`evenhand.privacy.private` checks what the method around it
+    Privacy: an aggregator alone guarantees nothing: :func:`evenhand.privacy.private` checks what the method around it
     does with its clients' examples.
 
     Robustness: malicious clients of share :math:`\delta` move the mean by at most :math:`2 \delta C`.

@@ -38,7 +38,7 @@ def clipped_sum(
     divided_by: Params | None = None,
     plus: Params | None = None,
 ) -> tuple[Params, Array]:
-    r"""The sum of the gradients of single examples, each scaled down to a norm of ``clip`` where it is longer.
+    r"""The sum of per-example gradients, each clipped to a norm of ``clip``.
 
     With :math:`g_i = (\nabla_w \ell(w; x_i, y_i) + M) / D`, coordinate by coordinate, where :math:`M` and :math:`D` are
     given,
@@ -130,7 +130,7 @@ def _leaning(
     r""":math:`\|g_i + m\|^2`, or a little more, from :math:`\|g_i\|^2`.
 
     Where :math:`g_i` and :math:`m` cancel, :math:`\|g_i\|^2 + 2 \langle g_i, m \rangle + \|m\|^2` has few digits left,
-    and a norm that is too small breaks the promise of privacy: a part that is larger than its error is added.
+    and a norm that is too small breaks the privacy guarantee: a part that is larger than its error is added.
     """
     given = [(account, m) for account, m in zip(accounts, offsets, strict=True) if m is not None]
     if not given:

@@ -60,7 +60,7 @@ def secure_delta_fl(
     cohort: int = 2**13,
     integers_only: bool = False,
 ) -> Algorithm:
-    r"""Delta-FL whose server sees neither a loss nor an update, but two secure sums a round.
+    r"""Delta-FL with secure aggregation: the server sees only two secure sums per round, no single loss or update.
 
     .. math::
         (1)\ \sum_{k \in S_t} \big( c\, x_k + \xi_k \big) \bmod M \ \mapsto\ Q, \qquad
@@ -122,7 +122,7 @@ def secure_delta_fl(
     With unequal weights the sum of the tail's weights says more than how many clients it has: sizes are often known,
     and then their sum can identify who is in the tail.  With equal weights, the default, it is their number, which
     counts without noise show as well.  The noise protects the first sum alone (:func:`evenhand.privacy.concentrated`
-    says how well), so the method promises no privacy: ``dp_delta_fl(at_server=False)`` puts noise on both sums and
+    says how well), so the method guarantees no privacy: ``dp_delta_fl(at_server=False)`` puts noise on both sums and
     does.
 
     Robustness: none.  A client can send false counts and false updates into either sum, which nobody sees.

@@ -1,8 +1,8 @@
 """Private local work: an update rule, and the noise under which it sees examples.
 
 An :class:`UpdateRule` is what a private optimiser does before gradients are clipped and after noise was added; it sees
-examples through its queries alone.  :func:`private_work` runs it on Poisson samples and promises privacy;
-:func:`clean_work` and :func:`oracle_work` are for comparisons, and promise nothing.
+examples through its queries alone.  :func:`private_work` runs it on Poisson samples and guarantees privacy;
+:func:`clean_work` and :func:`oracle_work` are for comparisons, and guarantee nothing.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _Queries: TypeAlias = Query | tuple[Query, ...]
 
 
 class Iteration(NamedTuple):
-    """What a rule may use in a step beside its state and the answers.
+    """What an update rule may use in a step, besides its state and the answers.
 
     Attributes:
       params: before the step.
@@ -123,7 +123,7 @@ class UpdateRule(NamedTuple):
 
 
 def private_work(model: Model, rule: UpdateRule, noise: Noise) -> local.Work:
-    r"""Local work that takes the steps of an update rule on Poisson samples of a client's examples, under noise.
+    r"""Private local work: an update rule on Poisson samples of a client's examples, with noise.
 
     .. math::
         \tilde g^t = \frac1{q n} \Big( \sum_{i \in B} \mathrm{clip}\Big(\frac{g_i + M^t}{D^t}, C\Big)
@@ -132,7 +132,7 @@ def private_work(model: Model, rule: UpdateRule, noise: Noise) -> local.Work:
 
     where ``before`` chooses :math:`C, D^t, M^t` from the parameters, the state and public data, and an example is in a
     batch :math:`B` with probability :math:`q`, independently of all others.  Whatever ``before`` and ``after`` do
-    costs no privacy: the promise is that of one Gaussian mechanism on a Poisson sample for each query.
+    costs no privacy: the guarantee is that of one Gaussian mechanism on a Poisson sample for each query.
 
     Args:
       model: what is trained.
@@ -140,7 +140,7 @@ def private_work(model: Model, rule: UpdateRule, noise: Noise) -> local.Work:
       noise: the clip :math:`C`, the noise multiplier :math:`z`, the rate :math:`q`, and the steps in a round.
 
     Returns:
-      Work that promises privacy for examples, for :func:`evenhand.algorithms.alone` and
+      Work that guarantees privacy for examples, for :func:`evenhand.algorithms.alone` and
       :func:`evenhand.algorithms.fedavg`.
 
     Raises:
@@ -188,12 +188,12 @@ def private_work(model: Model, rule: UpdateRule, noise: Noise) -> local.Work:
         releases=releases,
         neighbours="one example added or removed",
         released=("the model that a client sends after every round",),
-        public=("how many examples each client has", "the settings of the method"),
+        public=("the number of examples of each client", "the settings of the method"),
         unprotected=(
             "which clients take part",
             "the seed, from which a simulation draws its noise",
-            "what is measured in a simulation, such as the accuracy of a client and the training loss",
-            "the choice of settings, where it looks at the same examples",
+            "metrics of a simulation, such as the accuracy of a client and the training loss",
+            "hyper-parameter tuning, if it uses the same examples",
         ),
     )
     work = _work(model, rule, _poisson_batches(model, rule, noise), _noisy_answers(model, noise, refused))
@@ -201,7 +201,7 @@ def private_work(model: Model, rule: UpdateRule, noise: Noise) -> local.Work:
 
 
 def oracle_work(model: Model, rule: UpdateRule, noise: Noise) -> local.Work:
-    """Work like :func:`private_work` whose rule also sees gradients without noise, so that it promises nothing.
+    """Work like :func:`private_work` whose rule also sees gradients without noise, so that it guarantees nothing.
 
     It is for :func:`evenhand.algorithms.alone` only: federated methods may want to correct gradients that it clips.
     """
@@ -262,7 +262,7 @@ def _work(model: Model, rule: UpdateRule, schedule: local.Batches, answers: _Ans
             iteration, answered, correction_state = answers(carry, batch, key, correction)
             query, state = rule.before(carry.state[1], iteration)
             queries = (query,) if isinstance(query, Query) else query
-            if len(queries) > max(rule.queries(1)):  # the promise counts those that the rule says
+            if len(queries) > max(rule.queries(1)):  # the guarantee counts those that the rule says
                 raise EvenhandError(
                     f"{rule.method}(): the rule has {len(queries)} queries in a step, more than are accounted for: "
                     "give it queries= that says so."

@@ -20,7 +20,7 @@ from evenhand.report._view import Group, NDArray, RunView, among, chosen, client
 from evenhand.report.formatting import Cell, Row, Table, Value, capital, escape, over_seeds, section, value
 from evenhand.text import counted
 
-# --- personal models: what clients gain by models of their own ----------------------------------------------------
+# --- personal models: what clients gain from personal models ------------------------------------------------------
 
 
 def personal(subject: Comparison) -> str:
@@ -29,12 +29,12 @@ def personal(subject: Comparison) -> str:
     if not methods:
         return ""
     rows = [row for method in methods for row in _personal_rows(method, subject.split, subject.metric)]
-    caption = f"{capital(subject.quantity)} of the global model and of clients' own"
+    caption = f"{capital(subject.quantity)} of the global model and of personal models"
     caption += "; means in percent" if subject.is_share else ""
     caption += "; ± over seeds" if subject.seeds > 1 else ""
     caption += "; clients that never trained are left out" if left_out(methods) else ""
     head = ["Method", "Clients", "How many", "Global model", "Own model", "Gain", "Better", "Worse"]
-    return section("What clients gain by models of their own", Table(head, rows).html(caption))
+    return section("What clients gain from personal models", Table(head, rows).html(caption))
 
 
 def personalized(subject: Comparison) -> tuple[Method, ...]:
@@ -69,7 +69,7 @@ _THIRDS_FROM = 6
 
 
 class Gain(NamedTuple):
-    """What some clients gain by models of their own.
+    """What some clients gain from personal models.
 
     Attributes:
       group: which clients.
@@ -146,10 +146,10 @@ def in_words(run: RunView, split: str, metric: str) -> str:
             elif name == kind and left_out:
                 noun += " that trained"
             verb, whose = ("is", "its") if gain.gained == 1 else ("are", "their")
-            means = f"mean {value(gain.own, metric)}, global {value(gain.alone, metric)}"
+            means = f"mean {value(gain.own, metric)}, global model {value(gain.alone, metric)}"
             sentences.append(
-                f"Of {noun}, {gain.gained:,} {verb} served better by a model of {whose} own than by the global one, "
-                f"{gain.lost:,} worse ({means})."
+                f"Of {noun}, {gain.gained:,} {verb} served better by {whose} personal model than by the global "
+                f"model, {gain.lost:,} worse ({means})."
             )
     if left_out and sentences:
         verb = "is" if left_out == 1 else "are"
@@ -208,15 +208,15 @@ def _malicious_names(runs: Sequence[RunView]) -> str:
     names = {tuple(among(run, "malicious").client_ids) for run in runs if run.malicious is not None} - {()}
     if len(names) != 1:
         return (
-            "Malicious clients differ between the runs. All other metrics of clients on this page are those of the "
-            "honest clients of each run."
+            "Malicious clients differ between the runs. All other client metrics on this page are of the honest "
+            "clients of each run."
         )
     [ids] = names
     more = f" and {len(ids) - _MOST_NAMED} more" if len(ids) > _MOST_NAMED else ""
     others = (
-        "All other metrics of clients on this page are those of honest ones."
+        "All other client metrics on this page are of honest clients only."
         if any(run.malicious is not None and not run.malicious.all() for run in runs)
-        else "No client is honest, so the numbers of this page are of malicious ones."
+        else "No client is honest, so the numbers on this page are of malicious clients."
     )
     return (
         f"{counted(len(ids), 'malicious client')}: {', '.join(ids[:_MOST_NAMED])}{more}. "
@@ -332,23 +332,23 @@ def _by_availability(run: RunView) -> dict[str, NDArray]:
     return {name: np.isin(clients, some) for name, some in groups.items() if len(some)}
 
 
-# --- privacy: what a private method promises, and what it has spent -----------------------------------------------
+# --- privacy: what a private method guarantees, and what it has spent ---------------------------------------------
 
 _PRIVACY = {
     "Epsilon": "epsilon",
     "Delta": "delta",
     "Accountant": "accountant",
-    "Cannot be told apart": "neighbours",
-    "Given away": "released",
+    "Neighbouring data": "neighbours",
+    "Released": "released",
     "Under noise": "releases",
-    "Taken to be known": "public",
+    "Assumed public": "public",
     "Not covered": "unprotected",
 }
 """What a row says -> the name of it in :attr:`RunView.info`."""
 
 
 def privacy(subject: Comparison) -> str:
-    """The section on privacy; empty where no method promises any."""
+    """The section on privacy; empty if no method guarantees any."""
     facts = {method.name: method.runs[0].info.get("privacy") for method in subject.methods}
     promises = {name: promise for name, promise in facts.items() if promise}
     if not promises:
@@ -358,13 +358,13 @@ def privacy(subject: Comparison) -> str:
         for title, name in _PRIVACY.items()
     ]
     head = ["", *(promises if len(subject.methods) > 1 else ["Value"])]
-    body = Table(head, rows).html("What is promised, and what the promise rests on", "")
+    body = Table(head, rows).html("The privacy guarantee, and the assumptions that it rests on", "")
     none = ", ".join(name for name in subject.names if name not in promises)
-    return section("Privacy", body, f"<p>{escape(none)} promises nothing.</p>" if none else "")
+    return section("Privacy", body, f"<p>No privacy is guaranteed by {escape(none)}.</p>" if none else "")
 
 
 def privacy_line(promise: Mapping[str, Any]) -> str:
-    """The promise in a sentence."""
+    """The privacy guarantee in a sentence."""
     return (
         f"Privacy: epsilon {_promised(promise, 'epsilon')} at delta {promise['delta']:g}, for "
         f"{promise['neighbours']} (accountant: {promise['accountant']})."
@@ -372,7 +372,7 @@ def privacy_line(promise: Mapping[str, Any]) -> str:
 
 
 def _promised(promise: Mapping[str, Any], name: str) -> str:
-    """One part of a promise; files keep no infinity, and have nothing in its place."""
+    """One part of a guarantee; files keep no infinity, and have nothing in its place."""
     part = promise[name]
     if name in ("epsilon", "delta"):
         return formatting.number(math.inf if part is None else float(part), 4)

@@ -90,9 +90,9 @@ def levels(subject: Comparison) -> str:
     caption += "; ± over seeds" if subject.seeds > 1 else ""
     head = [*(["Method"] if several else []), "Level", "Clients", "Mean", "Worst 10 %", *_ALONE]
     remark = (
-        "Each client is served the model that is best on its validation examples; those unseen in training that have "
-        "none choose on training examples. Mean and worst 10 % are over the clients that are served the level; the "
-        "last two columns are over all clients, if all were served it."
+        "Each client is served the model that is best on its validation examples; clients unseen in training that have "
+        "none choose on their training examples. Mean and worst 10 % are over the clients that are served the level; "
+        "the last two columns are over all clients, if all were served it."
     )
     return section("Which level each client is served", Table(head, rows).html(caption), note(remark), *notes)
 

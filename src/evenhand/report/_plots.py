@@ -531,12 +531,12 @@ def personal_figures(subject: Comparison) -> list[str]:
         return []
     split, metric = subject.split, subject.metric
     words = " ".join(f"{isolated(m.name)}: {in_words(m.runs[0], split, metric)}" for m in methods)
-    text = "One mark per client; above the line, its own model serves it better."
+    text = "One mark per client; above the line, the personal model serves it better."
     if any(run.unseen is not None for method in methods for run in method.runs):
         text += " Hollow: clients unseen in training."
     text += " Clients that never trained are left out." if left_out(methods) else ""
     figure = personal_scatter(subject._replace(methods=methods))
-    return [svg(figure, "personal", "The global model, or a model of one's own?", text, words)]
+    return [svg(figure, "personal", "Global or personal model?", text, words)]
 
 
 def availability_figures(subject: Comparison) -> list[str]:

@@ -174,7 +174,7 @@ def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = N
 
 
 def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
-    """A metric of each client with its own model against that with the global model; on the line both are equal.
+    """A metric of each client: personal model against global model; on the line both are equal.
 
     Malicious clients are left out, and clients unseen in training are hollow marks.  Several seeds: a mark for each.
 
@@ -184,7 +184,7 @@ def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None
       split: the split to measure it on.
 
     Raises:
-      EvenhandError: no run has that metric on that split, or the clients of some run have no models of their own.
+      EvenhandError: no run has that metric on that split, or the clients of some run have no personal models.
 
     Example:
       >>> import evenhand as eh
@@ -198,8 +198,8 @@ def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None
     for method in subject.methods:
         if not all(of_global(subject.metric) in run.clients.get(subject.split, {}) for run in method.runs):
             raise EvenhandError(
-                f"{method.name}: clients have no models of their own there, so that none can be compared with the "
-                "global one; give runs of methods from eh.personalization."
+                f"{method.name}: its clients have no personal models to compare with the global model: give runs of "
+                "methods from eh.personalization."
             )
     return _plots().personal_scatter(subject)
 

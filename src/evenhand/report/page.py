@@ -180,7 +180,7 @@ def _headline(subject: Comparison) -> str:
         return note(capital(f"{cause}the {subject.quantity} is not a finite number."), "lead") + "\n"
     is_last = len(first.runs) == 1 and first.runs[0].info.get("kept") is None
     swung = _view.swing(first.runs[0].history, subject.split, metric) if is_last else None
-    unsettled = "" if swung is None else f" This has not settled: the {subject.quantity} {swung.text}."
+    unsettled = "" if swung is None else f" Training has not settled: the {subject.quantity} {swung.text}."
     return note(_headline_sentence(subject, first) + unsettled, "lead") + "\n" + _cards(first, subject)
 
 
@@ -306,10 +306,10 @@ def _diagnostics(subject: Comparison) -> str:
         *("mean inexactness γ", "no progress (γ ≥ 1)", "clients"),
     ]
     caption = (
-        "Measured at the final global model on the training examples of honest clients: B is 1 where all gradients "
-        "are equal; γ is the gradient of a client's loss after one more round of its work over that before it"
+        "Measured at the final global model on the training examples of honest clients: B is 1 if all gradients "
+        "are equal; γ is the gradient norm of a client's loss after one more round of local work, relative to before"
     )
-    return section("How unlike the clients are", Table(head, rows).html(caption))
+    return section("Heterogeneity of the clients", Table(head, rows).html(caption))
 
 
 def _communication(subject: Comparison) -> str:
@@ -325,8 +325,8 @@ def _communication(subject: Comparison) -> str:
 
 
 _COVERED = (
-    "All clients, in each round in which their upload reached the server, accepted or not. What clients received that "
-    "dropped out is not counted, nor are the keys and shares of secure sums."
+    "All clients, in each round in which their upload reached the server, accepted or not. Not counted: what clients "
+    "received before they dropped out, and the keys and shares of secure sums."
 )
 """Whom the numbers of several runs cover; of a single run, its own sentences are exact."""
 

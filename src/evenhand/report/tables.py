@@ -79,7 +79,7 @@ _SUMMARY = (
     Statistic("jain", "Jain's index", "1 when all values are equal, 1 / clients when one has everything", ""),
     Statistic(
         *("class_spread", "Spread over a client's classes"),
-        "standard deviation of a client's accuracies on the classes that it has, mean over clients",
+        "standard deviation of a client's accuracies over the classes that it has, mean over clients",
         "spread",
     ),
     Statistic(
@@ -88,11 +88,11 @@ _SUMMARY = (
     Statistic("worst_class", "Worst class of a client", "lowest accuracy of any class at any client"),
     Statistic(
         *("error_p90", "Error, 90th percentile"),
-        "nine tenths of the clients err less; the error is 1 minus the value, or the value where less is better",
+        "nine tenths of the clients err less; the error is 1 minus the value, or the value if lower is better",
     ),
     Statistic(
         *("error_superquantile90", "Error, worst 10 %"),
-        "mean error of exactly a tenth of the clients, the one at the boundary counted in part",
+        "mean error of exactly a tenth of the clients; the client at the boundary counts in part",
     ),
     Statistic(
         *("weighted_error_p90", "Error over examples, 90th percentile"),
@@ -355,10 +355,11 @@ def difference_table(subject: Comparison, baseline: str | None = None) -> str:
     floor = min(1.0, len(rows) * 2.0 ** (1 - seeds))
     few = f", so no difference can be significant: use at least {least} seeds" if seeds < least else ""
     remark = (
-        "Differences at equal seeds with their 95 % interval (Student's t), each for itself. If an interval contains "
-        f"0, the data do not show a difference. p: exact test by signs, raised for {counted(len(rows), 'comparison')} "
-        f"(Holm); with {seeds} seeds it is never below {number(floor, 2)}{few}. Clients better / worse: those "
-        "that are better, or worse, served at every seed."
+        "Differences at equal seeds with their 95 % interval (Student's t), not corrected for multiple "
+        "comparisons. If an interval contains 0, the data do not show a difference. "
+        f"p: exact test by signs, raised for {counted(len(rows), 'comparison')} "
+        f"(Holm); with {seeds} seeds it is never below {number(floor, 2)}{few}. Clients better / worse: "
+        "clients that are served better, or worse, at every seed."
     )
     parts = [Table(head, rows).html(capital(caption + _bold(subject, least))), note(remark)]
     return formatting.section("Is the difference real?", *parts, _other_pairs(runs, base, subject))
@@ -385,7 +386,7 @@ def _points(subject: Comparison) -> str:
 
 
 def _bold(subject: Comparison, least: int) -> str:
-    return "" if subject.seeds < least else "; bold: the interval leaves out 0"
+    return "" if subject.seeds < least else "; bold: the interval excludes 0"
 
 
 def _cells(difference: Differences, metric: str, pairs: int, *, p: bool = False) -> list[Value | Cell]:

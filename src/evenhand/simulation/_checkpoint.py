@@ -149,7 +149,7 @@ class Checkpoints:
                 )
             return snapshot
         raise StorageError(
-            f"The checkpoint in {self._folder} is damaged ({reasons[0]}): delete what is in it to begin anew."
+            f"The checkpoint in {self._folder} is damaged ({reasons[0]}): delete its contents to start over."
         )
 
     def _read(self, step: int, identity: Mapping[str, Any], newcomer: PyTree) -> tuple[Snapshot, bool]:
@@ -160,7 +160,7 @@ class Checkpoints:
         about = self._manager.restore(step, args=ocp.args.Composite(about=ocp.args.JsonRestore()))["about"]
         is_old = set(about) == _ABOUT
         if not (is_old or is_sealed(about)):
-            raise ValueError("what is beside the arrays does not match its checksum")
+            raise ValueError("the data beside the arrays do not match their checksum")
         saved = _NO_START | about["identity"]
         for name, value in (_NO_START | dict(identity)).items():
             if name in saved and saved[name] != value:  # what earlier versions did not save is not compared
@@ -207,7 +207,7 @@ class Checkpoints:
             raise EvenhandError(
                 f"The checkpoint in {self._folder} lacks a part of the aggregator's state: an earlier version of "
                 f"Evenhand, on {axes[0][0] // max(axes[0][1], 1)} devices, saved only what the first one held. A run "
-                f"cannot continue from it: begin anew in another folder, or delete that one."
+                f"cannot continue from it: start over in another folder, or delete that one."
             )
         raise ValueError(f"it has an array {saved.shape} of {saved.dtype} for {leaf.shape} of {leaf.dtype}")
 
@@ -255,8 +255,8 @@ class Checkpoints:
             except Exception as error:  # orbax and its stores raise whatever they like about a full disk
                 raise StorageError(
                     f"The state after round {snapshot.done} could not be saved in {self._folder} "
-                    f"({_first_line(error)}): make room and run again; "
-                    f"that continues from the last state that was saved."
+                    f"({_first_line(error)}): free some space and run again, "
+                    f"which continues from the last saved state."
                 ) from error
         self._saved_at = monotonic()
         self._cost = self._saved_at - begin
@@ -303,9 +303,7 @@ def _traced_by(versions: Mapping[str, str] | None) -> str:
         if versions is None
         else " and ".join(map(" ".join, versions.items())) + ", which"
     )
-    return (
-        f" The same method may be another program in another version: continue its run with {names} saved it."
-    )
+    return f" The same method may be a different program in another version: continue its run with {names} saved it."
 
 
 def _first_line(error: Exception) -> str:

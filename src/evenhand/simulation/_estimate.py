@@ -86,7 +86,7 @@ def estimate(
     start: Params | None = None,
     budget: float = 3.0,
 ) -> Expectation:
-    """What :func:`evenhand.simulate` will take with these arguments: work, memory and time.
+    """Estimates the work, memory and time of :func:`evenhand.simulate` with these arguments.
 
     The first rounds of the run are trained on the device, timed, and thrown away; nothing is written.  Stretches of 1,
     2, 4, ... rounds are timed until they have taken ``budget`` seconds, or are a fifth of the run.  The estimate is
@@ -95,17 +95,17 @@ def estimate(
 
     Args:
       algorithm: as in :func:`evenhand.simulate`, and so are all others but the last.
-      data: the clients' rows.
+      data: the clients' examples.
       rounds: how many rounds; at least 1.
       cohort: clients drawn per round.
-      seed: decides everything random.
+      seed: of all randomness.
       eval_every: rounds between two evaluations of all clients.
       attack: what malicious clients do.
       systems: stragglers and dropouts.
       lanes: clients trained side by side on a device.
       devices: the number of devices over which a cohort is spread.
-      eval_clients: how many clients are evaluated.
-      untrained: what a client is served whose personal model has never trained.
+      eval_clients: number of clients to evaluate.
+      untrained: the model for clients whose personal model never trained.
       stream: whether the training rows stay on the host.
       metrics: metrics of a set of examples.
       start: the parameters from which training begins.

@@ -130,13 +130,13 @@ class Job(NamedTuple):
         if cohort is not None and sampling.rate is not None:
             raise EvenhandError(
                 Argument("cohort", str(cohort)),
-                f": this method draws its cohorts by itself, at a rate of {sampling.rate:g}: "
+                f": this method draws its own cohorts, at a rate of {sampling.rate:g}: "
                 "leave the cohort out, and give the method another rate.",
             )
         if cohort is not None and min(cohort, clients) != slots:
             raise EvenhandError(
                 Argument("cohort", str(cohort)),
-                f": this method rests on cohorts of {slots}: leave the cohort out, or give the method another one.",
+                f": this method needs cohorts of {slots}: leave the cohort out, or give the method another one.",
             )
         return slots
 
@@ -183,8 +183,8 @@ def check_job(job: Job) -> None:
         part = "attack" if job.attack is not None else "systems"
         raise EvenhandError(
             Argument(part, "..."),
-            f": {algorithm.name or 'this method'} trains on the examples of all clients together, of which none takes "
-            "part by itself: leave it out.",
+            f": {algorithm.name or 'this method'} trains on the pooled examples of all clients, without rounds in "
+            "which clients take part: leave it out.",
         )
     _check_presence(job)
     slots = job.slots
@@ -193,8 +193,8 @@ def check_job(job: Job) -> None:
             if need.refusal is not None:
                 raise EvenhandError(need.refusal(slots))
             raise EvenhandError(
-                f"{need.name} needs {need.least(slots)} uploads, the cohort has {slots}: as many malicious clients as "
-                "it is to expect would leave no honest upload. Draw a larger cohort, or let it expect fewer of them."
+                f"{need.name} needs {need.least(slots)} uploads, but the cohort has {slots}: that many malicious "
+                "clients would leave no honest upload. Draw a larger cohort, or set the aggregator to fewer of them."
             )
 
 
@@ -209,14 +209,14 @@ def _check_presence(job: Job) -> None:
     ):
         return
     reason = (
-        f"its promise of privacy rests on cohorts that are {sampling.rate:g} of all clients, and as many of fewer "
-        "would each have a larger chance to take part"
+        f"its privacy guarantee needs cohorts that are {sampling.rate:g} of all clients; if fewer were available, each "
+        "would be more likely to take part"
         if sampling.rate is not None
         else "its sampling draws from all clients only"
     )
     raise EvenhandError(
         Argument("systems", "..."),
-        f": {job.algorithm.name or 'this method'} cannot draw a cohort among the clients that are available, since "
+        f": {job.algorithm.name or 'this method'} cannot draw a cohort among the available clients, because "
         f"{reason}: sample with eh.sampling.uniform(), proportional(), poisson(rate) or cyclic().",
     )
 
@@ -300,7 +300,7 @@ def check_size(model: Model, data: FederatedDataset) -> None:
     )
     raise EvenhandError(
         f"The model has {sum(math.prod(leaf.shape) for leaf in leaves):,} parameters, and training it takes "
-        f"{needed / 2**30:,.0f} GiB at least, of which the machine has {memory / 2**30:,.0f}: {cure}."
+        f"at least {needed / 2**30:,.0f} GiB of memory, but the machine has {memory / 2**30:,.0f}: {cure}."
     )
 
 

@@ -35,7 +35,7 @@ from evenhand.types import Algorithm, Array, ClientData, Key, Params, PyTree, Tr
 
 @dataclass(frozen=True, repr=False)
 class Run(Results):
-    """A simulation up to its latest evaluation.
+    """The results of a simulation, up to its latest evaluation.
 
     Attributes:
       algorithm: the method.
@@ -236,7 +236,7 @@ class Run(Results):
 
     @cached_property
     def privacy(self) -> Account | None:
-        """What the method has spent of its clients' privacy so far, and what it promises; None: it promises nothing.
+        """The privacy that the method has spent so far, and what it guarantees; None: it guarantees nothing.
 
         For another probability of a breach, or another accountant, see :func:`evenhand.privacy.account`.
         """

@@ -64,11 +64,11 @@ def simulate(
 
     Args:
       algorithm: the method, e.g. ``eh.algorithms.fedavg(...)``.
-      data: the clients' rows.
-      rounds: how many rounds; 0 gives the untouched initial model.
+      data: the clients' examples.
+      rounds: number of rounds; 0 gives the initial model.
       cohort: clients drawn per round, at most the number of clients, which is also the default: all of them, unless the
         method samples with replacement.
-      seed: decides everything random.  The same seed gives every method the same initial model, cohorts,
+      seed: of all randomness.  The same seed gives every method the same initial model, cohorts,
         stragglers and mini-batches, and the same run again bit for bit on the same hardware.
       eval_every: rounds between two evaluations of all clients; round 0 and the last one are always evaluated.
       attack: what malicious clients do.
@@ -79,25 +79,25 @@ def simulate(
         checkpoint of another run is refused, and so is a folder in which another process is running.
       progress: show a live bar.
       lanes: clients trained side by side on a device; None: chosen from device, model and clients' sizes.
-      devices: the number of devices over which a cohort is spread; None: all.  The result depends on ``lanes`` and
+      devices: the number of devices that share a cohort; None: all.  The result depends on ``lanes`` and
         ``devices`` by rounding only.
-      eval_clients: how many clients are evaluated; they are drawn once, before the first round.  None: all.
-      untrained: what a client is served whose personal model has never trained: ``"global"``, the current global model;
+      eval_clients: number of clients to evaluate, drawn once before the first round; None: all.
+      untrained: the model for clients whose personal model never trained: ``"global"``, the current global model;
         or ``"initial"``, the personal model as the method initialises it, which in most methods is the initial model of
         the run.  It changes no bit of the training.
       stream: keep the training rows on the host, or in their file, and send those of the next rounds' clients ahead
         of the training, which changes no bit of the result; False: keep all of them on the device; None: stream a
         ``numpy.memmap``, or rows that would fill more than a third of an accelerator's memory.
-      offload: keep what clients keep between rounds, such as personal models, in the host's memory (True) or in files
+      offload: keep the clients' states between rounds, such as personal models, in host memory (True) or in files
         in this folder, and send the states of the next rounds' clients ahead of the training, which changes no bit of
         the result; False: keep all of them on the device; None: in memory where they take more than 1 GB on a CPU, or
         a third of an accelerator's memory.  A checkpoint then saves only what has changed since the last one.
-      watch: a tracker, or several in a list, that follow the run (:mod:`evenhand.watch`), such as
+      watch: an experiment tracker, or a list of several, to log to (:mod:`evenhand.watch`), such as
         ``eh.watch.tensorboard("logs")``; it changes no bit of the result, and one that fails only warns.
       metrics: metrics of a set of examples, such as ``("auc", "macro_f1")``: names or values of
         :mod:`evenhand.evaluation.metrics`.  They are measured after the last round, at each client in each split, which
         takes about the time of one more evaluation; they change no bit of the training.
-      start: the parameters from which training begins, such as another run's ``params``: a tree of the shapes of the
+      start: the parameters to start training from, such as another run's ``params``: a tree of the shapes of the
         model's own.  Personal models begin from it, too.  None: ``model.init``.
 
     Raises:

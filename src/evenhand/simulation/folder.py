@@ -261,7 +261,7 @@ def sound_condition(folder: Path) -> Condition:
     condition = condition_of(folder)
     if condition.results == "none":
         raise EvenhandError(
-            f"{folder} has no results yet: a run is training there, or was stopped, and "
+            f"{folder} has no results yet: a run is in progress there, or was stopped; "
             f"`evenhand resume {folder}` continues it."
         )
     if condition.damaged:

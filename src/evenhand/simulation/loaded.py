@@ -39,15 +39,15 @@ def load_run(
     algorithm: Algorithm | None = None,
     data: FederatedDataset | None = None,
 ) -> SavedRun:
-    """The run in a folder that ``run.save(folder)`` or ``evenhand run --out folder`` wrote.
+    """Loads a run from a folder that ``run.save(folder)`` or ``evenhand run --out folder`` wrote.
 
     It has the measurements, reports and models of a :class:`~evenhand.simulation.Run`.  It does not train on: for that,
     give ``simulate(..., checkpoint=...)``, or continue a command with ``evenhand resume``.
 
     Args:
       folder: where it is.
-      model: what was trained; needed by :meth:`SavedRun.predict` if :mod:`evenhand.models` does not make it, such as a
-        model of :func:`evenhand.models.from_flax`.
+      model: the trained model; :meth:`SavedRun.predict` needs it unless it is from :mod:`evenhand.models`, as for
+        a model of :func:`evenhand.models.from_flax`.
       algorithm: the method; needed by :meth:`SavedRun.serve` only.
       data: the clients, for your own use as ``run.data``; their fingerprint must be that of the run's.
 

@@ -395,7 +395,7 @@ class Streamed:
     def __init__(self, program: Program, data: FederatedDataset, seed: int, keys: Keys) -> None:
         if program.algorithm.observe is not None:
             raise EvenhandError(
-                "This method looks at the training loss over all clients before each round, so all rows must be on the "
+                "This method uses the training loss over all clients before each round, so all rows must be on the "
                 "device: give stream=False, and rows that fit there."
             )
         train = self._train = data.train

@@ -247,7 +247,7 @@ def _condition(part: Study, remarks: str) -> list[str]:
             f"No client has {SPLIT_NAMES[split]} examples to choose settings by, so there is nothing to compare."
             if views and not any(split in view.sizes for view in views)
             else f"Each setting of each method diverged or failed in some run, or has no {SPLIT_NAMES[split]} "
-            f"{part.metric} to be chosen by, so there is nothing to compare."
+            f"{part.metric} to choose it by, so there is nothing to compare."
         )
         return [f'<p class="lead">{lost}</p>', remarks, _settings(part)]
     subject = compare(runs, part.metric)
@@ -257,7 +257,7 @@ def _condition(part: Study, remarks: str) -> list[str]:
 
 def _remarks(part: Study) -> str:
     items = "".join(f"<li>{escape(remark)}</li>\n" for remark in part.remarks)
-    title = "<h2>Before you rely on it</h2>"
+    title = "<h2>Limitations of this study</h2>"
     return f'<aside class="remarks">\n{title}\n<ul>\n{items}</ul>\n</aside>' if items else ""
 
 
@@ -265,7 +265,7 @@ def _chosen(part: Study) -> str:
     links = _links("methods", methods_files(part.table(), part.metric))
     chosen = [tried.setting for tried in part.tried if tried.chosen and tried.setting.numbers]
     words = f"Chosen: {'; '.join(escape(setting.expression) for setting in chosen)}. " if chosen else ""
-    return f'<p class="note">{words}These results with their differences as {links}.</p>'
+    return f'<p class="note">{words}Download these results and differences as {links}.</p>'
 
 
 def _figures(part: Study, split: str) -> list[str]:
@@ -273,14 +273,14 @@ def _figures(part: Study, split: str) -> list[str]:
     figures, at = part.figures, " At the seeds for tuning." if part.tuning_seeds else ""
     drawn: list[str] = []
     if len(part.tried) > 1:
-        title = "All settings: the worst served against the average"
+        title = "All settings: worst-served clients against the average"
         note = (
-            "A mark per setting, arms: one standard deviation over seeds. Ringed: chosen. Dashed: settings that no "
-            f"other beats in both.{at}"
+            "One mark per setting; bars: one standard deviation over seeds. Ringed: chosen. Dashed: settings that no "
+            f"other setting beats in both (Pareto front).{at}"
         )
         drawn.append(svg(figures.plane(split), "plane", title, note, f"{title}. {note}"))
     for i, name in enumerate(varied(part.tried)):
-        title = f"How much {name} matters"
+        title = f"Sensitivity to {name}"
         by = f"{SPLIT_NAMES[part.rule.split]} {part.metric} ({part.rule.statistic})"
         note = f"At each {name}, the setting with the best {by}. Bands: lowest to highest seed.{at}"
         # Numbered, since a name may hold what an id may not.
@@ -305,7 +305,7 @@ def _settings(part: Study) -> str:
     table = Table(["Setting", *axes, "Runs lost", *titles(names, metric)], rows)
     html = table.html(_caption(text, part, names), "numbers sortable")
     links = _links("settings", settings_files(part.tried, metric))
-    return formatting.section("All settings", html, f'<p class="note">The table as {links}.</p>')
+    return formatting.section("All settings", html, f'<p class="note">Download the table as {links}.</p>')
 
 
 def _conditions(study: Study) -> str:

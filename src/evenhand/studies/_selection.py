@@ -147,7 +147,7 @@ class Rule(NamedTuple):
     """How a setting is chosen: by the mean over the seeds of a statistic over the clients.
 
     Attributes:
-      split: ``"valid"`` or ``"train"``; the test examples choose nothing.
+      split: ``"valid"`` or ``"train"``; test examples are never used to choose.
       statistic: a name from :func:`evenhand.evaluation.summarize`, such as ``"mean"`` or ``"worst10"``.
       within: settings whose statistic is this close to the best one are all good enough, and ``then`` decides.
       then: another statistic, such as ``"variance"``: among settings good enough, the best in it is chosen.
@@ -182,7 +182,7 @@ class Rule(NamedTuple):
         """
         if self.split == "test":
             raise EvenhandError(
-                "The test examples must not choose the settings that they judge: select by 'valid' or 'train'."
+                "Test examples must not choose the settings that are tested on them: select by 'valid' or 'train'."
             )
         if self.split not in SPLIT_NAMES:
             raise EvenhandError(
@@ -234,7 +234,9 @@ def choose(
     best, *tied = good
     remarks = [f"{_place(best)}: {len(good)} settings are equally good; {best} is the first."] if tied else []
     if top < goal - by.within:
-        remarks += [f"{_place(best)}: no setting is as close to {by.near} as asked; {best} is the closest."]
+        remarks += [
+            f"{_place(best)}: no setting is within the tolerance of {by.near}; {best} is the closest."
+        ]
     return Choice(best, (*remarks, *_at_edges(best, list(candidates), tied)))
 
 
@@ -283,7 +285,7 @@ def _at_edges(best: Setting, settings: Sequence[Setting], tied: Sequence[Setting
 
 
 class Halving(NamedTuple):
-    """After ``first`` rounds only a share of each method's settings continues; after ``1 / keep`` times as many, again.
+    """Successive halving: only the best settings continue after ``first`` rounds, and after ``1 / keep`` times as many.
 
     Every method keeps the same share of its settings, at all of its seeds, so that each is tuned with the same effort.
     A setting that needs many rounds to show its worth may be stopped: ``first`` must be long enough to show it.

@@ -178,7 +178,7 @@ class Store:
           EvenhandError: there is none, some results are missing, or a file is damaged.
         """
         if not (self.folder / _STUDY).is_file():
-            raise EvenhandError(f"{self.folder} has no {_STUDY}: name the folder of a study that has ended.")
+            raise EvenhandError(f"{self.folder} has no {_STUDY}: name the folder of a finished study.")
 
         def parts(content: Mapping[str, Any]) -> tuple[list[tuple[Setting, int, Any]], dict[str, Any]]:
             runs: list[tuple[Setting, int, Any]] = []
@@ -189,7 +189,7 @@ class Store:
             if content["baseline"] not in {setting.method for setting, *_ in runs}:
                 raise _Damaged("it has no runs of its baseline")
             if not isinstance(content["metric"], str):
-                raise _Damaged("its metric is no name")
+                raise _Damaged("its metric is not a name")
             return runs, {
                 "rule": Rule(**content["rule"]).checked(),
                 "baseline": content["baseline"],
@@ -214,8 +214,8 @@ class Store:
         outcome, place = self.load(setting, seed, {}), self._place(setting, seed)
         if outcome is not None and checksum is not None and checksum != self._checksums[place.name]:
             raise EvenhandError(
-                f"{place / _RESULT} is not the result that {_STUDY} lists: start the study again, which checks that it "
-                "is of this study."
+                f"{place / _RESULT} is not the result that {_STUDY} lists: start the study again, which checks "
+                "whether it belongs to this study."
             )
         return outcome
 

@@ -110,13 +110,11 @@ class Study:
         else:
             choice = self.choices[method, within]
         if choice is None and method is None and any(self.choices.values()):
-            raise EvenhandError(
-                "best(): there were no examples by which the methods could be compared: name one of them."
-            )
+            raise EvenhandError("best(): there were no examples to compare the methods on: name one of them.")
         if choice is None:
             raise EvenhandError(
                 f"best({method!r}): each of its settings diverged or failed in some run, or has no {self.rule.split} "
-                f"{self.metric} to be chosen by."
+                f"{self.metric} to choose it by."
             )
         return choice.setting
 
@@ -330,7 +328,7 @@ def _remarks(study: Study) -> Iterator[str]:
     if study.chooses:
         yield from _once([_without_a_say(run, split) for run in outcomes if run.view is not None])
     if any(view.malicious is not None for view in views):
-        yield "Under attack, clients are the honest ones, also for the choice and in curves by round."
+        yield "Under attack, all numbers cover honest clients only, also in the choice of settings and curves by round."
     yield from _on_the_comparison(study)
     for choice in study.choices.values():
         yield from () if choice is None else choice.remarks
@@ -339,9 +337,9 @@ def _remarks(study: Study) -> Iterator[str]:
             yield f"{len(bad)} of {len(outcomes)} runs {status}; the first is {_first(bad)}"
     if bad := [outcome for outcome in outcomes if outcome.status == "done" and outcome.reason]:
         runs = f"{len(bad)} of {len(outcomes)} runs have test numbers that are not finite"
-        yield f"{runs}, which is not used for the choice; the first is {_first(bad)}"
+        yield f"{runs}; test numbers do not choose settings. The first is {_first(bad)}"
     if stopped := sum(outcome.status == "stopped" for outcome in outcomes):
-        yield f"{stopped} of {len(outcomes)} runs were stopped early, as asked; none of them can be chosen."
+        yield f"{stopped} of {len(outcomes)} runs were stopped early by successive halving; none of them can be chosen."
 
 
 def _once(findings: Sequence[Finding | None]) -> Iterator[str]:
@@ -396,7 +394,7 @@ def save(study: Study, store: Store) -> Study:
 
 
 def load(folder: str | Path) -> Study:
-    """The study that ``study(..., folder=...)`` has written; hyper-parameters that are no constants come as text.
+    """Loads a study that ``study(..., folder=...)`` wrote; hyper-parameters that are not constants are text.
 
     Raises:
       EvenhandError: there is no study, it has not ended, or a file is damaged.

@@ -82,7 +82,7 @@ def study(
     watch: Watch = None,
     about: Mapping[str, Any] | None = None,
 ) -> Study:
-    """Runs methods with every choice of their hyper-parameters for every seed, and compares them at their best.
+    """Runs methods with every combination of hyper-parameters for every seed, and compares their best settings.
 
     Runs that are one program train side by side (:func:`evenhand.simulation.iterate_many`).  A run that diverges or
     fails is a result like any other.
@@ -91,9 +91,9 @@ def study(
       methods: name -> a method, or a function of hyper-parameters that makes one.
       data: the clients; or several data sets by name, each of which is studied; or a function of the seed, for data
         that are drawn anew with each seed.
-      rounds: how many rounds each run has.
-      seeds: how many, or which; every setting runs with each of them.  With fewer than 6, no difference between two
-        methods can be significant (:func:`evenhand.evaluation.least_pairs`).
+      rounds: number of rounds of each run.
+      seeds: number of seeds, or a list; every setting runs with each of them.  With fewer than 6, no difference between
+        two methods can be significant (:func:`evenhand.evaluation.least_pairs`).
       tuning_seeds: how many seeds after the last of ``seeds``, or which, choose the settings: every setting runs with
         each of them, and then each method's chosen setting runs with ``seeds``, whose runs alone are reported.  None:
         every setting runs with ``seeds``, which both choose and are reported.
@@ -101,25 +101,25 @@ def study(
         its own grid, which goes before.  ``"cohort"`` is an argument of every run, the clients drawn per round or
         ``"all"``, as in ``{"cohort": [10, 20]}``, unless a method's function has an argument of that name.
       select: the split and the statistic by which the best setting of each method is chosen, or a :class:`Rule`.
-        Where settings have to be chosen and there are no validation examples, a fifth of each client's training
-        examples become that.
+        If settings have to be chosen and there are no validation examples, a fifth of each client's training
+        examples are held out for validation.
       baseline: the method that the others are compared with; None: the first.
       cohort: as for :func:`evenhand.simulate`, and so are the next ones.
       eval_every: rounds between two evaluations.
       attack: what malicious clients do, or several attacks by name, each of which is studied.
       systems: stragglers and dropouts, or several by name.
-      eval_clients: how many clients are evaluated.
+      eval_clients: number of clients to evaluate.
       metrics: metrics of a set of examples, such as ``("auc",)``, as for :func:`evenhand.simulate`; that of ``select``
         need not be among them.
-      untrained: what clients are served that never trained a personal model: ``"global"`` or ``"initial"``.
+      untrained: the model for clients whose personal model never trained: ``"global"`` or ``"initial"``.
       start: the parameters from which each run begins, such as another run's ``params``, as for
         :func:`evenhand.simulate`; None: those of its seed.
       measure: ``run -> {name: number}``, called with each run at each evaluation, for what the statistics do not cover,
         such as how the model does on other rows.  :attr:`Outcome.measures` keeps its numbers.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
         interrupted; with more seeds, values or methods it makes only the runs that are new.
-      halving: gives few rounds to many settings and many to few; None: all rounds to all settings.
-      checkpoint: seconds between two saves of a run that has not ended; 0: at each evaluation.
+      halving: successive halving: few rounds for many settings, many for few; None: all rounds for all settings.
+      checkpoint: seconds between checkpoints of an unfinished run; 0: at each evaluation.
       progress: show a live bar with the runs that are done, their rate, the time left and the best setting so far.
       watch: trackers to which each run is logged, such as ``eh.watch.tensorboard("logs")``.
       about: further lines of the page under "What was run", by name, such as ``{"batch size": 10}``.
@@ -275,14 +275,14 @@ def _values(argument: str, given: Any) -> list[Any]:
     # As Python's numbers, which the study's files keep as numbers; NumPy's would come back as texts.
     values = [value.item() if isinstance(value, np.generic) else value for value in values]
     if argument in _COLUMNS:
-        raise _slip(f"{argument!r} is a column of the results: call the argument otherwise.")
+        raise _slip(f"{argument!r} is a column of the results: rename the argument.")
     if not values or len({shown(value) for value in values}) < len(values):
         raise _slip(f"{argument}={given!r:.60}: give a list of distinct values.")
     for value in values:
         if " at 0x" in shown(value):  # an address, which differs from process to process
             raise _slip(
-                f"{argument} has a value of type {type(value).__name__}, which has no name to be found "
-                "again by: give names, and let the method's function choose by them."
+                f"{argument} has a value of type {type(value).__name__}, which has no stable "
+                "name: give names, and let the method's function look up the values."
             )
     return values
 
@@ -357,7 +357,7 @@ class _Sources:
                 data = hold_out(data)
                 note = (
                     f"{data.name} had no validation examples: a fifth of each client's training examples were set "
-                    "aside to choose by."
+                    "aside to choose settings."
                 )
                 missing = unmeasured({"valid": data.valid.sizes}, split="valid")
                 if not data.valid.rows and missing is not None:  # the study's remarks say it, too
@@ -500,10 +500,10 @@ def _cautions(
     sizes = np.asarray(planned[0].job.data.valid.sizes)
     sizes = sizes[sizes > 0]
     if chooses and sizes.size and np.median(sizes) < _FEW:
-        tail = f", the worst tenth of which are {math.ceil(0.1 * sizes.size)}" if "worst10" in by[1:4] else ""
+        tail = f"; worst tenth: {math.ceil(0.1 * sizes.size)} of them" if "worst10" in by[1:4] else ""
         yield (
-            f"Settings were chosen by {np.median(sizes):g} validation examples of a typical client, of {sizes.size} "
-            f"clients{tail}: a different validation sample could select other settings."
+            f"Settings were chosen on {np.median(sizes):g} validation examples per client (median of {sizes.size} "
+            f"clients{tail}): a different validation sample could select other settings."
         )
     if apart:
         tuning, reported = (

@@ -83,7 +83,7 @@ def method_lines(
 
 
 class Tried(NamedTuple):
-    """A setting, and what its runs came to.
+    """A setting with the results of its runs.
 
     Attributes:
       setting: the method and its hyper-parameters.
@@ -332,7 +332,7 @@ def methods_html(lines: Sequence[Line], metric: str, covers: str) -> list[str]:
     base = next((line.method for line in lines if not line.differences), "the baseline")
     points = " in percentage points" if percent else ""
     words = f"Minus {notebook.name(base)}{points} at equal seeds, with 95 % intervals; p of the worst 10 % (Holm); "
-    words += "+/−: clients better or worse served at every seed; bold: the interval leaves out 0"
+    words += "+/−: clients better or worse served at every seed; bold: the interval excludes 0"
     counts = Counter(str(line.case) for line in compared)
     rows = [
         [

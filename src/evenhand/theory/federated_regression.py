@@ -53,7 +53,7 @@ def federated_regression(
     malicious: int = 0,
     malicious_tau: float | None = None,
 ) -> FederatedRegression:
-    r"""Clients whose linear models are alike, with orthogonal features.
+    r"""Federated linear regression: clients with related models and orthogonal features.
 
     .. math::
         w_k = \theta + \mathcal N(0, \tau^2 I_d), \qquad y_k = X_k w_k + \mathcal N(0, \sigma^2 I_n), \qquad
@@ -100,7 +100,7 @@ def federated_regression(
 
 
 def ridge(xs: Sequence[npt.ArrayLike], ys: Sequence[npt.ArrayLike], lam: float) -> tuple[NDArray, NDArray]:
-    r"""The global model and all personal ones of Ditto on any linear regressions, with :math:`F_k` as above.
+    r"""Ditto in closed form: the global model and all personal models, on any linear regressions.
 
     .. math::
         w^* = \Big(\sum_k X_k^\top X_k\Big)^{-1} \sum_k X_k^\top y_k, \qquad
@@ -137,7 +137,7 @@ def ridge(xs: Sequence[npt.ArrayLike], ys: Sequence[npt.ArrayLike], lam: float) 
 def posterior_means(
     xs: Sequence[npt.ArrayLike], ys: Sequence[npt.ArrayLike], *, sigma: float, tau: float
 ) -> NDArray:
-    r"""What is best to believe of each client's model given the data of all benign clients, ``(K, d)``.
+    r"""Posterior mean of each client's model given the data of all benign clients, ``(K, d)``.
 
     With :math:`\Sigma_i = \sigma^2 (X_i^\top X_i)^{-1} + \tau^2 I`, what the others say of :math:`\theta` is
     :math:`\mathcal N(\mu, \Sigma_\theta)`, where :math:`\Sigma_\theta = (\sum_{i \ne k} \Sigma_i^{-1})^{-1}`

@@ -19,11 +19,11 @@ __all__ = [
 
 
 class ProximalWeights(NamedTuple):
-    r"""The proximal weights for which the theorem promises a decrease; made by :func:`fedprox_mu`.
+    r"""The proximal weights for which the theorem guarantees a decrease; made by :func:`fedprox_mu`.
 
     Attributes:
       least: every :math:`\mu` above it decreases the objective in expectation; infinite where none does.
-      best: the :math:`\mu` whose decrease is promised to be largest; infinite where none is.
+      best: the :math:`\mu` with the largest guaranteed decrease; infinite if there is none.
       decrease: :math:`\rho` at ``best``; 0 where none is.
     """
 
@@ -54,7 +54,7 @@ def fedprox_decrease(
         losses.
 
     Returns:
-      :math:`\rho`, in units of :math:`1 / \mu`; negative where nothing is promised.
+      :math:`\rho`, in units of :math:`1 / \mu`; negative where nothing is guaranteed.
 
     Raises:
       EvenhandError: a number out of range.
@@ -94,7 +94,7 @@ def fedprox_mu(
     Raises:
       EvenhandError: a number out of range.
 
-    Edge cases: where :math:`a \le 0`, clients are too dissimilar, too inexact or too few for any promise: both weights
+    Edge cases: where :math:`a \le 0`, clients are too dissimilar, inexact or few for any guarantee: both weights
     are infinite.  For 10 clients a round and exact work that is so from :math:`B = \sqrt 5` on.
 
     Differs from the paper, which states :math:`\mu \approx 6 L B^2` for convex losses, :math:`\gamma = 0` and
@@ -157,7 +157,7 @@ def fedprox_rounds(gap: float, decrease: float, epsilon: float) -> int:
 
 
 def dissimilarity_bound(variance: float, epsilon: float) -> float:
-    r"""The largest dissimilarity while gradients are long: :math:`B \le \sqrt{1 + \sigma^2 / \epsilon}`.
+    r"""Bound on the dissimilarity while gradients are long: :math:`B \le \sqrt{1 + \sigma^2 / \epsilon}`.
 
     Args:
       variance: :math:`\sigma^2 \ge \mathbb E_k \|\nabla F_k - \nabla f\|^2`, in units of a squared gradient.

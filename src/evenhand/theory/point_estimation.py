@@ -96,7 +96,7 @@ def point_estimation(
     malicious: int = 0,
     malicious_tau: float | None = None,
 ) -> PointEstimation:
-    r"""Each client estimates its own number from noisy examples, which says something of the others' numbers.
+    r"""Federated point estimation: each client estimates its own number from noisy examples; the numbers are related.
 
     .. math::
         w_k = \theta + \mathcal N(0, \tau^2), \qquad x_{ki} = w_k + \mathcal N(0, \sigma^2), \qquad

@@ -22,7 +22,7 @@ __all__ = [
 
 
 def cohort_bias(*, largest_loss: float, theta: float, cohort: int, nu: float = 0.0) -> float:
-    r"""How far the expected tail mean of a cohort may be from that of all clients: the bias of partial participation.
+    r"""Bias of partial participation: how far the expected tail mean of a cohort may be from that of all clients.
 
     .. math:: |\bar F^\nu_\theta(w) - F_\theta(w)| \le \frac B{\sqrt{\theta m}} + 2 \nu \log m
 
@@ -56,7 +56,7 @@ def cohort_bias(*, largest_loss: float, theta: float, cohort: int, nu: float = 0
 
 
 def cohort_variance(*, slope: float, theta: float, cohort: int) -> float:
-    r"""How much the gradient of a cohort's tail mean may vary from cohort to cohort: :math:`8 G^2 / (\theta m)`.
+    r"""Bound on the variance over cohorts of the gradient of a cohort's tail mean: :math:`8 G^2 / (\theta m)`.
 
     Args:
       slope: :math:`G`, the largest norm of a client's gradient.
@@ -112,7 +112,7 @@ def smoothing_bias(*, nu: float, theta: float, clients: int) -> float:
 
 
 def smoothed_lipschitz(*, lipschitz: float, slope: float, nu: float, ridge: float = 0.0) -> float:
-    r"""How fast the gradient of the smoothed tail mean may change: :math:`L' = L + \lambda + G^2 / \nu`.
+    r"""Lipschitz constant of the gradient of the smoothed tail mean: :math:`L' = L + \lambda + G^2 / \nu`.
 
     Args:
       lipschitz: :math:`L`, of the gradient of every client's loss, in units of loss per squared distance.

@@ -71,7 +71,7 @@ Info: TypeAlias = Mapping[str, Array]
 
 
 class Model(NamedTuple):
-    """What is trained: parameters, a forward pass, and *unreduced* losses.
+    """A model to train: parameters, a forward pass, and *unreduced* losses.
 
     Losses stay one per example because tilting, masking and per-example clipping all need that.
 
@@ -362,7 +362,7 @@ class Stack(NamedTuple):
 Aggregator: TypeAlias = Sum | Stack
 
 
-# --- a federated method: its cohorts, its exchanges, its promise of privacy; and attacks on it -------------------
+# --- a federated method: its cohorts, its exchanges, its privacy guarantee; and attacks on it -------------------
 
 
 class Sampling(NamedTuple):
@@ -427,7 +427,7 @@ class Phase(NamedTuple):
 
 
 class Privacy(NamedTuple):
-    """A promise of differential privacy, which travels with the method that makes it.
+    """A differential-privacy guarantee, which travels with the method that makes it.
 
     Attributes:
       unit: what is protected: all of one client's examples together, or each example by itself.
@@ -435,7 +435,7 @@ class Privacy(NamedTuple):
       neighbours: the relation between data sets that must not be told apart, such as "one client added or removed".
       released: what is given away, such as "the global model after each round".
       public: what is taken to be known already, such as "the number of clients".
-      unprotected: what the promise does not cover, such as "personal models".
+      unprotected: what the guarantee does not cover, such as "personal models".
       delta: the probability that its epsilon is told for; None: the usual one for the number of units.
     """
 
@@ -480,7 +480,7 @@ class Algorithm(NamedTuple):
       adapt: ``(params, data, key) -> params``, how a client finetunes the model that it is served, on its training
         examples, before evaluation; None: it does not.
       received: ``message -> params``, the global model in the last phase's broadcast, for methods that wrap this one.
-      privacy: what it promises about the privacy of clients or examples; None: nothing.
+      privacy: what it guarantees about the privacy of clients or examples; None: nothing.
       pooled: ``(params, x, y) -> client_state`` before the first round, for a method that trains on the examples of all
         clients together, as if one client had them; clients are then only evaluated.  None: each client trains on its
         own examples.

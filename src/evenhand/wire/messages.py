@@ -97,7 +97,7 @@ def decode(data: bytes) -> Packet:
             raise PacketError("A message is cut off: its arrays are longer than what came.")
         flat = np.frombuffer(data, dtype, math.prod(shape), position)
         if dtype == np.bool_ and np.any(flat.view(np.uint8) > 1):
-            raise PacketError("A message has numbers where true or false is due.")
+            raise PacketError("A message has numbers where true or false is expected.")
         # A copy: what came is read-only, and not aligned.
         arrays.append(flat.astype(dtype.newbyteorder("="), copy=True).reshape(shape))
         position += size
@@ -117,7 +117,7 @@ def _form(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
                 return jnp.dtype(name).newbyteorder("<"), tuple(shape)
         case _:
             pass
-    raise PacketError("A message announces an array of a type or a shape that there is not.")
+    raise PacketError("A message announces an array of an impossible type or shape.")
 
 
 def _little_endian(array: NDArray) -> NDArray:
@@ -147,7 +147,7 @@ def whole(fields: Mapping[str, Any], name: str) -> int:
     """
     value = fields[name]
     if type(value) is not int or abs(value) >= 2**63:
-        raise ValueError(f"{name} is no whole number")
+        raise ValueError(f"{name} is not a whole number")
     return value
 
 

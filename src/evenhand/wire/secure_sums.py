@@ -519,7 +519,7 @@ def _record(authority: bytes, terms: SumTerms, client: int, message: Packet) -> 
 def _signature(public: bytes, statement: Packet, message: Packet) -> bytes:
     (row,) = arrays_of(message, (np.uint8, SIGNATURE_BYTES))
     if not is_signed(public, statement, row.tobytes()):
-        raise PacketError("It has signed something else than the survivors.")
+        raise PacketError("It has signed something other than the survivors.")
     return row.tobytes()
 
 

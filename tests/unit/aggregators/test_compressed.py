@@ -458,13 +458,16 @@ def test_a_method_is_shortened_once() -> None:
         (lambda: agg.top_k(math.nan), "above 0 and at most 1"),
         (lambda: agg.quantized(8, then=agg.top_k(0.1)), "compresses uploads already"),
         (lambda: agg.quantized(8, then=agg.secure(agg.mean())), r"secure\(mean\(\), bits=32\)"),
-        (lambda: agg.top_k(0.1, then=agg.secure(agg.mean(), integers_only=True)), "nothing to shorten"),
-        (lambda: agg.secure(agg.quantized(8)), "nothing to shorten"),
+        (
+            lambda: agg.top_k(0.1, then=agg.secure(agg.mean(), integers_only=True)),
+            "uploads cannot be compressed",
+        ),
+        (lambda: agg.secure(agg.quantized(8)), "uploads cannot be compressed"),
         (
             lambda: eh.algorithms.side_by_side(
                 {name: eh.algorithms.fedavg(WORK, aggregator=agg.quantized(8)) for name in "ab"}
             ),
-            "none can be shortened alone",
+            "no upload can be compressed alone",
         ),
         (
             lambda: eh.simulate(
@@ -481,7 +484,7 @@ def test_a_method_is_shortened_once() -> None:
                 rounds=1,
                 attack=eh.attacks.false_sum(0.2),
             ),
-            "the server makes the sum",
+            "which the server sums",
         ),
     ],
 )

@@ -78,13 +78,13 @@ def test_a_finding_says_what_is_needed_and_what_there_is():
     needs = agg.krum(5).needs
     finding = no_guarantee(needs, 4, None)
     assert finding is not None and finding.kind == "no_guarantee"
-    assert finding.sentence.startswith("krum(5) needs 13 uploads, the cohort has 4: ")
-    assert sentence_of(needs, 12, None).startswith("krum(5) needs 13 uploads, the cohort has 12: ")
+    assert finding.sentence.startswith("krum(5) needs 13 uploads, but the cohort has 4: ")
+    assert sentence_of(needs, 12, None).startswith("krum(5) needs 13 uploads, but the cohort has 12: ")
     assert no_guarantee(needs, 13, np.array([13.0, 13.0])) is None
     assert no_guarantee(agg.mean().needs, 1, np.array([1.0])) is None
     both = sentence_of(agg.nnm(3, then=agg.krum(3)).needs, 6, None)
     assert both.startswith(
-        "nnm(3) needs 7 uploads, the cohort has 6; krum(3) needs 9 uploads, the cohort has 6: "
+        "nnm(3) needs 7 uploads, but the cohort has 6; krum(3) needs 9 uploads, but the cohort has 6: "
     )
 
 
@@ -92,12 +92,16 @@ def test_rounds_that_became_too_small_are_counted_without_empty_ones():
     counts = np.array([13.0, 12.0, 4.0, 0.0, 20.0])
     for cohort in (20, None):
         sentence = sentence_of(agg.krum(5).needs, cohort, counts)
-        assert sentence.startswith("krum(5) needs 13 uploads, in 2 of 5 rounds fewer came (at worst 4): ")
+        assert sentence.startswith(
+            "krum(5) needs 13 uploads, but fewer arrived in 2 of 5 rounds (at worst 4): "
+        )
     assert no_guarantee(agg.krum(5).needs, 20, np.array([0.0, 13.0])) is None
     uneven = sentence_of(agg.trimmed_mean(0.4).needs, None, np.array([8.0, 9.0]))
-    assert uneven.startswith("trimmed_mean(0.4) needs 9 uploads, in 1 of 2 rounds fewer came (at worst 8): ")
+    assert uneven.startswith(
+        "trimmed_mean(0.4) needs 9 uploads, but fewer arrived in 1 of 2 rounds (at worst 8): "
+    )
     never = Need("never", lambda m: m == 0, lambda m: True)
-    assert "in 1 of 1 round too few came" in sentence_of([never], None, np.array([3.0]))
+    assert "but too few arrived in 1 of 1 round" in sentence_of([never], None, np.array([3.0]))
 
 
 def trained(aggregator, **options):
@@ -117,15 +121,15 @@ def test_a_run_says_so_for_its_cohort_and_for_rounds_that_lost_clients():
     clients = DATA.num_clients
     assert guarantees(trained(agg.krum(1), cohort=5)) == []
     (small,) = guarantees(trained(agg.krum(1), cohort=4))
-    assert small.startswith("krum(1) needs 5 uploads, the cohort has 4")
+    assert small.startswith("krum(1) needs 5 uploads, but the cohort has 4")
     run = trained(agg.krum(1), systems=eh.systems.dropouts(0.6))
     few = int(np.sum((run.per_round["reported"] < 5) & (run.per_round["reported"] > 0)))
     assert few > 0
     (lost,) = guarantees(run)
-    assert lost.startswith(f"krum(1) needs 5 uploads, in {few} of 3 rounds fewer came")
+    assert lost.startswith(f"krum(1) needs 5 uploads, but fewer arrived in {few} of 3 rounds")
     spoil = eh.attacks.non_finite(0.5)
     (rejected,) = guarantees(trained(agg.krum(1), attack=spoil))
-    assert "in 3 of 3 rounds fewer came" in rejected
+    assert "but fewer arrived in 3 of 3 rounds" in rejected
     drawn = trained(agg.krum(1), random=True)
     assert drawn.per_round["reported"].min() < clients
     (poissons,) = guarantees(drawn)
@@ -137,7 +141,7 @@ def test_a_run_says_so_for_its_cohort_and_for_rounds_that_lost_clients():
 )
 def test_a_cohort_of_which_nothing_would_be_left_is_refused_in_a_sentence(rule):
     (need,) = rule.needs
-    with pytest.raises(EvenhandError, match="the cohort has 4: as many malicious") as raised:
+    with pytest.raises(EvenhandError, match="the cohort has 4: that many malicious") as raised:
         trained(rule, cohort=4)
     assert str(raised.value).startswith(f"{need.name} needs {need.least(4)} uploads, ")
     assert trained(rule, cohort=5, rounds=0).info["cohort"] == 5

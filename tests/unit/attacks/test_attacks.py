@@ -315,7 +315,7 @@ def test_clients_are_named_by_id_or_by_position() -> None:
     ):
         with pytest.raises(eh.EvenhandError, match=sentence):
             malicious_clients(attacks.by_clients(attacks.zero(), clients), ids, 0)
-    with pytest.raises(eh.EvenhandError, match="here clients have positions only"):
+    with pytest.raises(eh.EvenhandError, match="here clients have positions but no ids"):
         malicious_clients(attacks.by_clients(attacks.zero(), ("north",)), 4, 0)
 
 

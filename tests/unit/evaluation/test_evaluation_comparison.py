@@ -149,7 +149,7 @@ def test_a_run_that_is_not_finite_never_wins() -> None:
     lost = lost._replace(clients={**lost.clients, "train": {"loss": np.full(30, np.inf)}})
     assert may_win(run()) and not may_win(lost)
     text = verdict(compare([run("a"), lost, run("b", gain=0.1)]))
-    assert "served best by b" in text and text.endswith("Left out, since training diverged: lost.")
+    assert "served best by b" in text and text.endswith("Left out (training diverged): lost.")
     assert verdict(compare([run(), lost])) == "All methods but fedavg diverged, so none is called the best."
     assert verdict(compare([lost, lost._replace(title="too")])).startswith("All of these runs diverged")
 

@@ -180,7 +180,7 @@ def test_clients_without_test_examples_are_counted():
 def test_without_test_examples_the_split_in_their_place_is_named():
     sizes = {"train": np.array([4, 4]), "valid": np.array([1, 0]), "test": np.array([0, 0])}
     assert headline_of(sizes) == "valid" and headline_of(sizes | {"test": np.array([0, 1])}) == "test"
-    begin = "None of 2 clients has test examples: there are no test numbers, and these are about"
+    begin = "None of 2 clients has test examples: there are no test numbers, and the numbers shown are of"
     assert present(unmeasured(sizes)).sentence.startswith(
         f"{begin} validation examples, which 1 of 2 clients lacks. "
     )
@@ -234,10 +234,7 @@ def test_training_examples_of_one_class_are_found_from_twenty_on():
     one = {"train": cells([0, 20], [0, 1]), "test": cells([4, 4], [0, 1])}
     (finding,) = found(LEARNT, classes=one)
     assert finding.kind == "guessing"
-    assert (
-        "All 20 training examples are of one class, class 1: there is nothing to tell apart"
-        in finding.sentence
-    )
+    assert "All 20 training examples are of one class, class 1: there is nothing to learn" in finding.sentence
     assert "“sold”" in found(LEARNT, classes=one, names=("kept", "sold"))[0].sentence
     assert kinds(LEARNT, classes={"train": cells([0, 18], [0, 1])}) == []
     assert kinds(LEARNT, classes={"train": cells([2, 18], [1, 1])}) == []
@@ -522,7 +519,7 @@ def test_a_test_loss_alone_drops_no_method_and_its_findings_are_apart(tmp_path):
     lost = lost._replace(clients={**lost.clients, "train": {"accuracy": np.array([0.9, 0.9])}})
     text = verdict(compare([lost, view("sound", [0.5, 0.7]), view("poor", [0.1, 0.6])]))
     assert "served best by sound" in text
-    assert text.endswith("Left out, since its test accuracy is not finite: lost.")
+    assert text.endswith("Left out (test accuracy not finite): lost.")
     both = [lost, view("other", [0.5, 0.7], LOST._replace(split="train"))]
     assert len(compare(both).notices) == 2
     _, shown = words(tmp_path / "a.html", lost)
@@ -541,7 +538,7 @@ def test_a_run_that_diverged_or_guesses_gets_no_star(capsys, notices, starred):
 def test_a_verdict_names_the_methods_that_guess():
     poor, sound, other = view("poor", [0.9, 0.9], CARE), view("sound", [0.5, 0.7]), view("other", [0.1, 0.6])
     assert verdict(compare([poor, sound, other])).endswith(
-        "Left out, since no better than one constant answer: poor."
+        "Left out (no better than one constant answer): poor."
     )
     words = "All methods but sound are no better than one constant answer, so"
     assert verdict(compare([poor, sound])).startswith(words)
@@ -578,7 +575,7 @@ def test_the_headline_of_one_run_mentions_its_swing(tmp_path):
     noisy = view("x", [0.9, 0.7])
     noisy = noisy._replace(history=accuracy(0.1, 0.8, 0.7, 0.8))
     assert (
-        "This has not settled: the test accuracy went up and down by 10.0 points"
+        "Training has not settled: the test accuracy went up and down by 10.0 points"
         in words(tmp_path / "a", noisy)[1]
     )
     steady = noisy._replace(history=accuracy(0.1, 0.7, 0.75, 0.8))

@@ -197,21 +197,21 @@ def test_an_accuracy_that_cannot_see_a_rare_label_says_so(accuracy):
     """500 rows, 40 of them positive: 3 nats, a likelihood ratio of 20, are .006 per row."""
     rare = cells([460, 40], accuracy)
     (finding,) = found(against(0.2, 0.2062, rows=500), rare)
-    assert "Accuracy cannot see a label this rare: use --metrics auc." in finding.sentence
+    assert "Accuracy cannot show a label this rare: use --metrics auc." in finding.sentence
     assert "92.0 %" in finding.sentence
     assert "step size" not in finding.sentence
     (finding,) = found(
         against(0.2, 0.2058, rows=500), rare
     )  # below the shares' loss, which 500 rows do not prove
     assert "too few to show that it has learnt" in finding.sentence
-    assert "Accuracy cannot see a label this rare: use --metrics auc, or train for" in finding.sentence
+    assert "Accuracy cannot show a label this rare: use --metrics auc, or train for" in finding.sentence
     assert "step size" not in finding.sentence and "learnt nothing" not in finding.sentence
     for constant in (against(0.2, 0.2, rows=500), against(0.2, 0.1, rows=500), None):
         (finding,) = found(constant, rare)
         assert "step size" in finding.sentence
         assert "auc" not in finding.sentence
     (finding,) = found(against(0.6, 0.7, rows=500), cells([260, 240], [1, 0]))
-    assert "Accuracy cannot see this: use --metrics auc." in finding.sentence
+    assert "Accuracy cannot show this: use --metrics auc." in finding.sentence
 
 
 def test_a_guess_is_said_to_be_of_the_clients_that_were_measured():
@@ -296,7 +296,7 @@ def test_a_rare_label_that_is_learnt_is_not_blamed_on_the_step_size():
     logits = np.asarray(run.algorithm.model.apply(run.params, jnp.asarray(data.test.x)))
     assert roc_auc_score(data.test.y, logits[:, 1] - logits[:, 0]) > 0.6
     (finding,) = run.findings
-    assert "Accuracy cannot see a label this rare: use --metrics auc." in finding.sentence
+    assert "Accuracy cannot show a label this rare: use --metrics auc." in finding.sentence
     assert run.history["test_accuracy"][-1] == pytest.approx(1 - data.test.y.mean(), abs=0.005)
     shuffled = eh.data.from_arrays(x, rng.permutation(y), np.arange(3000) % 10, test_fraction=0.4)
     (finding,) = trained(shuffled, eh.models.softmax_regression(features=4, classes=2), 0.5, 10).findings

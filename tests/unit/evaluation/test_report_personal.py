@@ -130,9 +130,9 @@ def test_the_page_and_the_figure_leave_out_clients_that_never_trained(tmp_path: 
 def test_in_words() -> None:
     told = in_words(view(NEW), "test", "accuracy")
     assert told.startswith(
-        "Of 6 clients with test examples, 4 are served better by a model of their own than by the global one, 1 worse"
+        "Of 6 clients with test examples, 4 are served better by their personal model than by the global model, 1 worse"
     )
-    assert "Of 2 unseen clients, 1 is served better by a model of its own" in told
+    assert "Of 2 unseen clients, 1 is served better by its personal model" in told
 
 
 def test_clients_csv_keeps_the_unseen_apart(tmp_path: Path) -> None:
@@ -166,16 +166,16 @@ def test_the_page_shows_table_and_figure(tmp_path: Path) -> None:
     seen, unseen = eh.data.hold_out_clients(eh.testing.toy_data(), 0.3)
     run = eh.simulate(eh.personalization.finetune(fedavg, work), seen, rounds=2)
     text = run.report(tmp_path / "page.html", unseen=unseen).read_text(encoding="utf-8")
-    assert "What clients gain by models of their own" in text
+    assert "What clients gain from personal models" in text
     assert "unseen in training" in text
     assert "Hollow: clients unseen in training." in text
     plain = eh.simulate(fedavg, seen, rounds=2).report(tmp_path / "plain.html").read_text(encoding="utf-8")
-    assert "models of their own" not in plain
+    assert "gain from personal models" not in plain
 
 
 def test_the_figure_needs_personal_models() -> None:
     plain = view()._replace(clients={"test": {"accuracy": np.ones(7)}})
-    with pytest.raises(eh.errors.EvenhandError, match="no models of their own"):
+    with pytest.raises(eh.errors.EvenhandError, match="no personal models"):
         eh.report.figures.personal_scatter(plain)
     axes = eh.report.figures.personal_scatter(view(NEW)).axes[0]
     marks = [line for line in axes.lines if line.get_marker() == "o"]

@@ -257,7 +257,7 @@ def test_columns_are_added_in_sums_of_the_same_clients_only(tmp_path):
     for again in (nodes, nodes_of(folder, "data.csv")):
         with pytest.raises(EvenhandError, match="have answered"):
             scale_of(again, [0, 1], 2)
-    assert "added its columns in a sum of the clients [0, 1, 2], and adds them in no other" in sentences[-1]
+    assert "added its columns in a sum of clients [0, 1, 2], and adds them in no other" in sentences[-1]
 
 
 def test_a_client_that_was_corrected_takes_part(tmp_path):
@@ -371,12 +371,12 @@ def test_a_client_that_is_added_while_the_server_waits_takes_part(tmp_path, monk
     assert {*old.items(), *new.items()} == set(admitted) and len(admitted) == CLIENTS + 2
     (folder / "roster" / "3.pub").write_text("no key")
     deadline = time.monotonic() + 20
-    while not (refused := [event for event in events(folder) if "is not let in" in event["sentence"]]):
+    while not (refused := [event for event in events(folder) if "is not accepted" in event["sentence"]]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     *_, last = runs
     assert last.info["rounds"] == 3 and last.info["cohort"] == CLIENTS + 1
-    refused = [event for event in events(folder) if "is not let in" in event["sentence"]]
+    refused = [event for event in events(folder) if "is not accepted" in event["sentence"]]
     assert [(event["event"], event["client"]) for event in refused] == [("refused", 3)]  # once
     assert "holds no public key" in refused[0]["sentence"]
     status = read_status(folder)
@@ -415,7 +415,7 @@ def test_rotating_the_server_gives_it_a_certificate_of_the_same_authority(tmp_pa
         "server.csr",
         "server.key",
     }
-    assert "start the server anew" in capsys.readouterr().out
+    assert "restart the server" in capsys.readouterr().out
     (folder / "authority" / "authority.key").unlink()
     assert main(["deploy", "rotate", str(folder)]) == 2
     assert "give --signing-request" in capsys.readouterr().err

@@ -182,7 +182,7 @@ def test_training_starts_from_a_given_model():
 REFUSED = {
     "fit": (
         lambda: eh.expressions.parse("fit(batch_size=4)", eh.types.Algorithm, MODEL, lambda: WORK),
-        "trains on the examples of all clients in one place, which a network cannot bring together: deploy a federated "
+        "trains on the examples of all clients in one place, which a deployment cannot do: deploy a federated "
         "method.",
     ),
     "fedprox_adaptive": (
@@ -192,7 +192,7 @@ REFUSED = {
     ),
     "repeats": (
         lambda: eh.algorithms.fedavg(WORK, sampling=eh.sampling.proportional()),
-        "can draw a client twice in one round, and a client on a network works once: give "
+        "can draw a client twice in one round, but in a deployment a client works once: give "
         "sampling=eh.sampling.uniform().",
     ),
     "mocha": (

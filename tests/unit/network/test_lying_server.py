@@ -120,7 +120,7 @@ def a_pass_in_the_clear(client, message):
 
 def test_a_client_gives_nothing_without_masks_that_is_due_under_masks():
     (sentence,) = refusals(averaging(eh.aggregators.secure(MEAN)), a_pass_in_the_clear)
-    assert "it leaves it under masks only" in sentence
+    assert "which leaves the client only under masks" in sentence
     assert obeyed(averaging(MEDIAN), a_pass_in_the_clear) == {"worked"}
 
 
@@ -263,7 +263,7 @@ def a_larger_scale(client, message):
 
 def test_a_server_cannot_publish_a_scale_that_makes_a_clients_noise_too_small():
     (sentence,) = refusals(private(fewest=3), a_larger_scale)
-    assert "another scale of uploads than the method has" in sentence
+    assert "another scale of uploads than that of the method" in sentence
 
 
 def two_of_them(client, message):

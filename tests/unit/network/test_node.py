@@ -94,8 +94,8 @@ TERMS = {
     ),
     "test keys": (
         {"terms": terms(SCAFFOLD, seed=3).to_json()},
-        "The server asks for keys from a seed that it knows, with which it could subtract this client's noise: only a "
-        "client whose own file says test_keys = true does that.",
+        "The server asks for keys from a seed that it knows, with which it could subtract this client's noise: a "
+        "client agrees only if its own file says test_keys = true.",
     ),
     "a number that there is not": (
         {"client": 6},
@@ -193,7 +193,7 @@ def test_it_refuses_another_number_in_its_run():
 
 REPLAYED = (
     "The message has tag {}, and this client has answered tag {}: it is late or replayed, and "
-    "nothing is worked twice."
+    "no work is done twice."
 )
 
 
@@ -225,7 +225,7 @@ def test_the_same_bytes_are_answered_once():
 
 ANOTHER_SCHEMA = (
     "The message has another schema than this client: the two sides differ in the method, the model, the number of "
-    "clients or the version; start both anew with the same files."
+    "clients or the version; restart both with the same files."
 )
 NO_RUN = "The message is of a run in which this client does not take part."
 
@@ -345,7 +345,7 @@ def test_a_settled_tag_cannot_be_worked_for_again():
 
 
 def lacking(kind, error):
-    return f"A message of the kind {kind!r} lacks a field, or has one that is none ({error})."
+    return f"A message of the kind {kind!r} lacks a field, or has an invalid one ({error})."
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_it_refuses_work_with_a_field_of_another_type(field, value):
     answer = site.send("work", {**site.exchange(), field: value}, site.broadcast())
     sentence = answer.fields["sentence"]
     refused(site, answer, sentence)
-    assert sentence.startswith("A message of the kind 'work' lacks a field, or has one that is none (")
+    assert sentence.startswith("A message of the kind 'work' lacks a field, or has an invalid one (")
     assert site.kept == before
     assert site.work().kind == "worked"
 
@@ -406,7 +406,7 @@ def test_it_refuses_terms_with_a_field_of_another_type(field, value):
     site = Site()
     answer = site.begin(terms={**site.terms.to_json(), field: value})
     assert answer.fields["sentence"].startswith(
-        "A message of the kind 'terms' lacks a field, or has one that is"
+        "A message of the kind 'terms' lacks a field, or has an invalid one"
     )
     assert site.store.writes == 0
 
@@ -416,7 +416,7 @@ def test_it_refuses_terms_that_are_none(terms):
     site = Site()
     answer = site.begin(terms=terms)
     assert answer.fields["sentence"].startswith(
-        "A message of the kind 'terms' lacks a field, or has one that is"
+        "A message of the kind 'terms' lacks a field, or has an invalid one"
     )
 
 
@@ -471,8 +471,8 @@ def test_it_refuses_a_method_without_the_privacy_that_it_asks_for():
     for allowed in (Allowed(noise_multiplier=0.5), Allowed(epsilon=1.0)):
         site = Site(allowed=allowed)
         sentence = (
-            f"{NAME} promises no differential privacy, and this client's file asks for it: deploy a private "
-            "method."
+            f"{NAME} guarantees no differential privacy, but this client's file asks for it: deploy a "
+            "private method."
         )
         refused(site, site.begin(), sentence)
         assert site.store.writes == 0
@@ -531,7 +531,7 @@ def test_rounds_of_private_work_are_repeated_a_few_times(rounds, most):
     site.restarted()  # which does not forget them
     sentence = (
         f"The server has asked {most + 1} times for work of a round that this client had done, each time with new "
-        f"noise: it does so {most} times in a run."
+        f"noise: it does so at most {most} times in a run."
     )
     refused(site, site.work(), sentence)
     assert site.work(round=1).kind == "worked"
@@ -743,7 +743,9 @@ def test_a_full_disk_changes_nothing(reference):
     site = Site().begun()
     before = site.kept
     site.store.is_full = True
-    sentence = "The client's state could not be written (No space left on device): make room on its disk."
+    sentence = (
+        "The client's state could not be written (No space left on device): free some space on its disk."
+    )
     for answer in (site.work(), site.settle(), site.evaluate()):
         assert (answer.kind, answer.fields, answer.arrays) == (
             "failed",

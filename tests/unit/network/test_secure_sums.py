@@ -158,7 +158,7 @@ def zeros(message):
             (0, 1, 3),
         ),
         (NUMBERS, lambda message: message._replace(fields={}), "does not say which secure sum", (0, 1, 3)),
-        (SURVIVORS, zeros, "signed something else than the survivors", (0, 1, 2, 3)),
+        (SURVIVORS, zeros, "signed something other than the survivors", (0, 1, 2, 3)),
         (REVEAL, cut, "not revealed one share of each client", (0, 1, 2, 3)),
     ],
 )

@@ -238,8 +238,8 @@ def test_a_server_gives_up_after_so_many_attempts():
     with pytest.raises(eh.EvenhandError) as error:
         trial.run()
     assert str(error.value) == (
-        "Round 2 had 2 answers in 2 attempts, and 3 are needed: see why clients are absent, and run again, which "
-        "resumes."
+        "Round 2 had 2 answers in 2 attempts, and 3 are needed: check why clients are absent, and run again "
+        "to resume."
     )
     assert trial.events(gone) == [("absent", f"Client {gone}: it is not connected.")] * 2
     # And it does.
@@ -392,7 +392,7 @@ def test_a_saved_run_of_another_schema_is_refused():
     with pytest.raises(eh.EvenhandError) as error:
         other.serve()
     assert str(error.value) == (
-        "The saved run has another schema than the files say: its method, clients or version have changed since it "
+        "The saved run does not match the files: its method, clients or version have changed since it "
         "began. Restore them, or begin a new federation in another folder."
     )
 
@@ -543,11 +543,11 @@ WRONG = {
     ),
     "another kind": (
         lambda message: message._replace(kind="measured"),
-        "It answers 'measured' where 'worked' is due.",
+        "It answered 'measured' where 'worked' was expected.",
     ),
     "an unknown kind": (
         lambda message: message._replace(kind="x" * 1000),
-        "It answers 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx where 'worked' is due.",
+        "It answered 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx where 'worked' was expected.",
     ),
 }
 GARBAGE = {
@@ -684,7 +684,9 @@ def test_a_client_with_another_schema_is_absent():
 
     trial.through = through
     trial.run()
-    sentence = f"Client {other}: its schema is another: its model, its method or its version differ from the server's."
+    sentence = (
+        f"Client {other}: its schema differs: its model, its method or its version is not that of the server."
+    )
     assert set(trial.events(other)) == {("refused", sentence)}
     times = [other in drawn for drawn in cohorts(trial)]
     assert trial.result.per_round["absent"].tolist() == list(map(float, times))

@@ -633,7 +633,7 @@ GOOD = {"noise_multiplier": 1.0, "rate": 0.1, "steps": 10, "delta": 1e-5}
         ({"delta": 1.0}, "delta=1.0: give a number above 0 and below 1"),
         ({"accountant": "rpd"}, r"accountant='rpd': give 'rdp' or 'pld' \(perhaps you meant rdp\)"),
         ({"sampling": "shuffle"}, "sampling='shuffle': give 'poisson' or 'fixed'"),
-        ({"accountant": "pld", "sampling": "fixed"}, "accountant='pld' knows only samples"),
+        ({"accountant": "pld", "sampling": "fixed"}, "accountant='pld' supports only samples"),
     ],
 )
 def test_what_is_wrong_is_told(bad, words):

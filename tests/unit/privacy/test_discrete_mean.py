@@ -144,15 +144,15 @@ def test_it_is_private_with_cohorts_of_a_fixed_size_only():
         )
     )
     assert plain.privacy is not None
-    assert "single uploads, which the server sees" in plain.privacy.unprotected
+    assert "individual uploads, which the server sees" in plain.privacy.unprotected
     assert not any("uploads" in each for each in method.privacy.unprotected)
-    assert any("who takes part" in each for each in method.privacy.unprotected)
+    assert any("which clients take part" in each for each in method.privacy.unprotected)
     run = eh.simulate(method, eh.testing.toy_data(), rounds=2)
     assert run.privacy is not None
     gaussian = eh.privacy.spent([Release(0.5, 0.5, "fixed", 2)], delta=run.privacy.delta).epsilon
     assert gaussian <= run.privacy.epsilon < 2 * gaussian
     assert (run.per_round["update_norm"] > 0).all()
-    with pytest.raises(eh.EvenhandError, match="different ways to draw clients"):
+    with pytest.raises(eh.EvenhandError, match="its sampling differs"):
         private(eh.algorithms.fedavg(work, aggregator=noisy, sampling=poisson(0.5)))
     hidden = eh.aggregators.secure(noisy_mean(0.5, noise_multiplier=1.0, rate=0.5))
     with pytest.raises(eh.EvenhandError, match="discrete_mean"):

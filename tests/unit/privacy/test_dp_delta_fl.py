@@ -170,7 +170,7 @@ def test_the_worked_example_of_the_spec_is_spent_exactly():
     assert release.noise_multiplier == pytest.approx(1.2504 / 2, rel=1e-9)
     assert (release.rate, release.sampling, release.mechanism) == (0.04, "fixed", "concentrated")
     assert "replaced" in there.neighbours
-    assert any("who takes part" in each for each in there.unprotected)
+    assert any("which clients take part" in each for each in there.unprotected)
 
 
 @pytest.mark.parametrize("fewest", [2, 50])

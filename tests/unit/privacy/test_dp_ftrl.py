@@ -162,7 +162,7 @@ def test_cohorts_are_those_of_the_promise_whatever_a_run_asks_for():
     run = eh.simulate(method(), DATA, rounds=TURN, eval_every=TURN)
     assert run.per_round["reported"].tolist() == [M] * TURN
     for wrong in (M + 1, N):
-        with pytest.raises(eh.EvenhandError, match="rests on cohorts of 2"):
+        with pytest.raises(eh.EvenhandError, match="needs cohorts of 2"):
             eh.simulate(method(), DATA, rounds=1, cohort=wrong)
     scheduled = cyclic(2).scheduled
     assert scheduled is not None

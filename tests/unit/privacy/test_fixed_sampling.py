@@ -78,7 +78,7 @@ def test_a_run_trains_with_it_and_says_so():
     ("sampling", "drawn"), [("poisson", fixed), ("fixed", poisson)], ids=["noise", "cohorts"]
 )
 def test_noise_for_one_way_to_draw_clients_is_refused_with_another(sampling, drawn):
-    with pytest.raises(eh.EvenhandError, match="different ways to draw clients"):
+    with pytest.raises(eh.EvenhandError, match="its sampling differs"):
         method(sampling=sampling, drawn=drawn)
 
 
@@ -89,5 +89,5 @@ def test_what_makes_no_sense_is_refused():
         fixed(0.0)
     with pytest.raises(eh.EvenhandError, match="'poisson' or 'fixed'"):
         noisy_mean(1.0, noise_multiplier=1.0, rate=0.1, sampling="shuffled")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(eh.EvenhandError, match="by itself, at a rate"):
+    with pytest.raises(eh.EvenhandError, match="its own cohorts, at a rate"):
         eh.simulate(method(rate=0.5), DATA, rounds=1, cohort=3)

@@ -92,7 +92,7 @@ def test_a_round_without_clients_steps_along_noise_alone():
     rare = run(dp_fedavg(WORK, clip=1e-6, noise_multiplier=1.0, rate=1e-6), rounds=2)
     assert rare.per_round["reported"].tolist() == [0.0, 0.0]
     assert (rare.per_round["update_norm"] > 0).all()
-    with pytest.warns(EvenhandWarning, match="never moved"):
+    with pytest.warns(EvenhandWarning, match="never changed"):
         quiet = run(dp_fedavg(WORK, clip=1e-6, noise_multiplier=0.0, rate=1e-6), rounds=2)
     assert (quiet.per_round["update_norm"] == 0).all()
 
@@ -153,8 +153,8 @@ REFUSED = {
     "no bounded effect": lambda: eh.algorithms.fedavg(WORK, **DRAWN),
     "draws.*|fixed size": lambda: eh.algorithms.fedavg(WORK, aggregator=NOISY),
     "same rate": lambda: eh.algorithms.fedavg(WORK, aggregator=NOISY, sampling=poisson(0.25)),
-    "models of their own": lambda: eh.personalization.ditto(METHOD._replace(privacy=None), WORK),
-    "models of their own|finetuned": lambda: eh.personalization.finetune(
+    "personal models": lambda: eh.personalization.ditto(METHOD._replace(privacy=None), WORK),
+    "personal models|finetuned": lambda: eh.personalization.finetune(
         eh.algorithms.fedavg(WORK, aggregator=NOISY, **DRAWN), WORK, lam=0.5
     ),
     "weighs clients|in the clear": lambda: eh.algorithms.fedavg(
@@ -166,7 +166,7 @@ REFUSED = {
     "observes the training loss": lambda: eh.algorithms.fedprox_adaptive(WORK, mu0=0.5)._replace(
         sampling=poisson(0.5)
     ),
-    "promises privacy by itself": lambda: METHOD,
+    "already guarantees privacy": lambda: METHOD,
 }
 
 
@@ -219,7 +219,7 @@ def test_a_run_says_what_it_has_spent():
     assert np.isclose(found.epsilon, direct, rtol=1e-6)
     assert (found.unit, found.rounds) == ("client", 6)
     assert found.delta == 0.1 ** len(str(DATA.num_clients - 1))
-    assert "single uploads, which the server sees" in found.unprotected
+    assert "individual uploads, which the server sees" in found.unprotected
     assert run(eh.algorithms.fedavg(WORK), rounds=1).privacy is None
     none = run(METHOD, rounds=0).privacy
     bare = run(dp_fedavg(WORK, clip=0.5, noise_multiplier=0.0, rate=0.5), rounds=1).privacy
@@ -321,7 +321,7 @@ def test_dp_fedadam_takes_the_steps_of_adam_on_the_noisy_means():
 
 def test_the_report_says_what_is_promised_and_what_is_not(tmp_path):
     page = run(METHOD, rounds=2).report(tmp_path / "report.html").read_text()
-    for words in ("<h2>Privacy</h2>", "Epsilon", "added or removed", "Not covered", "single uploads"):
+    for words in ("<h2>Privacy</h2>", "Epsilon", "added or removed", "Not covered", "individual uploads"):
         assert words in page
     assert (
         "<h2>Privacy</h2>"

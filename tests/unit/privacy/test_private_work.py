@@ -291,7 +291,7 @@ def test_methods_that_may_look_at_examples_otherwise_refuse_private_work():
             eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, steps=1)), WORK, lam=1.0
         ),
     ):
-        with pytest.raises(EvenhandError, match="promises privacy"):
+        with pytest.raises(EvenhandError, match="guarantees privacy"):
             make()
     assert eh.algorithms.fedavg(WORK).privacy is WORK.privacy
     assert eh.algorithms.alone(WORK).privacy is WORK.privacy

@@ -237,7 +237,7 @@ def test_a_loss_that_is_no_number_counts_as_the_largest():
 
 def test_it_promises_no_privacy_as_only_one_of_its_sums_is_noisy():
     assert method(0.5, sigma=2.0).privacy is None
-    with pytest.raises(eh.EvenhandError, match="adds up in secret without noise"):
+    with pytest.raises(eh.EvenhandError, match="uses a secure sum without noise"):
         eh.privacy.private(method(0.5, sigma=2.0, sampling=eh.sampling.fixed(0.5)))
 
 
@@ -251,7 +251,7 @@ def test_it_promises_no_privacy_as_only_one_of_its_sums_is_noisy():
         (r"8192 clients could wrap around modulo 2\*\*32", {"scale": 2**18}),
         ("65536 clients|65,535 clients", {"cohort": 65536}),
         (
-            "promises privacy",
+            "guarantees privacy",
             {"work": eh.privacy.dp_sgd(MODEL, 0.1, clip=1.0, noise_multiplier=1.0, rate=0.5, steps=2)},
         ),
         (r"sampling=\(\): give a value", {"sampling": ()}),

@@ -563,7 +563,7 @@ def test_a_metric_that_no_client_has_chooses_nothing_and_says_so() -> None:
     clients = int(np.sum(alone.sizes > 0))
     sentence = f"undefined for {clients} of {clients} clients, which have examples of one class only"
     assert any(sentence in remark for remark in made.remarks)
-    with pytest.raises(EvenhandError, match="has no valid auc to be chosen by"):
+    with pytest.raises(EvenhandError, match="has no valid auc to choose it by"):
         made.best("fedavg")
 
 

@@ -523,7 +523,7 @@ def test_a_damaged_state_is_no_result_of_its_run(
     place = next(tmp_path.glob("runs/*/checkpoint"))
     for path in place.glob("*/about/metadata"):
         path.write_text(path.read_text().replace("train_loss", "train_lost"))
-    with pytest.raises(StorageError, match=r"The checkpoint in .* is damaged .*: delete what is in it"):
+    with pytest.raises(StorageError, match=r"The checkpoint in .* is damaged .*: delete its contents"):
         made(tmp_path)
     assert not results(tmp_path)
     shutil.rmtree(place)

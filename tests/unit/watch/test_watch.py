@@ -119,7 +119,7 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning(where: str, error: Bas
     with pytest.warns(EvenhandWarning) as told:
         run = eh.simulate(fedavg(0.1), DATA, watch=[Watcher(begin), notes.watcher], **HOW)
     [warning] = told
-    assert "no longer follows" in str(warning.message) and f"{type(error).__name__}: no network" in str(
+    assert "no longer logs" in str(warning.message) and f"{type(error).__name__}: no network" in str(
         warning.message
     )
     assert (

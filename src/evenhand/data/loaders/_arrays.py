@@ -295,7 +295,7 @@ def _promised_rows(path: Path, name: str, archive: zipfile.ZipFile, member: zipf
     validation.check_form(shape, dtype, str(path), subject)
     promised = math.prod(shape) * dtype.itemsize
     if promised != follow:
-        raise _damaged(path, f"{subject} promises {promised} bytes of data but {follow} follow")
+        raise _damaged(path, f"{subject} declares {promised} bytes of data but {follow} follow")
     return shape[0]
 
 
@@ -354,7 +354,7 @@ def idx_images(path: Path, labels: Path | None = None, count: int = 0) -> NDArra
 
     def check(shape: tuple[int, ...]) -> None:
         if len(shape) < 2:
-            raise EvenhandError(f"{path}: its magic number promises 1 axis: give an idx3 file of images.")
+            raise EvenhandError(f"{path}: its magic number declares 1 axis: give an idx3 file of images.")
         if labels is not None and shape[0] != count:
             raise EvenhandError(
                 f"{path}: there are {shape[0]} images but {count} labels in {labels.name}: use two files that belong "
@@ -379,7 +379,7 @@ def _idx_examples(images: Path, options: Options) -> tuple[NDArray, NDArray]:
     def check(shape: tuple[int, ...]) -> None:
         if len(shape) != 1:
             raise EvenhandError(
-                f"{labels}: its magic number promises {len(shape)} axes, not 1: give an idx1 file of labels."
+                f"{labels}: its magic number declares {len(shape)} axes, not 1: give an idx1 file of labels."
             )
 
     y = _read_idx(labels, check)
@@ -401,14 +401,14 @@ def _read_idx(path: Path, check: Callable[[tuple[int, ...]], None]) -> NDArray:
             most = path.stat().st_size * (_DEFLATE if zipped else 1)
             if wanted > most:
                 size = f"more than the {most} that a file of its size can hold"
-                raise _cut(path, f"its header promises {wanted} bytes of data, {size}")
+                raise _cut(path, f"its header declares {wanted} bytes of data, {size}")
             check_unpacked(path, wanted, "gunzip it first")
             content = _at_most(file, wanted + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise _cut(path, f"cannot be read to its end ({error})") from None
     if len(content) != wanted:
         follow = "more" if len(content) > wanted else len(content)
-        raise _cut(path, f"its header promises {wanted} bytes of data but {follow} follow")
+        raise _cut(path, f"its header declares {wanted} bytes of data but {follow} follow")
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 

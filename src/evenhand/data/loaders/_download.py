@@ -66,7 +66,7 @@ def cache_folder() -> Path:
 
 
 def download(url: str, *, sha256: str | None = None, folder: str | Path | None = None) -> Path:
-    """The file at an address, which is fetched unless it is in the folder already.
+    """Downloads a file, unless the folder has it already, and returns its path.
 
     A transfer that broke off resumes where it stopped, if the server can do that.
 

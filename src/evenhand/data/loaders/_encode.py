@@ -169,7 +169,7 @@ def _joined(parts: Sequence[NDArray]) -> NDArray:
 
 
 def load_features(path: str | Path) -> Features:
-    """What ``features.json`` in a run folder says about the inputs of the model.
+    """Loads how a table was encoded for a model, from ``features.json`` in its run folder.
 
     Args:
       path: the file, or the run folder.

@@ -342,7 +342,7 @@ def read_parquet(path: Path, features: Sequence[str], others: Sequence[str] = ()
         table = pa.Table.from_batches(list(file.iter_batches(columns=names)), schema)
         if table.num_rows != rows:
             raise EvenhandError(
-                f"{path}: the file promises {rows:,} rows and holds {table.num_rows:,}: write or copy it again."
+                f"{path}: the file declares {rows:,} rows but holds {table.num_rows:,}: write or copy it again."
             )
         return table
 

@@ -27,7 +27,7 @@ def load_leaf(
     seed: int = 0,
     encode: Encode | None = None,
 ) -> FederatedDataset:
-    """A data set in the JSON layout of LEAF, from one file or from all ``.json`` files of a folder.
+    """Loads a data set in the JSON layout of LEAF, from one file or from all ``.json`` files of a folder.
 
     Users are matched and ordered by name; files and users may come in any order.  With ``test``, both
     parts must hold the same users.

@@ -72,7 +72,7 @@ def load(
     min_examples: int = 1,
     features_array: str | None = None,
 ) -> FederatedDataset:
-    """A federated data set from a built-in name, a file or a folder.
+    """Loads a federated data set from a built-in name, a file or a folder.
 
     * ``"digits"``: 1,797 real handwritten digits, ``x`` (64,); they ship with scikit-learn.
     * ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"omniglot"``, ``"imdb"``, ``"movielens"``, ``"sent140"``,
@@ -357,7 +357,7 @@ def from_frame(
     alpha: float = 0.5,
     name: str = "frame",
 ) -> FederatedDataset:
-    """A federated data set from a pandas, polars or pyarrow table, or from a Hugging Face data set.
+    """Reads a federated data set from a pandas, polars or pyarrow table, or from a Hugging Face data set.
 
     The table is read as :func:`evenhand.data.load` reads a file: one row per example, columns of client ids, a
     column with the label, and features in the others.  The types of its columns decide what is text and what

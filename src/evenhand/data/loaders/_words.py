@@ -90,7 +90,7 @@ class WordVectors(NamedTuple):
 
 
 def load_vectors(path: str | Path, *, words: Collection[str] | None = None) -> WordVectors:
-    """The vectors in a text file of GloVe: a word and its numbers on each line, with blanks between.
+    """Loads word vectors from a GloVe text file: a word and its numbers on each line, with blanks between.
 
     A first line of two whole numbers, as word2vec and fastText write it, is skipped.  Of a word that occurs twice, the
     first vector counts.
@@ -156,7 +156,7 @@ def _unlike(path: Path, place: int, count: int, size: int) -> EvenhandError:
 def encode_words(
     vectors: WordVectors, *, length: int = 25, lower: bool = False
 ) -> Callable[[Any], npt.NDArray[np.int32]]:
-    """A function that makes of a text its first words as tokens, for :func:`evenhand.models.embedded`.
+    """An encoder of texts as their first words, as tokens, for :func:`evenhand.models.embedded`.
 
     A token is the place of a word in ``vectors``; other words, and the places after the last word, are the last row.
 
@@ -189,7 +189,7 @@ def encode_words(
 def encode_vectors(
     vectors: WordVectors, *, length: int = 25, lower: bool = False
 ) -> Callable[[Any], npt.NDArray[np.float32]]:
-    """A function that makes of a text the vectors of its first words, ``(length, d)``; arguments as above.
+    """An encoder of texts as the vectors of their first words, ``(length, d)``; arguments as for encode_words.
 
     :func:`evenhand.models.lstm_classifier` reads them.  They take ``d`` times the memory of :func:`encode_words`.
 
@@ -204,7 +204,7 @@ def encode_vectors(
 
 
 def encode_mean(vectors: WordVectors, *, lower: bool = False) -> Callable[[Any], npt.NDArray[np.float32]]:
-    """A function that makes of a text the mean vector of all of its words, ``(d,)``; of no words, zeros.
+    """An encoder of texts as the mean vector of all of their words, ``(d,)``; zeros for a text without words.
 
     Args:
       vectors: the words that are known; any other counts as a vector of zeros.
@@ -229,7 +229,7 @@ def encode_mean(vectors: WordVectors, *, lower: bool = False) -> Callable[[Any],
 
 
 def encode_counts(words: Sequence[str], *, lower: bool = True) -> Callable[[Any], npt.NDArray[np.float32]]:
-    r"""A function that makes of a text the shares of some words in it, :math:`x_j = n_j / n`.
+    r"""An encoder of texts as bags of words: the shares of some words in a text, :math:`x_j = n_j / n`.
 
     There :math:`n_j` is how often word :math:`j` occurs and :math:`n` how many words the text has, other ones included.
 

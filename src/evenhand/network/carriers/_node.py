@@ -152,7 +152,11 @@ class _Node:
                 continue
             idle = time.monotonic()
             if not greeted:
-                log("resumed", f"The server at {self._address} is there again.", {"server": self._address})
+                log(
+                    "resumed",
+                    f"The server at {self._address} can be reached again.",
+                    {"server": self._address},
+                )
                 greeted = True
             try:
                 self._answer(handler, log)
@@ -182,7 +186,7 @@ class _Node:
             if seconds > metadata.ttl:
                 reply = flower.Error(2, "too late")  # nobody waits for it: it is not worth sending
                 sentence = (
-                    f"The answer took {seconds:.0f} seconds, and the server waited for {metadata.ttl:.0f}."
+                    f"The answer took {seconds:.0f} seconds, but the server waited only {metadata.ttl:.0f}."
                 )
                 log("late", sentence, {"seconds": round(seconds, 1)})
             push(self._client, [_reply_message(metadata, reply)], node, run)
@@ -214,8 +218,9 @@ class _Node:
         ):  # of itself, before it was connected: as Flower does at status 401
             return (
                 "stranger",
-                f"The server at {address} does not accept this client's signature: set this machine's clock, and the "
-                f"server's, by a time server, and compare the key {self._public} with the server's roster.",
+                f"The server at {address} does not accept this client's signature: synchronise the clocks of this "
+                f"machine and the server with a time server, and compare the key {self._public} with the roster of the "
+                "server.",
             )
         if "[code: 2004]" in output and not was_here:
             return (
@@ -230,8 +235,11 @@ class _Node:
                 f"{self._public} is no longer registered: trying again, which succeeds within two minutes if it is.",
             )
         lines = [line for line in output.splitlines() if line.strip() and not line.startswith("INFO")]
-        last = lines[-1] if lines else "it said nothing"
-        return "absent", f"Flower's SuperNode ended ({last:.200}): trying again; supernode.log has the rest."
+        last = lines[-1] if lines else "no output"
+        return (
+            "absent",
+            f"Flower's SuperNode ended ({last:.200}): trying again; for details see supernode.log.",
+        )
 
 
 def _reply_message(metadata: Any, reply: Any) -> Any:

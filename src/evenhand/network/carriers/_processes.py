@@ -223,8 +223,8 @@ def obstacle(address: str, authority: Path, *, timeout: float = 10.0) -> str | N
     if ahead is not None and abs(ahead) > 300:
         side = "ahead of" if ahead > 0 else "behind"
         return (
-            f"This machine's clock is {abs(ahead):.0f} seconds {side} that of {address}, and signatures hold for "
-            "300 seconds: set both clocks by a time server."
+            f"This machine's clock is {abs(ahead):.0f} seconds {side} that of {address}, but signatures are valid for "
+            "300 seconds: synchronise both clocks with a time server."
         )
     return None
 
@@ -256,7 +256,7 @@ def _mistrust(error: ssl.SSLCertVerificationError, host: str, port: int, authori
                 names = certificate_names(ssl.get_server_certificate((host, port), timeout=10).encode())
             good = " or ".join(names) or "another name"
             return (
-                f"{place} holds for {good}, not for {host}: connect to that name, or have a certificate made for "
+                f"{place} is valid for {good}, not for {host}: connect to that name, or have a certificate made for "
                 f"{host}, too."
             )
         case 9 | 10:  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
@@ -267,5 +267,5 @@ def _mistrust(error: ssl.SSLCertVerificationError, host: str, port: int, authori
         case _:
             return (
                 f"{place} was not signed by the authority in {authority} ({error.verify_message}): copy authority.crt "
-                "from the server once more, by a way that you trust."
+                "from the server again, by a channel that you trust."
             )

@@ -95,7 +95,7 @@ _REASONS = {
     "link": "the SuperLink did not answer",
     "new link": "the SuperLink was started again",
     "unreadable": "its answer could not be read ({reason})",
-    "unregistered": "no key of it is registered",
+    "unregistered": "none of its keys is registered",
 }
 
 
@@ -210,11 +210,9 @@ class FlowerCarrier:
                         f"Port {self._port} of {self._host} is in use: stop the program that uses it, such as another "
                         "server of this federation."
                     )
-                last = next(
-                    (line for line in reversed(output.splitlines()) if line.strip()), "it said nothing"
-                )
+                last = next((line for line in reversed(output.splitlines()) if line.strip()), "no output")
                 raise EvenhandError(
-                    f"Flower's SuperLink ended ({last:.300}): {self._folder / 'superlink.log'} has the rest."
+                    f"Flower's SuperLink ended ({last:.300}): for details see {self._folder / 'superlink.log'}."
                 )
             with suppress(flower.HTTPError):
                 self._nodes_now()
@@ -222,7 +220,7 @@ class FlowerCarrier:
             if time.monotonic() > until:
                 raise EvenhandError(
                     f"Flower's SuperLink does not answer at port {self._port} after {seconds:.0f} seconds: "
-                    f"{self._folder / 'superlink.log'} may say why."
+                    f"see {self._folder / 'superlink.log'}."
                 )
             time.sleep(0.1)
 
@@ -233,9 +231,7 @@ class FlowerCarrier:
             assert self._child is not None
             if self._child.code() is None:
                 continue
-            self._log(
-                "absent", "Flower's SuperLink ended: it is started again.", {"code": self._child.code()}
-            )
+            self._log("absent", "Flower's SuperLink ended: restarting it.", {"code": self._child.code()})
             while not self._closed.is_set():
                 self._child = self._start()
                 try:
@@ -247,7 +243,7 @@ class FlowerCarrier:
                     self._log("absent", str(error), {})
                     self._closed.wait(next(pauses))
                     continue
-                self._log("resumed", "Flower's SuperLink runs again.", {})
+                self._log("resumed", "Flower's SuperLink is running again.", {})
                 pauses = waits(30)
                 break
 
@@ -311,7 +307,9 @@ class FlowerCarrier:
         flower, pem = flower_parts(), public_pem(key)
         twin = next((other for other in self._keys if self._keys[other] == pem and other != number), None)
         if twin is not None:
-            raise EvenhandError(f"Clients {twin} and {number} have one key ({key}): make a new one for each.")
+            raise EvenhandError(
+                f"Clients {twin} and {number} have the same key ({key}): make a new key for each."
+            )
         before = self._keys.get(number)
         self._keys[number] = pem
         # Where the SuperLink is being started again, this is done when it is there.

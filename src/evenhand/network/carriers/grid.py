@@ -65,11 +65,11 @@ class GridCarrier:
                 raise ValueError(f"its app failed ({reply.error.reason!s:.200})")
             number = int(content_of(reply))
             if not 0 <= number < self._clients:
-                raise ValueError(f"it says that it is client {number}, and there are {self._clients}")
+                raise ValueError(f"it claims to be client {number}, but there are {self._clients}")
             if self._nodes.get(number, node) != node and self._nodes[number] in present:
-                raise ValueError(f"it says that it is client {number}, as another node does")
+                raise ValueError(f"it claims to be client {number}, as another node does")
         except (KeyError, ValueError) as error:
-            self._log("refused", f"Node {node} takes no part: {error}.", {"node": node})
+            self._log("refused", f"Node {node} is not admitted: {error}.", {"node": node})
             return
         self._nodes[number] = node
 
