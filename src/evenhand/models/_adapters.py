@@ -235,6 +235,7 @@ def _modes(module: type) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check_rows_first(functions: Functions, sample: Array) -> None:
+    """Refuses functions whose outputs do not have rows first."""
     params = jax.eval_shape(functions.init, jax.random.key(0))
     # Two numbers of rows: outputs whose first axis has one of them by chance cannot have both.
     for rows in (2, 3):
