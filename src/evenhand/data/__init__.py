@@ -1,6 +1,7 @@
 """Federated data sets: made, loaded, partitioned."""
 
 from evenhand.data import loaders, partition
+from evenhand.data._collected import from_torch_datasets
 from evenhand.data._dataset import FederatedDataset, Split, from_arrays, hold_out, hold_out_clients
 from evenhand.data._features import Column, Features, Fill, Form, Target
 from evenhand.data._synthetic import synthetic
@@ -35,6 +36,7 @@ __all__ = [
     "encode_words",
     "from_arrays",
     "from_frame",
+    "from_torch_datasets",
     "hold_out",
     "hold_out_clients",
     "load",

@@ -13,8 +13,11 @@ from evenhand.errors import Argument, EvenhandError, whole_number
 __all__ = [
     "by_column",
     "dirichlet",
+    "exponential",
     "iid",
+    "linear",
     "matching",
+    "proportional",
     "quantity",
     "shards",
 ]
@@ -165,6 +168,87 @@ def quantity(rows: int | npt.ArrayLike, clients: int, sigma: float, seed: int = 
     weights = np.exp(logs - logs.max())
     client = np.concatenate([np.arange(clients), _spread(n - clients, weights / weights.sum())])
     return random.permutation(client)
+
+
+def proportional(rows: int | npt.ArrayLike, sizes: npt.ArrayLike, seed: int = 0) -> NDArray:
+    r"""Size skew: client ``k`` gets a share :math:`s_k / \sum_j s_j` of the examples, dealt at random.
+
+    Every client gets one example; the others are dealt in proportion, rounded so that all are used.
+
+    Args:
+      rows: how many examples there are, or any array with one entry per example.
+      sizes: :math:`s`, ``(clients,)``, finite, at least 0 and not all 0.
+      seed: of the deal.
+
+    Returns:
+      ``(n,)`` int64 client numbers; every client has at least one example.
+
+    Raises:
+      EvenhandError: fewer examples than clients, or sizes that are no such numbers.
+
+    Example:
+      >>> import numpy as np
+      >>> np.bincount(proportional(103, [1, 2, 7]))
+      array([11, 21, 71])
+    """
+    shares = np.asarray(sizes, np.float64)
+    if shares.ndim != 1 or not np.isfinite(shares).all() or (shares < 0).any() or not shares.any():
+        raise EvenhandError(
+            "sizes must be a list of finite numbers of at least 0, one for each client, not all 0."
+        )
+    n = _row_count(rows, len(shares))
+    random = generator(seed, "partition.proportional")
+    dealt = _spread(n - len(shares), shares / shares.max() / (shares / shares.max()).sum())
+    return random.permutation(np.concatenate([np.arange(len(shares)), dealt]))
+
+
+def linear(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
+    """Size skew: client ``k`` of ``0 .. clients - 1`` gets ``k + 1`` shares of the examples, dealt at random.
+
+    Args:
+      rows, seed: as in :func:`proportional`.
+      clients: how many clients.
+
+    Returns:
+      ``(n,)`` int64 client numbers; every client has at least one example.
+
+    Raises:
+      EvenhandError: fewer examples than clients.
+
+    Source: ``LinearPartitioner`` of flwr-datasets, up to rounding.
+
+    Example:
+      >>> import numpy as np
+      >>> np.bincount(linear(103, clients=3))
+      array([18, 34, 51])
+    """
+    _row_count(rows, clients)
+    return proportional(rows, np.arange(1.0, clients + 1.0), seed)
+
+
+def exponential(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
+    r"""Size skew: client ``k`` of ``0 .. clients - 1`` gets :math:`e^k` shares of the examples, dealt at random.
+
+    Args:
+      rows, seed: as in :func:`proportional`.
+      clients: how many clients; with more than ten, nearly all of them have one example.
+
+    Returns:
+      ``(n,)`` int64 client numbers; every client has at least one example.
+
+    Raises:
+      EvenhandError: fewer examples than clients.
+
+    Source: ``ExponentialPartitioner`` of flwr-datasets, up to rounding.
+
+    Example:
+      >>> import numpy as np
+      >>> np.bincount(exponential(103, clients=3))
+      array([10, 25, 68])
+    """
+    _row_count(rows, clients)
+    # Of the largest: e^k itself is too large for a float from 710 clients on.
+    return proportional(rows, np.exp(np.arange(clients) - (clients - 1.0)), seed)
 
 
 def by_column(values: npt.ArrayLike) -> NDArray:

@@ -206,3 +206,47 @@ def test_impossible_partitions_are_refused(call: Callable[[], object], words: st
     with pytest.raises(EvenhandError) as caught:
         call()
     assert words in str(caught.value)
+
+
+# --- sizes in proportion -----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(0, 1e300), min_size=1, max_size=30).filter(any), st.integers(0, 400), st.integers(0, 5)
+)
+def test_sizes_are_in_proportion(sizes: list[float], more: int, seed: int) -> None:
+    """Shares of what is left when everybody has one example, rounded to within one."""
+    rows = len(sizes) + more
+    client = partition.proportional(rows, sizes, seed)
+    check_cover(client, rows, len(sizes))
+    shares = np.array(sizes) / max(sizes)
+    assert np.all(np.abs(np.bincount(client) - 1 - more * shares / shares.sum()) <= 1)
+    np.testing.assert_array_equal(client, partition.proportional(np.zeros(rows), sizes, seed))
+
+
+def test_linear_and_exponential_sizes_are_those_of_their_names() -> None:
+    linear, exponential = (
+        np.bincount(f(10_000, clients=5)) for f in (partition.linear, partition.exponential)
+    )
+    np.testing.assert_allclose(linear / 10_000, np.arange(1, 6) / 15, atol=5e-4)
+    np.testing.assert_allclose(
+        exponential / 10_000, np.exp(np.arange(5)) / np.exp(np.arange(5)).sum(), atol=5e-4
+    )
+    assert np.bincount(partition.exponential(2000, clients=1000)).min() == 1
+
+
+def test_examples_are_dealt_at_random() -> None:
+    first, second = (partition.linear(1000, 4, seed) for seed in (0, 1))
+    assert not np.array_equal(first, second) and np.abs(np.diff(first)).sum() > 500
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 0], [1, -1], [1, np.inf], [[1, 2]], 3])
+def test_sizes_that_are_none_are_refused(sizes: list[float]) -> None:
+    with pytest.raises(EvenhandError, match="sizes must be a list of finite numbers"):
+        partition.proportional(10, sizes)
+
+
+@pytest.mark.parametrize("make", [partition.linear, partition.exponential])
+def test_more_clients_than_examples_are_refused(make: Callable[..., np.ndarray]) -> None:
+    with pytest.raises(EvenhandError, match="3 examples are too few for 4 clients"):
+        make(3, clients=4)
