@@ -29,7 +29,7 @@ WORK = eh.local.sgd(MODEL, 0.3, epochs=2, batch_size=4)
 FEDAVG = eh.algorithms.fedavg(WORK)
 DITTO = eh.personalization.ditto(FEDAVG, WORK, lam=0.1)
 METHODS = {"global": FEDAVG, "personal": DITTO, "adapted": eh.personalization.finetune(DITTO, WORK)}
-NAMES = ("auc", "macro_f1", "balanced_accuracy", "calibration_error")
+NAMES = ("auc", "average_precision", "macro_f1", "balanced_accuracy", "brier", "calibration_error")
 
 
 def uneven() -> FederatedDataset:

@@ -40,8 +40,10 @@ __all__ = [
     "Metric",
     "Metrics",
     "auc",
+    "average_precision",
     "backdoor_success",
     "balanced_accuracy",
+    "brier",
     "calibration_error",
     "check",
     "from_function",
@@ -65,7 +67,7 @@ BACKDOOR = "backdoor_success"
 
 _SHARES = ("accuracy", "macro_f1", "calibration_error", BACKDOOR)
 
-_LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", BACKDOOR)
+_LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "brier", BACKDOOR)
 
 
 def column(split: str, metric: str, statistic: str = "") -> str:
@@ -151,6 +153,29 @@ def auc() -> Metric:
     return Metric("auc", _auc, needs="classes", undefined="have examples of one class only")
 
 
+def average_precision() -> Metric:
+    r"""Average precision: the mean precision over the examples of a class, each at the score of that example.
+
+    .. math:: \mathrm{AP}_c = \frac{1}{P} \sum_{i: y_i = c}
+        \frac{|\{j : y_j = c, s_{jc} \ge s_{ic}\}|}{|\{j : s_{jc} \ge s_{ic}\}|}
+
+    with :math:`P` examples of class :math:`c`.  Of two classes it is that of the second, by which a random order scores
+    about the share of that class, not 0.5.  For more it is the mean over the classes that occur among the labels, each
+    against all others: scikit-learn's ``average_precision_score``.
+
+    Undefined where only one class occurs.  Probabilities are compared as in :func:`auc`.
+
+    Example:
+      >>> import numpy as np
+      >>> value = measure([average_precision()], np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+      >>> round(value["average_precision"], 6)
+      0.833333
+    """
+    return Metric(
+        "average_precision", _average_precision, needs="classes", undefined="have examples of one class only"
+    )
+
+
 def balanced_accuracy() -> Metric:
     """Balanced accuracy: mean recall over the classes that occur among the labels.
 
@@ -195,6 +220,26 @@ def calibration_error() -> Metric:
     Source: Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017, equation 3.
     """
     return Metric("calibration_error", _calibration_error, needs="probabilities", higher_is_better=False)
+
+
+def brier() -> Metric:
+    r"""Brier score: half the squared distance between the predicted probabilities and the label, mean over examples.
+
+    .. math:: \frac{1}{2n} \sum_i \sum_c \big(p_{ic} - [y_i = c]\big)^2
+
+    For two classes it is the mean of :math:`(p_i - y_i)^2`, with the probability and the label of the second class.  It
+    lies between 0 and 1, and less is better: scikit-learn's ``brier_score_loss(scale_by_half=True)``.
+
+    Example:
+      >>> import numpy as np
+      >>> logits = np.log([[0.9, 0.1], [0.9, 0.1]])
+      >>> round(measure([brier()], logits, np.array([0, 1]))["brier"], 6)
+      0.41
+
+    Source: Brier, *Verification of Forecasts Expressed in Terms of Probability*, Monthly Weather Review 78, 1950 (twice
+    this number).
+    """
+    return Metric("brier", _brier, needs="probabilities", higher_is_better=False)
 
 
 def r2() -> Metric:
@@ -269,8 +314,8 @@ def from_function(
     """A metric of your own, called once for each client.
 
     Args:
-      name: what it is called; where less is better, the name must say so by "loss", "error", "mse", "mae" or
-        "perplexity" in it.
+      name: what it is called; where less is better, the name must say so by "loss", "error", "mse", "mae",
+        "perplexity" or "brier" in it.
       function: ``(outputs, labels) -> value`` of some examples, at least one; shapes as in :class:`Metric`.  It returns
         NaN where it is undefined.
       higher_is_better: whether more is better.
@@ -293,7 +338,11 @@ def from_function(
 
 
 BUILT_IN: Mapping[str, Callable[[], Metric]] = {
-    factory.__name__: factory for factory in (balanced_accuracy, macro_f1, auc, r2, mae, calibration_error)
+    factory.__name__: factory
+    for factory in (
+        *(balanced_accuracy, macro_f1, auc, average_precision, brier, calibration_error),
+        *(r2, mae),
+    )
 }
 """The metrics that may be given by name."""
 
@@ -317,7 +366,7 @@ def resolved(metrics: Metrics) -> tuple[Metric, ...]:
             better, cure = ("more", "without") if metric.higher_is_better else ("less", "with")
             raise EvenhandError(
                 f"metrics: {better} of {metric.name!r:.60} is better, which its name must show: choose a name {cure} "
-                'one of "loss", "error", "mse", "mae" and "perplexity" in it.'
+                'one of "loss", "error", "mse", "mae", "perplexity" and "brier" in it.'
             )
         if metric.name in ("", "loss", "rows", *CLASS_COLUMNS) or metric.name.startswith(of_global("")):
             raise EvenhandError(
@@ -366,7 +415,7 @@ def check(
         if metric.needs == "numbers" and are_classes:
             raise EvenhandError(
                 f"{metric.name} needs targets that are numbers, and these labels are classes: choose auc, "
-                "balanced_accuracy, macro_f1 or calibration_error."
+                "average_precision, balanced_accuracy, macro_f1, brier or calibration_error."
             )
         if metric.needs == "probabilities" and margins:
             raise EvenhandError(
@@ -476,6 +525,20 @@ def _sets(offsets: NDArray) -> NDArray:
 
 
 def _auc(logits: NDArray, y: NDArray, offsets: NDArray) -> Vector:
+    return _one_against_rest(_areas, logits, y, offsets)
+
+
+def _average_precision(logits: NDArray, y: NDArray, offsets: NDArray) -> Vector:
+    return _one_against_rest(_precisions, logits, y, offsets)
+
+
+def _one_against_rest(
+    of_class: Callable[[NDArray, NDArray, NDArray, int], Vector],
+    logits: NDArray,
+    y: NDArray,
+    offsets: NDArray,
+) -> Vector:
+    """The mean of a metric over the classes that occur in each set; of two classes, that of the second."""
     number, classes, of_row = len(offsets) - 1, logits.shape[1], _sets(offsets)
     counts = np.bincount(of_row * classes + y, minlength=number * classes).reshape(number, classes)
     present = np.count_nonzero(counts, axis=1)
@@ -484,7 +547,7 @@ def _auc(logits: NDArray, y: NDArray, offsets: NDArray) -> Vector:
     for c in [1] if classes == 2 else np.flatnonzero(counts.any(axis=0)):
         has = several & (counts[:, c] > 0)
         rows = has[of_row]
-        total += _areas(scores[rows, c], y[rows] == c, of_row[rows], number)
+        total += of_class(scores[rows, c], y[rows] == c, of_row[rows], number)
     return np.where(several, total / (1 if classes == 2 else np.maximum(present, 1)), np.nan)
 
 
@@ -504,6 +567,23 @@ def _areas(scores: NDArray, positive: NDArray, of_row: NDArray, number: int) -> 
     begins = np.cumsum(rows) - rows
     below = np.bincount(of_row, positive * place, number) - hits * begins - hits * (hits - 1) / 2
     return below / np.maximum(hits * (rows - hits), 1)
+
+
+def _precisions(scores: NDArray, positive: NDArray, of_row: NDArray, number: int) -> Vector:
+    """The average precision of each set that has rows, all of which have positive and other rows; 0 for the others."""
+    if not len(scores):
+        return np.zeros(number)
+    order = np.lexsort((-scores, of_row))
+    scores, positive, of_row = scores[order], positive[order], of_row[order]
+    is_last = np.ones(len(scores), bool)
+    is_last[:-1] = (scores[1:] != scores[:-1]) | (of_row[1:] != of_row[:-1])
+    # Equal scores are taken together, as no threshold divides them.
+    last, hits_so_far = np.flatnonzero(is_last), np.cumsum(positive)
+    rows, hits = np.bincount(of_row, minlength=number), np.bincount(of_row, positive, number)
+    owner, gained = of_row[last], np.diff(hits_so_far[last], prepend=0)
+    found = hits_so_far[last] - (np.cumsum(hits) - hits)[owner]
+    taken = last + 1 - (np.cumsum(rows) - rows)[owner]
+    return np.bincount(owner, gained * found / taken, number) / np.maximum(hits, 1)
 
 
 def _log_odds(logits: NDArray) -> NDArray:
@@ -544,6 +624,13 @@ def _macro_f1(logits: NDArray, y: NDArray, offsets: NDArray) -> Vector:
     labelled, predicted, right = _tally(logits, y, offsets)
     both = labelled + predicted
     return np.sum(2 * right / np.maximum(both, 1), axis=1) / np.count_nonzero(both, axis=1)
+
+
+def _brier(logits: NDArray, y: NDArray, offsets: NDArray) -> Vector:
+    shares = np.exp(logits - np.max(logits, axis=1, keepdims=True))
+    gaps = shares / np.sum(shares, axis=1, keepdims=True)
+    gaps[np.arange(len(y)), y] -= 1.0
+    return np.add.reduceat(np.sum(np.square(gaps), axis=1) / 2, offsets[:-1]) / np.diff(offsets)
 
 
 def _calibration_error(logits: NDArray, y: NDArray, offsets: NDArray) -> Vector:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from scipy.special import expit, softmax
 from sklearn.metrics import (
+    average_precision_score,
     balanced_accuracy_score,
+    brier_score_loss,
     f1_score,
     mean_absolute_error,
     r2_score,
@@ -30,7 +32,7 @@ from evenhand.evaluation.metrics import (
     undefined,
 )
 
-CLASSES = "auc, balanced_accuracy, macro_f1, calibration_error"
+CLASSES = "auc, average_precision, balanced_accuracy, macro_f1, brier, calibration_error"
 
 
 def clients(
@@ -58,8 +60,8 @@ def calibration_by_loop(confidence: np.ndarray, right: np.ndarray) -> float:
     return total
 
 
-def auc_by_scikit_learn(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """One class against the rest, the mean over the classes that occur; NaN for one class.
+def by_scikit_learn(score: Any, probabilities: np.ndarray, labels: np.ndarray, classes: int) -> float:
+    """One class against the rest, the mean over the classes that occur (of two the second); NaN for one class.
 
     Rounded, since rounding in softmax would order rows whose probabilities are equal.
     """
@@ -67,7 +69,9 @@ def auc_by_scikit_learn(probabilities: np.ndarray, labels: np.ndarray) -> float:
     present = np.unique(labels)
     if len(present) < 2:
         return float("nan")
-    return float(np.mean([roc_auc_score(labels == c, probabilities[:, c]) for c in present]))
+    return float(
+        np.mean([score(labels == c, probabilities[:, c]) for c in (present if classes > 2 else [1])])
+    )
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -84,7 +88,9 @@ def test_metrics_of_classes_are_those_of_scikit_learn(classes: int, ties: bool) 
         y, p = labels[a:b], softmax(logits[a:b].astype(np.float64), axis=1)
         answers = np.argmax(logits[a:b], axis=1)
         expected = {
-            "auc": auc_by_scikit_learn(p, y),
+            "auc": by_scikit_learn(roc_auc_score, p, y, classes),
+            "average_precision": by_scikit_learn(average_precision_score, p, y, classes),
+            "brier": sum(brier_score_loss(y == c, p[:, c], pos_label=True) for c in range(classes)) / 2,
             "balanced_accuracy": recall_score(y, answers, labels=np.unique(y), average="macro"),
             "macro_f1": f1_score(y, answers, average="macro", zero_division=cast(Any, 0)),
             "calibration_error": calibration_by_loop(p.max(axis=1), answers == y),
@@ -115,6 +121,8 @@ def test_a_single_logit_is_that_of_the_second_class(shape: tuple[int, ...], lowe
     got = measure(CLASSES, z.reshape(shape), y)
     p = expit(z)
     assert got["auc"] == pytest.approx(roc_auc_score(positive, z), abs=1e-12)
+    assert got["average_precision"] == pytest.approx(average_precision_score(positive, z), abs=1e-12)
+    assert got["brier"] == pytest.approx(brier_score_loss(positive, p), abs=1e-12)
     assert got["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(positive, z > 0))
     assert got["macro_f1"] == pytest.approx(f1_score(positive, z > 0, average="macro"))
     confidence = np.maximum(p, 1 - p)
@@ -206,7 +214,8 @@ def test_names_say_what_is_better_and_what_is_in_percent() -> None:
     metrics = resolved(tuple(BUILT_IN))
     assert [metric.name for metric in metrics] == list(BUILT_IN)
     less = {metric.name for metric in metrics if not metric.higher_is_better}
-    assert less == {"mae", "calibration_error"} == {name for name in BUILT_IN if not is_higher_better(name)}
+    assert less == {"mae", "calibration_error", "brier"}
+    assert less == {name for name in BUILT_IN if not is_higher_better(name)}
     assert [name for name in BUILT_IN if is_share(name)] == [
         "balanced_accuracy",
         "macro_f1",
@@ -233,7 +242,7 @@ def test_undefined_is_told_from_diverged_by_the_loss() -> None:
         ("auc,,r2", "There is no metric ''"),
         (("auc", auc()), "'auc' is there twice"),
         ((1,), "1 is no metric"),
-        ((from_function("brier", lambda x, y: 0.0, higher_is_better=False),), "less of 'brier' is better"),
+        ((from_function("gap", lambda x, y: 0.0, higher_is_better=False),), "less of 'gap' is better"),
         ((from_function("error", lambda x, y: 0.0),), "more of 'error' is better"),
         ((from_function("rows", lambda x, y: 0.0),), "'rows' cannot be a metric's name"),
         ((from_function("global_x", lambda x, y: 0.0),), "'global_x' cannot be"),
