@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -26,7 +26,7 @@ from evenhand.report import (
     private_summaries,
     verdict,
 )
-from evenhand.report.formatting import Table, Value, deviation, size
+from evenhand.report.formatting import Row, Table, Value, deviation, size
 from evenhand.report.tables import COMMUNICATION, communication, difference_text, gains_text
 from evenhand.simulation import Expectation
 from evenhand.text import counted, visible
@@ -155,7 +155,7 @@ def show_comparison(
         console.print(table)
     if len(comparison.methods) > 1 and (sent := communication(comparison, brief=True)) is not None:
         heads = [name.lower() for name in sent.head]
-        console.print(_drawn(f"{COMMUNICATION[:1].lower()}{COMMUNICATION[1:]}", sent._replace(head=heads)))
+        console.print(_Drawn(f"{COMMUNICATION[:1].lower()}{COMMUNICATION[1:]}", sent._replace(head=heads)))
 
 
 def show_private(run: RunView, console: Console) -> None:
@@ -163,13 +163,13 @@ def show_private(run: RunView, console: Console) -> None:
     summaries, refused = private_summaries(run)
     for summary in summaries:
         source = f"from a secure histogram of {counted(summary.bins, 'bin')}"
-        console.print(_drawn(f"private {summary.quantity}, {source}", summary.brief()))
+        console.print(_Drawn(f"private {summary.quantity}, {source}", summary.brief()))
         say(console, *filter(None, [summary.remark]))
     if refused:
         say(console, refused, style="yellow")
 
 
-def overview(subject: Comparison) -> Group:
+def overview(subject: Comparison) -> RenderableType:
     """One row per method; the best of each column carries a star, where the comparison allows one."""
     percent = " in % (variance: %²)" if subject.is_share else ""
     seeds = f"; ± over {subject.seeds} seeds" if subject.seeds > 1 else ""
@@ -177,10 +177,10 @@ def overview(subject: Comparison) -> Group:
     columns = [_starred(subject, [by_key[key] for by_key in stats], key) for key in _COLUMNS]
     rows = list(zip(_names(subject), *columns, strict=True))
     title = f"{subject.split} {subject.metric}{percent} over {subject.covered.text}{seeds}"
-    return _drawn(title, Table(["method", *_COLUMNS.values()], rows))
+    return _Drawn(title, Table(["method", *_COLUMNS.values()], rows))
 
 
-def metric_table(subject: Comparison) -> Group | None:
+def metric_table(subject: Comparison) -> RenderableType | None:
     """The metrics that were asked for besides, one row per method each; None where there are none."""
     rows, several, keys = list[list[str | Value]](), len(subject.methods) > 1, ("mean", "worst10", "best10")
     for about in further(subject):
@@ -195,10 +195,10 @@ def metric_table(subject: Comparison) -> Group | None:
         return None
     words = ["metric", *(["method"] if several else [])]
     table = Table([*words, "mean", "worst\n10 %", "best\n10 %", "clients"], rows, len(words))
-    return _drawn(f"more {subject.split} metrics over {subject.covered.text}, where defined", table)
+    return _Drawn(f"more {subject.split} metrics over {subject.covered.text}, where defined", table)
 
 
-def difference_table(subject: Comparison, baseline: str | None = None) -> Group | None:
+def difference_table(subject: Comparison, baseline: str | None = None) -> RenderableType | None:
     """One row per method but the baseline (None: the first), with intervals; None for single seeds."""
     runs = {method.name: method.runs for method in subject.methods if method.is_sound}
     base = subject.names[0] if baseline is None else baseline
@@ -216,7 +216,7 @@ def difference_table(subject: Comparison, baseline: str | None = None) -> Group 
     meaning = "with 95 % intervals; p of the worst 10 % (Holm); +/−: at every seed"
     title = f"minus {base}, at equal seeds, {meaning}"
     head = ["method", "mean", "worst 10 %", "p", "clients\n+ / −"]
-    return _drawn(title, Table(head, rows)) if rows else None
+    return _Drawn(title, Table(head, rows)) if rows else None
 
 
 def client_table(subject: Comparison, count: int) -> Group:
@@ -276,20 +276,57 @@ def new_table() -> RichTable:
     return RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _drawn(title: str, table: Table) -> Group:
-    """A table of methods under its title."""
-    drawn = new_table()
-    for i, name in enumerate(table.head):
-        if i < table.words:
-            drawn.add_column(name, overflow="fold")
-        else:
-            drawn.add_column(name, justify="right", no_wrap=True)
-    for row in table.rows:
-        # The column of methods is the last of the words; the others, such as metrics, are broken as usual.
-        words = [named(str(cell)) for cell in row[: table.words - 1]]
-        cells = [_cell(cell) if isinstance(cell, Value) else str(cell) for cell in row[table.words :]]
-        drawn.add_row(*words, Expression(str(row[table.words - 1])), *cells)
-    return Group(named(title, "bold"), drawn)
+_SHORTEST, _LONGEST_PART = 4, 16
+"""How narrow a column of words may become, and how much room its longest part gets before numbers are broken."""
+
+
+class _Drawn:
+    """A table of methods under its title; intervals are below their means where the table would be too wide."""
+
+    def __init__(self, title: str, table: Table) -> None:
+        self._title, self._table = title, table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text | RichTable]:
+        parts = [
+            max((Measurement.get(console, options, cell).minimum for cell in column), default=0)
+            for column in zip(*map(self._words, self._table.rows), strict=True)
+        ]
+        # Numbers are never cut, so that a table has at least the width of these and of the longest parts of names.
+        narrow = self._made([min(part, _LONGEST_PART) for part in parts], is_least=True)
+        # Measured as if the line had no end, since a table says that it is at most as wide as the line.
+        least = Measurement.get(console, options.update_width(_ENDLESS), narrow).maximum
+        yield named(self._title, "bold")
+        widths = [min(part, _SHORTEST) for part in parts]
+        yield self._made(widths, is_broken=least > options.max_width)
+
+    def _words(self, row: Row) -> list[Text | Expression]:
+        """The first cells of a row, of which the last is a method and is broken between its arguments."""
+        *words, name = map(str, row[: self._table.words])
+        return [*map(named, words), Expression(name)]
+
+    def _made(self, widths: Sequence[int], *, is_least: bool = False, is_broken: bool = False) -> RichTable:
+        """The table.
+
+        Args:
+          widths: the least width of each column of words.
+          is_least: whether these columns have that width and no more.
+          is_broken: whether intervals are in a line of their own.
+        """
+        made, count = new_table(), self._table.words
+        for name, width in zip(self._table.head, widths, strict=False):
+            made.add_column(name, overflow="fold", min_width=width, width=width if is_least else None)
+        for name in self._table.head[count:]:
+            made.add_column(name, justify="right", no_wrap=True)
+        for row in self._table.rows:
+            cells = [cell if isinstance(cell, Value) else Value(str(cell)) for cell in row[count:]]
+            if is_broken:
+                cells = [cell._replace(text=cell.text.replace(" [", "\n[")) for cell in cells]
+            made.add_row(*self._words(row), *map(_cell, cells))
+        return made
+
+
+_ENDLESS = 10_000
+"""More characters than the widest table has."""
 
 
 def _cell(value: Value) -> Text:
