@@ -115,7 +115,6 @@ class ReportCommand:
 # --- evenhand figures: figures as files for a paper ---------------------------------------------------------
 
 
-_NARROWEST, _WIDEST = 1.0, 20.0
 _FIGURES = "(default: figures in the first folder)"
 
 
@@ -136,15 +135,12 @@ class FiguresCommand:
         """Writes the files and returns the exit code."""
         if not self.runs:
             raise EvenhandError("There is nothing to draw: name folders, e.g. `evenhand figures studies/a`.")
-        if not _NARROWEST <= self.width <= _WIDEST:
-            raise EvenhandError(f"--width {self.width}: give inches, from {_NARROWEST:g} to {_WIDEST:g}.")
         out = self.runs[0] / "figures" if self.out is None else self.out
-        from evenhand.report.draw import fit  # matplotlib takes long to load
-
         drawn = self._drawn()
+        for figure in drawn.values():
+            figures.fit(figure, self.width)
         out.mkdir(parents=True, exist_ok=True)
         for name, figure in drawn.items():
-            fit(figure, self.width)
             path = out / f"{name}.{self.format}"
             dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}[self.format]
             figure.savefig(path, dpi=300, metadata=dated)

@@ -360,6 +360,12 @@ def over_clients(subject: Comparison, split: str, metric: str) -> bool:
     return all(column(split, metric, "mean") in run.history for run in subject.runs)
 
 
+def is_by_round(subject: Comparison) -> bool:
+    """Whether some run has recorded the metric by round: those of sets of examples are measured after the last one."""
+    names = [column(subject.split, subject.metric, statistic) for statistic in ("mean", "")]
+    return any(name in run.history for run in subject.runs for name in names)
+
+
 def _key(subject: Comparison, split: str) -> str:
     """The recorded mean over clients or, where some run lacks it, that over examples."""
     statistic = "mean" if over_clients(subject, subject.split, subject.metric) else ""
@@ -475,17 +481,19 @@ def _how_to_read(subject: Comparison) -> str:
 
 
 def _curve_figures(subject: Comparison) -> list[str]:
-    """The metric by round and, unless that is the loss, the loss."""
+    """The metric by round, if it was measured by round, and, unless that is the loss, the loss."""
     runs, metric, split, several = subject.runs, subject.metric, subject.split, len(subject.methods) > 1
     if not any(len(run.history["round"]) for run in runs):
         return []
-    title = f"{subject.quantity} by round".capitalize()
-    text = "Mean over clients" if over_clients(subject, split, metric) else "Mean over all examples"
-    if several:
-        text += "; dashed: worst tenth of the clients."
-    else:
-        text += "." if subject.seeds > 1 else "; band: worst to best tenth of the clients."
-    shown = [svg(learning_curve(subject), "curve", title, text, f"{title}. {_message(subject)}")]
+    shown = list[str]()
+    if is_by_round(subject):
+        title = f"{subject.quantity} by round".capitalize()
+        text = "Mean over clients" if over_clients(subject, split, metric) else "Mean over all examples"
+        if several:
+            text += "; dashed: worst tenth of the clients."
+        else:
+            text += "." if subject.seeds > 1 else "; band: worst to best tenth of the clients."
+        shown = [svg(learning_curve(subject), "curve", title, text, f"{title}. {_message(subject)}")]
     loss_split = "train" if several else split
     if metric != "loss" and any(f"{loss_split}_loss" in run.history for run in runs):
         title = f"{'Training loss' if several else 'Loss'} by round"
@@ -501,7 +509,7 @@ def _amount_figures(subject: Comparison) -> list[str]:
         ("bytes", "communication", "All clients together, up to each evaluation"),
         ("time", "time", "A round lasts as long as its slowest client, or until the deadline"),
     ):
-        if has_amount(subject, AMOUNTS[key]):
+        if is_by_round(subject) and has_amount(subject, AMOUNTS[key]):
             title = f"{subject.quantity} against {name}".capitalize()
             text = f"{words}; dashed: worst tenth of the clients."
             alt = f"{title}. {_message(subject)}"

@@ -29,7 +29,6 @@ __all__ = [
     "MARKERS",
     "MUTED",
     "band",
-    "fit",
     "label",
     "legend",
     "line",
@@ -216,8 +215,14 @@ _CSS_DPI = 96
 """Pixels that a web page counts to an inch; pictures have twice as many, for screens that draw two dots for each."""
 
 
+_FONTS: dict[Any, Any] = {"pdf.fonttype": 42, "ps.fonttype": 42}
+"""TrueType: publishers refuse the Type 3 fonts that matplotlib embeds by default."""
+
+
 class _Shown(Figure):
     """A figure that a notebook shows even if pyplot was never imported, which tells it how to show any other."""
+
+    savefig = rc_context(_FONTS)(Figure.savefig)
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         buffer = io.BytesIO()

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import Argument, EvenhandError
 from evenhand.evaluation import SPLITS, of_global
 from evenhand.report._comparison import Comparison, compare
 from evenhand.report._view import Runs
@@ -40,6 +40,8 @@ __all__ = [
     "availability_scatter",
     "client_curve",
     "client_histogram",
+    "fit",
+    "has_curve",
     "has_recorded",
     "learning_curve",
     "metric_against",
@@ -56,7 +58,13 @@ def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None =
     methods: a line each on ``split``, and a dashed one for the worst tenth of its clients.  Where the mean over clients
     was not recorded (for all metrics but the first, and by earlier versions), the mean over examples is drawn instead.
 
-    Arguments and errors: see :mod:`evenhand.report.figures`.
+    Args:
+      runs: see :mod:`evenhand.report.figures`, as for the other arguments.
+      metric: what to draw.
+      split: the split to measure it on.
+
+    Raises:
+      EvenhandError: no run has that metric on that split, or none has recorded it by round (:func:`has_curve`).
 
     Example:
       >>> import evenhand as eh
@@ -65,7 +73,7 @@ def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None =
       >>> eh.report.figures.learning_curve(run, metric="loss", split="train").axes[0].get_ylabel()
       'loss'
     """
-    return _plots().learning_curve(_subject(runs, metric, split))
+    return _plots().learning_curve(_course("learning_curve", runs, metric, split))
 
 
 def metric_against(
@@ -85,7 +93,8 @@ def metric_against(
       split: the split to measure it on.
 
     Raises:
-      EvenhandError: no run has that metric on that split, or some run has not recorded ``x``.
+      EvenhandError: no run has that metric on that split, or none has recorded it by round (:func:`has_curve`), or some
+        run has not recorded ``x``.
 
     Example:
       >>> import evenhand as eh
@@ -94,7 +103,7 @@ def metric_against(
       >>> eh.report.figures.metric_against(run, "bytes_up").axes[0].get_xlabel()
       'sent by clients (bytes)'
     """
-    subject, plots = _subject(runs, metric, split), _plots()
+    subject, plots = _course("metric_against", runs, metric, split), _plots()
     amount = plots.amount_of(x)
     if any(amount.of(run) is None for run in subject.runs):
         metrics = ("round", *(f"{name}_" for name in SPLITS))
@@ -120,6 +129,30 @@ def has_recorded(runs: Runs, x: str) -> bool:
     """
     plots = _plots()
     return plots.has_amount(compare(runs), plots.amount_of(x))
+
+
+def has_curve(runs: Runs, *, metric: str | None = None, split: str | None = None) -> bool:
+    """Whether some run has recorded a metric by round, as :func:`learning_curve` and :func:`metric_against` need.
+
+    Metrics of a set of examples, such as the AUC, are measured after the last round only.
+
+    Args:
+      runs: see :mod:`evenhand.report.figures`, as for the other arguments.
+      metric: what to draw.
+      split: the split to measure it on.
+
+    Raises:
+      EvenhandError: no run has that split.
+
+    Example:
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> run = eh.simulate(method, eh.testing.toy_data(), rounds=2, metrics=("macro_f1",))
+      >>> has_curve(run), has_curve(run, metric="macro_f1")
+      (True, False)
+    """
+    subject = _subject(runs, None, split)
+    return _plots().is_by_round(subject._replace(metric=subject.metric if metric is None else metric))
 
 
 def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
@@ -258,11 +291,53 @@ def series(runs: Runs, key: str) -> Figure:
     return _plots().series(subject, key)
 
 
+_NARROWEST, _WIDEST = 1.0, 20.0
+
+
+def fit(figure: Figure, width: float) -> None:
+    """Makes a figure so many inches wide, in proportion; letters keep their size, so that legends take more rows.
+
+    Args:
+      figure: one of this module or of :attr:`evenhand.studies.Study.figures`, which is changed.
+      width: from 1 to 20 inches; 3.3 fits a column of most papers, 6.8 a page.
+
+    Raises:
+      EvenhandError: another width.
+
+    Example:
+      >>> import evenhand as eh
+      >>> method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+      >>> figure = eh.report.figures.learning_curve(eh.simulate(method, eh.testing.toy_data(), rounds=2))
+      >>> eh.report.figures.fit(figure, 3.3)
+      >>> round(float(figure.get_figwidth()), 2)
+      3.3
+    """
+    if not _NARROWEST <= width <= _WIDEST:
+        inches = f"give inches, from {_NARROWEST:g} to {_WIDEST:g}"
+        raise EvenhandError(Argument("width", f"{width:g}"), f": {inches}.")
+    from evenhand.report import draw  # it loads matplotlib, which takes long
+
+    draw.fit(figure, width)
+
+
 def _plots():
     """The module that draws, which loads matplotlib."""
     from evenhand.report import _plots as plots
 
     return plots
+
+
+def _course(caller: str, runs: Runs, metric: str | None, split: str | None) -> Comparison:
+    """The comparison that a figure by round shows, by a metric that some run has recorded by round."""
+    subject = _subject(runs, None, split)
+    subject = subject._replace(metric=subject.metric if metric is None else metric)
+    if not _plots().is_by_round(subject):
+        subject = _subject(runs, metric, split)  # which knows whether the runs have such a metric at all
+        raise EvenhandError(
+            f"{caller}(): no run has recorded the {subject.quantity} by round, since it is measured after the last "
+            'one: draw another metric, such as metric="loss".'
+        )
+    return subject
 
 
 def _subject(runs: Runs, metric: str | None, split: str | None) -> Comparison:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, column, is_share
-from evenhand.report import RunView, compare, covered, direction, draw, figures, formatting
+from evenhand.report import Comparison, RunView, compare, covered, direction, draw, figures, formatting
 from evenhand.report.formatting import Cell, Table, escape, factor, over_seeds, svg
 from evenhand.report.page import body, document
 from evenhand.studies._selection import NDArray, condition, is_number, seen, shown
@@ -50,9 +50,17 @@ class Figures(NamedTuple):
     statistic: str
     runs: Mapping[str, Sequence[RunView]]
 
-    def learning_curve(self) -> Figure:
-        """The chosen settings: the metric by round, its mean over clients and (dashed) that of the worst tenth."""
-        return figures.learning_curve(self.runs, metric=self.metric)
+    def learning_curve(self, *, metric: str | None = None, split: str | None = None) -> Figure:
+        """The chosen settings: a metric by round, its mean over clients and (dashed) that of the worst tenth.
+
+        Args:
+          metric: what to draw; None: the study's metric, or the loss if the study's is measured after the last round
+            only, such as the AUC.
+          split: the split to measure it on; None: test if there are test examples.
+        """
+        if metric is None:
+            metric = self.metric if figures.has_curve(self.runs, metric=self.metric, split=split) else "loss"
+        return figures.learning_curve(self.runs, metric=metric, split=split)
 
     def metric_against(self, x: str = "bytes") -> Figure:
         """The chosen settings: the metric against what the runs have spent so far, such as bytes or ``"time"``."""
@@ -138,14 +146,17 @@ class Figures(NamedTuple):
         return figure
 
     def all(self) -> dict[str, Figure]:
-        """File name without its ending -> figure."""
+        """File name without its ending -> figure, of those that have something to show."""
+        curves, has_curve = dict[str, Figure](), figures.has_curve(self.runs, metric=self.metric)
+        if has_curve:
+            curves["learning_curve"] = self.learning_curve()
+        if self.metric != "loss" and figures.has_curve(self.runs, metric="loss", split="train"):
+            curves["training_loss"] = self.learning_curve(metric="loss", split="train")
+        for name, x in (("communication", "bytes"), ("time", "time")):
+            if has_curve and figures.has_recorded(self.runs, x):
+                curves[name] = self.metric_against(x)
         return {
-            "learning_curve": self.learning_curve(),
-            **{
-                name: self.metric_against(x)
-                for name, x in (("communication", "bytes"), ("time", "time"))
-                if figures.has_recorded(self.runs, x)
-            },
+            **curves,
             "client_curve": self.client_curve(),
             "client_histogram": self.client_histogram(),
             "size_scatter": self.size_scatter(),
@@ -250,7 +261,7 @@ def _condition(part: Study, remarks: str) -> list[str]:
             f"{part.metric} to choose it by, so there is nothing to compare."
         )
         return [f'<p class="lead">{lost}</p>', remarks, _settings(part)]
-    subject = compare(runs, part.metric)
+    subject = _displayed(compare(runs, part.metric), part.about)
     html = {"results": _chosen(part), "remarks": remarks, "settings": _settings(part)}
     return body(subject, baseline=part.baseline, figures=_figures(part, subject.split), **html)
 
@@ -359,8 +370,30 @@ def _described(run: RunView, method: str, facts: Mapping[str, Any]) -> RunView:
     # A report shows the command apart, and the method first; the seeds are among the facts.
     info = {**run.info, **{name: fact for name, fact in facts.items() if name == "command"}}
     first = {name: value for name, value in run.config.items() if name == "method"}
-    rest = {name: run.config[name] for name in run.config if name not in ("method", "seed", "data_seed")}
-    own = {"command", *({"cohort"} & set(rest))}
+    rest = {name: value for name, value in run.config.items() if name not in ("method", "seed")}
+    # A run's own seed of the data goes before that of the study: without it, the seeds of a method with new data for
+    # each would count as methods on different data.
+    own = {"command", *({"cohort", _DATA_SEED} & set(rest))}
     config = first | rest | {name: fact for name, fact in facts.items() if name not in own}
     findings = [finding for finding in run.findings if finding.kind not in OF_THE_DATA]
     return run._replace(title=method, findings=findings, config=config, info=info)
+
+
+_DATA_SEED = "data_seed"
+
+
+def _displayed(subject: Comparison, facts: Mapping[str, Any]) -> Comparison:
+    """As a page shows the runs: with the seed of the data that the study was given, not with those of the runs."""
+    shared = {_DATA_SEED: facts[_DATA_SEED]} if _DATA_SEED in facts else {}
+    methods = [
+        method._replace(
+            runs=tuple(
+                run._replace(
+                    config={name: x for name, x in run.config.items() if name != _DATA_SEED} | shared
+                )
+                for run in method.runs
+            )
+        )
+        for method in subject.methods
+    ]
+    return subject._replace(methods=tuple(methods))

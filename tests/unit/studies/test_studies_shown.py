@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given
@@ -161,10 +162,13 @@ def test_a_legend_fits_into_the_column_of_a_paper() -> None:
         axes.plot([0, 1], [0, 1], label=name)
     draw.legend(figure, axes)
     for width in (4.4, 3.3, 2.0):
-        draw.fit(figure, width)
+        eh.report.figures.fit(figure, width)
         figure.draw_without_rendering()
         assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1, width
-    draw.fit(figure, 4.4)
+    eh.report.figures.fit(figure, 4.4)
+    for width in (0.5, 21.0, float("nan")):
+        with pytest.raises(eh.EvenhandError, match=r"give inches, from 1 to 20"):
+            eh.report.figures.fit(figure, width)
     figure.set_size_inches(2.0, 2.0)
     figure.draw_without_rendering()
     assert figure.legends[0].get_window_extent().x1 > figure.bbox.x1
@@ -272,12 +276,71 @@ def test_sensitivity_takes_the_least_loss() -> None:
 def test_all_figures_have_names_for_files(study: Study) -> None:
     assert list(study.figures.all()) == [
         "learning_curve",
+        "training_loss",
         "client_curve",
         "client_histogram",
         "size_scatter",
         "plane",
         "sensitivity_lr",
     ]
+
+
+def only_at_the_end() -> Study:
+    """A study whose metric is measured after the last round, as the AUC is; clients receive and send bytes."""
+    outcomes = [
+        outcome._replace(
+            view=run._replace(
+                history={
+                    **{name: past for name, past in run.history.items() if "auc" not in name},
+                    **{f"bytes_{way}": np.array([0.0, 1e6]) for way in ("down", "up")},
+                },
+                clients={split: {**of, "loss": 1 - of["auc"]} for split, of in run.clients.items()},
+            )
+        )
+        for outcome in made("auc")
+        if (run := outcome.view) is not None
+    ]
+    return Study(tuple(outcomes), Rule(metric="auc"), "a", "auc")
+
+
+def test_a_metric_without_a_course_has_no_figure_by_round_and_the_loss_has_one(
+    study: Study, tmp_path: Path
+) -> None:
+    late = only_at_the_end()
+    assert list(late.figures.all())[:2] == ["training_loss", "client_curve"]
+    assert late.figures.learning_curve().axes[0].get_ylabel() == "test loss"
+    assert late.figures.client_curve().axes[0].get_ylabel() == "test auc"
+    text = late.report(tmp_path / "late.html").read_text()
+    assert "no finite values" not in text and "auc by round" not in text.lower()
+    assert "against communication" not in text and "Training loss by round" in text
+    runs = {"a": late.views("a")}
+    assert not eh.report.figures.has_curve(runs, metric="auc")
+    for curve in (eh.report.figures.learning_curve, eh.report.figures.metric_against):
+        with pytest.raises(eh.EvenhandError, match="no run has recorded the test auc by round"):
+            curve(runs, metric="auc")
+    assert eh.report.figures.metric_against(runs, metric="loss").axes[0].get_ylabel() == "test loss"
+
+
+def test_the_learning_curve_takes_another_metric_and_split(study: Study) -> None:
+    (axes,) = study.figures.learning_curve(metric="loss", split="train").axes
+    assert axes.get_ylabel() == "training loss"
+    means = [run.history["train_loss"] for run in study.views("a")]
+    line = next(line for line in axes.lines if line.get_label() == "a")
+    np.testing.assert_allclose(np.asarray(line.get_ydata()), np.mean(means, axis=0))
+    assert study.figures.learning_curve().axes[0].get_ylabel() == "test accuracy (%)"
+
+
+def test_figures_embed_fonts_that_publishers_accept(study: Study, tmp_path: Path) -> None:
+    """matplotlib's default, Type 3, is refused by the checks of IEEE, ACM and ICML."""
+    before = {name: matplotlib.rcParams[name] for name in ("pdf.fonttype", "ps.fonttype")}
+    drawn = {"plane": study.figures.plane(), "curve": eh.report.figures.client_curve(study.views("a"))}
+    for name, figure in drawn.items():
+        figure.savefig(path := tmp_path / f"{name}.pdf", metadata={"CreationDate": None})
+        fonts = path.read_bytes()
+        assert b"/Subtype /Type3" not in fonts and b"/FontFile2" in fonts
+        figure.savefig(path := tmp_path / f"{name}.eps")
+        assert b"/FontType 42" in path.read_bytes()
+    assert {name: matplotlib.rcParams[name] for name in before} == before == dict.fromkeys(before, 3)
 
 
 def test_names_that_spreadsheets_and_terminals_would_act_on_are_made_safe() -> None:
@@ -332,6 +395,30 @@ def test_the_page_has_each_condition_and_no_name_twice(tmp_path: Path) -> None:
         with pytest.raises(eh.EvenhandError, match=r"2 conditions: choose one, as in study\.under"):
             call()
     assert len(study.table()) == 6 and len(study.under({"attack": "flip"}).table()) == 3
+
+
+@pytest.mark.parametrize("about", [{}, {"data_seed": 4}])
+def test_methods_are_compared_on_the_page_if_each_seed_has_its_own_data(
+    about: dict[str, int], tmp_path: Path
+) -> None:
+    """The runs of a seed have the same data, and those of another seed others."""
+    outcomes = [
+        outcome._replace(
+            view=run._replace(
+                info={**run.info, "fingerprint": f"data {outcome.seed}"},
+                config={**run.config, "data_seed": outcome.seed},
+            )
+        )
+        for outcome in made(seeds=(301, 302))
+        if (run := outcome.view) is not None
+    ]
+    text = (
+        Study(tuple(outcomes), Rule(), "a", "accuracy", about=about).report(tmp_path / "x.html").read_text()
+    )
+    assert "side by side" not in text and "a (1)" not in text
+    assert "Is the difference real?" in text
+    [row] = re.findall(r"data_seed</th>\s*<td.*?>(.*?)</td>", text) or [""]
+    assert row == str(about.get("data_seed", "")), "the seeds of the runs are among the facts"
 
 
 def test_a_page_of_nothing_but_lost_runs_says_so(tmp_path: Path) -> None:
