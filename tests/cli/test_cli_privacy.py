@@ -181,7 +181,16 @@ def test_noise_is_never_rounded_below_what_is_enough(least):
         (["dp_fedavg(clip=1, noise_multiplier=1)", "--delta", "0.1"], "needs --epsilon"),
         (["dp_fedavg(clip=1)", "--epsilon", "1", "--delta", "2"], "between 0 and 1"),
         (["dp_fedavg(clip=1)", "--epsilon", "1e-6", "--delta", "1e-9"], "cannot be reached"),
-        (["private(fedavg())"], "fixed size"),
+        (["private(fedavg())"], "sampling=poisson(rate) and aggregator=noisy_mean(clip,"),
+        (["private(fedavg(aggregator=caf(2)))"], "every upload, and what one client changes"),
+        (
+            ["term(dp_sgd(0.1, clip=1, noise_multiplier=1, rate=0.1, steps=2), t=1)"],
+            "give this work to fedavg",
+        ),
+        (
+            ["ditto(fedavg(), dp_sgd(0.1, clip=1, noise_multiplier=1, rate=0.1, steps=2))"],
+            "as in ditto(fedavg(dp_sgd(...)), sgd(...))",
+        ),
         (["dp_fedavg(clip=1, noise_multiplier=1)", "--cohort", "5"], "--cohort 5: this method draws"),
     ],
 )

@@ -102,6 +102,13 @@ Correction: TypeAlias = Callable[[Message, ClientData], optax.GradientTransforma
 """``(message, data) -> transformation`` that each local gradient passes through."""
 
 
+REPORTS_LOSS = (
+    "the aggregator of this method asks clients for the loss on their examples, which they report without noise: give "
+    "this work to eh.algorithms.fedavg with another aggregator, or to eh.algorithms.alone"
+)
+"""Why work that guarantees privacy is not taken by methods whose weights depend on losses."""
+
+
 def training(
     work: local.Work,
     *,
@@ -163,7 +170,10 @@ def training(
       True
     """
     expect("aggregator", aggregator, Aggregator, "eh.aggregators.mean()")
-    check_work(work, private=private and not aggregator.needs_loss, keeps=keeps)
+    if aggregator.needs_loss:
+        check_work(work, keeps=keeps, objection=REPORTS_LOSS)
+    else:
+        check_work(work, private=private, keeps=keeps)
     expect("sampling", sampling, Sampling, "eh.sampling.uniform()")
     expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")
 

@@ -112,7 +112,12 @@ def uncovered(promise: Privacy | None) -> Privacy | None:
 def check_method(factory: str, method: Algorithm, work: Work, *, keeps: bool = False) -> None:
     """Checks that ``method`` is a method and ``work`` local work on the same model; ``keeps`` as in ``check_work``."""
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
-    check_work(work, keeps=keeps)
+    private = f"{factory}(fedavg(dp_sgd(...)), eh.local.sgd(model, ...))"
+    objection = (
+        "it would train personal models, which the guarantee for the examples does not cover, as they use the same "
+        f"examples again: give it to the method inside, as in {private}, and ordinary work for the personal models"
+    )
+    check_work(work, keeps=keeps, objection=objection)
     several = any(metric != measured(metric) for metric in method.model.metrics)  # side by side
     if several and work.model != method.model:
         cure = f"put {factory}() around one with a single model, such as delta_fl(theta=0.5)"

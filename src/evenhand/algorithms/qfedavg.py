@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from evenhand import aggregators, local, tree
-from evenhand.algorithms.averaging import ServerState
+from evenhand.algorithms.averaging import REPORTS_LOSS, ServerState
 from evenhand.algorithms.fedavg import fedavg, variant
 from evenhand.errors import EvenhandError
 from evenhand.sampling import proportional
@@ -65,7 +65,7 @@ def qfedavg(
     """
     scheduled = None
     if lipschitz is None:
-        step_size = local.check_work(work, keeps=True).step_size
+        step_size = local.check_work(work, keeps=True, objection=REPORTS_LOSS).step_size
         if not step_size:
             raise EvenhandError(
                 "qfedavg() needs lipschitz=, one over the clients' step size, because this work has no fixed step "

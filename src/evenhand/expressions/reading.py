@@ -11,6 +11,7 @@ import ast
 import copy
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -213,9 +214,27 @@ def _value_of_call(reader: _Reader, node: ast.expr, kind: Kind) -> Any:
     except (ExpressionError, ModelError):
         raise
     except EvenhandError as error:
-        raise ExpressionError(str(error)) from None
+        raise ExpressionError(_as_expression(str(error))) from None
     except (TypeError, ValueError, ArithmeticError) as error:
         raise _wrong(reader, node, f"{kinds.signature(name, factory)} cannot take this ({error})") from None
+
+
+_IN_PYTHON = re.compile(r"\beh\.(?:\w+\.)+(\w+)(\((?:model|work)\b(?:, )?)?")
+
+
+def _as_expression(sentence: str) -> str:
+    """A factory's sentence with what an expression can call as it calls it: ``poisson(rate)``, without the model.
+
+    Example:
+      >>> _as_expression("give sampling=eh.sampling.poisson(rate), or work such as eh.local.sgd(model, 0.1)")
+      'give sampling=poisson(rate), or work such as sgd(0.1)'
+    """
+
+    def spelled(match: re.Match[str]) -> str:
+        is_known = any(match[1] in factories(kind) for kind in KINDS)
+        return f"{match[1]}{'(' if match[2] else ''}" if is_known else match[0]
+
+    return _IN_PYTHON.sub(spelled, sentence)
 
 
 def _unknown(name: str, kind: Kind) -> str:

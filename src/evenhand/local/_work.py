@@ -149,7 +149,24 @@ def check_model(model: object) -> None:
     expect("model", model, Model, example + "eh.models.from_flax(module, loss=..., sample=...)")
 
 
-def check_work(work: object, name: str = "work", *, private: bool = False, keeps: bool = False) -> Work:
+_TO_FEDAVG = "give this work to eh.algorithms.fedavg or eh.algorithms.alone"
+_AROUND = (
+    "ditto(...) and finetune(...) may then be put around fedavg, with ordinary work for the personal models"
+)
+_OTHERWISE = (
+    "this method uses the examples in steps of its own, or sends what it computes from them, and the guarantee counts "
+    f"only the steps of the work: {_TO_FEDAVG}; {_AROUND}"
+)
+
+
+def check_work(
+    work: object,
+    name: str = "work",
+    *,
+    private: bool = False,
+    keeps: bool = False,
+    objection: str = _OTHERWISE,
+) -> Work:
     """``work``, checked to be local work on a model.
 
     Args:
@@ -158,6 +175,7 @@ def check_work(work: object, name: str = "work", *, private: bool = False, keeps
       private: whether work that guarantees privacy is taken: by methods that look at examples in no other way.
       keeps: whether work that keeps its optimiser is taken: by methods whose clients keep its state, and by finetuning,
         which begins afresh each time.
+      objection: why work that guarantees privacy is not taken, and what to do.
 
     Raises:
       EvenhandError: it is no work, or of a kind that is not taken.
@@ -166,10 +184,7 @@ def check_work(work: object, name: str = "work", *, private: bool = False, keeps
     assert isinstance(work, Work)
     check_model(work.model)
     if work.privacy is not None and not private:
-        raise EvenhandError(
-            f"{name}: this work guarantees privacy, but this method may use examples in other ways, or share what the "
-            "guarantee does not cover: give the work to eh.algorithms.fedavg or eh.algorithms.alone."
-        )
+        raise EvenhandError(f"{name}: this work guarantees privacy, but {objection}.")
     if work.keeps and not keeps:
         raise EvenhandError(
             f"{name}: this work has keep_optimiser=True, but the clients of this method keep no optimiser: leave it "

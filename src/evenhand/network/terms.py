@@ -246,13 +246,15 @@ def check_deployable(algorithm: Algorithm) -> None:
         )
     for phase in algorithm.phases:
         rule = phase.aggregator
-        if isinstance(rule, Sum) and rule.summation is not None and rule.summation.add is None:
+        summation = rule.summation if isinstance(rule, Sum) else None
+        if summation is not None and not summation.is_secure:
+            raise EvenhandError(
+                f"{name} sums numbers without masks, so that the server sees those of each client, which is only "
+                "simulated: deploy another method, or let its clients add the noise, with at_server=False and "
+                "fewest=... as in dp_delta_fl."
+            )
+        if summation is not None and summation.add is None:
             raise EvenhandError(
                 f"{name} leaves out the masks of its secure sums, which only a simulation may: leave out "
                 "integers_only=True."
-            )
-        if isinstance(rule, Sum) and rule.summation is not None and not rule.summation.is_secure:
-            raise EvenhandError(
-                f"{name} sums numbers of which the server sees those of each client, which is only simulated: deploy "
-                "another method."
             )

@@ -593,7 +593,9 @@ def quantile_sum(
         edge = counting.decode(counting.modulo(numbers.astype(jnp.uint32)), clients, theta=theta)
         return jnp.where(clients >= jnp.uint32(fewest), edge, jnp.float32(0)), state
 
-    add = None if integers_only else masked_words
+    add = None if integers_only or at_server else masked_words
     # A server that adds the noise itself needs no number of clients for it.
     least = 2 if at_server else max(fewest, 2)
-    return Sum(init, lift, lower, summation=Summation(counting.bits, add, fewest=least))
+    return Sum(
+        init, lift, lower, summation=Summation(counting.bits, add, is_secure=not at_server, fewest=least)
+    )

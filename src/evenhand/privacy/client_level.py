@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -96,15 +96,10 @@ def private(method: Algorithm) -> Algorithm:
     Source: McMahan et al., *Learning Differentially Private Recurrent Language Models*, ICLR 2018, definition 1.
     """
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work, ...)")
-    drawn = method.sampling
-    if (rate := drawn.rate) is None:
-        raise EvenhandError(
-            f"private({method.name}): its cohorts have a fixed size, but the accountant assumes clients that are "
-            "drawn independently of each other: give the method sampling=eh.sampling.poisson(rate), or "
-            "eh.sampling.fixed(rate) with noise made for it."
-        )
-    for objection in _objections(method, rate):
+    for objection in _objections(method):
         raise EvenhandError(f"private({method.name}): {objection}.")
+    drawn, rate = method.sampling, method.sampling.rate
+    assert rate is not None  # else there was an objection
     in_a_round = _round_releases(method)
     sums = [phase.aggregator for phase in method.phases if isinstance(phase.aggregator, Sum)]
     is_secure = all(total.summation is not None and total.summation.is_secure for total in sums)
@@ -160,8 +155,8 @@ def _round_releases(method: Algorithm) -> list[Release]:
     return releases
 
 
-def _objections(method: Algorithm, rate: float) -> Iterator[str]:
-    """What a method gives away of its clients past the noise of its aggregators."""
+def _objections(method: Algorithm) -> Iterator[str]:
+    """What a method gives away of its clients past the noise of its aggregators; what needs another method first."""
     if method.observe is not None:
         yield (
             "it observes the training loss of all clients before each round, without noise: take a method that does not"
@@ -173,21 +168,49 @@ def _objections(method: Algorithm, rate: float) -> Iterator[str]:
         )
     if method.privacy is not None:
         yield "its local work already guarantees privacy: give it eh.local.sgd(model, ...)"
+    sums = list[Sum]()
     for phase in method.phases:
-        yield from _phase_objections(phase, rate, method.sampling.independent)
+        if isinstance(phase.aggregator, Stack):
+            yield (
+                "its aggregator must see every upload, and what one client changes in its result has no bound: "
+                + _NOISY
+            )
+        elif phase.aggregator.weigh is not None or phase.aggregator.needs_loss:
+            yield (
+                "its aggregator weighs clients by what they report in the clear, such as their loss: take one with "
+                "equal weights, as in private(fedavg(aggregator=noisy_mean(...), sampling=poisson(rate))), or a "
+                "method that hides the losses, dp_term(...) or dp_delta_fl(...)"
+            )
+        else:
+            sums.append(phase.aggregator)
+    if method.sampling.rate is None:
+        yield _fixed_size([total.release for total in sums])
+        return
+    for total in sums:
+        yield from _noise_objections(total, method.sampling.rate, method.sampling.independent)
 
 
-def _phase_objections(phase: Phase, rate: float, independent: bool) -> Iterator[str]:
-    """What a phase gives away without noise, or with noise for other cohorts."""
-    aggregator = phase.aggregator
-    if isinstance(aggregator, Stack):
-        yield (
-            "its aggregator must see every upload, and what one client changes in its result has no bound: "
-            + _NOISY
-        )
-    elif aggregator.weigh is not None or aggregator.needs_loss:
-        yield "its aggregator weighs clients by what they report in the clear, such as their loss: " + _NOISY
-    elif aggregator.release is None and aggregator.summation is not None:
+def _fixed_size(releases: Sequence[Release | None]) -> str:
+    """The objection to cohorts whose size is that of the run, with all that the method needs instead."""
+    release = releases[0]
+    draw = "poisson" if release is None or release.sampling == "poisson" else "fixed"
+    rate = "rate" if release is None else f"{release.rate:g}"
+    cure = f"give the method sampling=eh.sampling.{draw}({rate})"
+    if release is None:
+        also = ", and its aggregator adds no noise"
+        cure += " and aggregator=eh.privacy.noisy_mean(clip, noise_multiplier=..., rate=rate)"
+    else:
+        also = ""
+        cure += ", for which the noise of its aggregator is made"
+    return (
+        "its cohorts have a fixed size, but the accountant assumes clients that are drawn independently of each "
+        f"other{also}: {cure}"
+    )
+
+
+def _noise_objections(aggregator: Sum, rate: float, independent: bool) -> Iterator[str]:
+    """What a sum gives away without noise, or with noise for other cohorts."""
+    if aggregator.release is None and aggregator.summation is not None:
         yield (
             "its aggregator uses a secure sum without noise made for it: give the method "
             "aggregator=eh.privacy.discrete_mean(clip, noise_multiplier=..., rate=..., fewest=...)"

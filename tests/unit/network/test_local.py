@@ -200,6 +200,19 @@ REFUSED = {
         "keeps a number for each example of the largest client, so its clients would have to know how many examples "
         "that has: deploy another method.",
     ),
+    "dp_delta_fl": (
+        lambda: eh.privacy.dp_delta_fl(
+            WORK, theta=0.5, clip=1.0, largest_loss=3.0, noise_multiplier=1.0, rate=0.5
+        ),
+        "sums numbers without masks, so that the server sees those of each client, which is only simulated: deploy "
+        "another method, or let its clients add the noise, with at_server=False and fewest=... as in dp_delta_fl.",
+    ),
+    "without masks": (
+        lambda: eh.algorithms.fedavg(
+            WORK, aggregator=eh.aggregators.secure(eh.aggregators.mean(), integers_only=True)
+        ),
+        "leaves out the masks of its secure sums, which only a simulation may: leave out integers_only=True.",
+    ),
 }
 
 

@@ -170,6 +170,31 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: eh.algorithms.qfedavg(WORK, q=1.0), r"weighs clients by what they report.*dp_term"),
+        (lambda: eh.algorithms.fedavg(WORK, aggregator=eh.aggregators.caf(2)), "must see every upload"),
+        (lambda: METHOD._replace(sampling=eh.sampling.uniform()), "already guarantees privacy"),
+        (lambda: eh.algorithms.fedavg(WORK), r"fixed size.*adds no noise.*poisson\(rate\).*noisy_mean\("),
+        (
+            lambda: eh.algorithms.fedavg(WORK, aggregator=NOISY),
+            r"fixed size[^,]*,[^,]*: give.*poisson\(0\.5\)",
+        ),
+        (
+            lambda: eh.algorithms.fedavg(
+                WORK, aggregator=noisy_mean(0.5, noise_multiplier=1.0, rate=0.25, sampling="fixed")
+            ),
+            r"fixed size.*sampling\.fixed\(0\.25\)",
+        ),
+    ],
+)
+def test_what_needs_another_method_is_said_before_what_an_argument_mends(make, said):
+    with pytest.raises(eh.EvenhandError, match=said) as error:
+        private(make())
+    assert ("fixed size" in said) == ("fixed size" in str(error.value))
+
+
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_would_break_the_promise_is_refused_with_what_to_do(words):
     with pytest.raises(eh.EvenhandError, match=words) as found:

@@ -293,6 +293,16 @@ def test_methods_that_may_look_at_examples_otherwise_refuse_private_work():
     ):
         with pytest.raises(EvenhandError, match="guarantees privacy"):
             make()
+    with pytest.raises(EvenhandError, match="report without noise"):
+        eh.algorithms.term(WORK, t=1.0)
+    ordinary = eh.local.sgd(MODEL, 0.1, steps=1)
+    with pytest.raises(EvenhandError, match=r"personal models.*as in finetune\(fedavg\(dp_sgd\("):
+        eh.personalization.finetune(eh.algorithms.fedavg(ordinary), WORK)
+    for around in (eh.personalization.finetune, eh.personalization.ditto):
+        promise = around(eh.algorithms.fedavg(WORK), ordinary).privacy
+        assert (
+            promise is not None and promise.unit == "example" and "personal models" in promise.unprotected[0]
+        )
     assert eh.algorithms.fedavg(WORK).privacy is WORK.privacy
     assert eh.algorithms.alone(WORK).privacy is WORK.privacy
 
