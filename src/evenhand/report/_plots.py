@@ -6,6 +6,7 @@ then the figures of a page, each with a title, how to read it, and its message i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from types import MappingProxyType
@@ -158,13 +159,15 @@ def client_histogram(subject: Comparison) -> Figure:
     metric, several = subject.metric, len(subject.methods) > 1
     values = [[_finite(x) for x in _clients(method, subject)] for method in subject.methods]
     pooled = np.concatenate([x for method in values for x in method])
-    edges = draw.edges(pooled, metric, max(x.size for method in values for x in method))
+    edges = draw.edges(pooled, metric, max(x.size for method in values for x in method), _rows(subject))
     figure, every = _one_or_panels(subject, draw.label(metric, subject.split), "clients")
     for i, axes in enumerate(every):
         counts = np.mean([np.histogram(x, edges)[0] for x in values[i]], axis=0)
         left, width = draw.scaled(edges[:-1], metric), np.diff(draw.scaled(edges, metric))
         axes.bar(left + width / 2, counts, 0.92 * width, color=draw.look(i)[0], alpha=0.75, linewidth=0)
         axes.yaxis.set_major_locator(MaxNLocator(3 if several else 6, integer=True))
+        if subject.is_share and edges[-1] == 1 and pooled.size:
+            draw.percent_axis(axes, 100 * edges[0], 6 if len(every) <= draw.MOST_SHARED else 3)
         axes.grid(axis="x", visible=False)
         seeds = [x for x in values[i] if x.size]
         if not seeds:
@@ -172,9 +175,9 @@ def client_histogram(subject: Comparison) -> Figure:
             continue
         tail = np.mean([worst(x, higher_is_better=is_higher_better(metric)) for x in seeds])
         mean = np.mean([x.mean() for x in seeds])
-        for x, style, name in ((mean, "-", "mean"), (tail, ":", "worst 10 %")):
+        for x, style, name in ((mean, "-", "mean"), (tail, ":", _TAIL)):
             at = float(draw.scaled(x, metric))
-            axes.axvline(at, color=draw.INK, linewidth=1.4, linestyle=style, label=name)
+            axes.axvline(at, color=draw.INK, linewidth=1.0, linestyle=style, label=name)
     draw.legend(figure, next((axes for axes in every if axes.lines), every[0]))
     return figure
 
@@ -421,6 +424,13 @@ def _clients(method: Method, subject: Comparison) -> list[NDArray]:
     return [client_values(run, subject.split, subject.metric) for run in method.runs]
 
 
+def _rows(subject: Comparison) -> float:
+    """The median number of examples of the clients that have some; without end where it is not known."""
+    sizes = [np.asarray(run.sizes.get(subject.split, []), np.float64) for run in subject.runs]
+    pooled = np.concatenate(sizes)
+    return float(np.median(pooled[pooled > 0])) if np.any(pooled > 0) else math.inf
+
+
 def _finite(values: NDArray) -> NDArray:
     return values[np.isfinite(values)]
 
@@ -533,7 +543,7 @@ def _client_figures(subject: Comparison) -> list[str]:
 
 
 def personal_figures(subject: Comparison) -> list[str]:
-    """The figure of global and personal models, if anybody has a model of its own."""
+    """The figure of global and personal models, if anybody has a personal model."""
     methods = personalized(subject)
     if not methods:
         return []

@@ -7,6 +7,7 @@ per method; lines are labelled where they end, or in a legend that the figure gr
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -112,16 +113,18 @@ def _thin(count: int, most: int = MOST_POINTS) -> NDArray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 
-def edges(values: NDArray, metric: str, clients: int) -> NDArray:
+def edges(values: NDArray, metric: str, clients: int, rows: float = math.inf) -> NDArray:
     """The edges of bins: for shares, those of the equal bins on [0, 1] that cover the values, else by their spread.
 
-    Few clients get wide bins: an accuracy over ten examples has eleven values, and narrow bins between them are empty.
+    Few clients get wide bins, and so do clients of few examples, ``rows`` of a typical one: an accuracy over ten
+    examples has eleven values, and narrower bins between them are empty.
     """
     if not values.size:
         return np.array([0.0, 1.0])
     low, high = float(values.min()), float(values.max())
     if is_share(metric) and low >= 0 and high <= 1:
         bins = _PUBLISHED_BINS if clients >= 100 else 20 if clients >= 40 else 10
+        bins = int(max(1, min(bins, rows)))
         first = min(int(low * bins), max(0, bins - 8))
         last = max(int(np.ceil(high * bins)), min(first + 8, bins))
         return np.arange(first, last + 1) / bins
@@ -192,6 +195,15 @@ def count_axis(axes: Axes, counts: NDArray, *, dense: bool = True) -> None:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(6 if dense else 4, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:,.0f}"))
+
+
+def percent_axis(axes: Axes, low: float, most: int) -> None:
+    """Ticks from 100 % downwards, to about ``low`` percent, in at most so many steps."""
+    step = next(step for step in _STEPS if (100 - low) / step <= most)
+    axes.set_xticks(np.arange(100, low - step / 2, -step)[::-1])
+
+
+_STEPS = (5, 10, 20, 25, 50, 100)
 
 
 # --- axes ---------------------------------------------------------------------------------------------------------

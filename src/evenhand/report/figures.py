@@ -158,7 +158,8 @@ def has_curve(runs: Runs, *, metric: str | None = None, split: str | None = None
 def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
     """How many clients get how much of a metric; a panel per method, on the same axes.
 
-    A line marks the mean over clients, a dotted one that of the worst tenth.  Several seeds: mean counts.
+    A line marks the mean over clients, a dotted one that of the worst tenth.  Several seeds: mean counts.  Bins of a
+    share are no narrower than one of the examples of a typical client (the median).
 
     Arguments and errors: see :mod:`evenhand.report.figures`.
 

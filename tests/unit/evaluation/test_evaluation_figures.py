@@ -111,6 +111,36 @@ def test_published_bins_for_many_clients() -> None:
     np.testing.assert_allclose(widths, 100 / 39)
 
 
+def test_no_bin_is_narrower_than_an_example_of_a_typical_client() -> None:
+    """An accuracy over ten examples moves in steps of 10 points, and between these nothing can be."""
+    run = view(clients=400)
+    shares = np.tile(np.arange(11) / 10, 40)[:400]
+    run = run._replace(
+        sizes={**run.sizes, "test": np.full(400, 10)},
+        clients={**run.clients, "test": {"accuracy": shares, "loss": 1 - shares}},
+    )
+    figure = figures.client_histogram([run], metric="accuracy", split="test")
+    (axes,) = figure.axes
+    widths = [patch.get_width() / 0.92 for patch in bars(axes)]
+    np.testing.assert_allclose(widths, 10)
+    assert all(patch.get_height() for patch in bars(axes))
+    assert sum(patch.get_height() for patch in bars(axes)) == 400
+    assert legend_of(figure) == ["mean", "worst tenth"]
+    assert {line.get_linewidth() for line in axes.lines} == {1.0}
+
+
+@pytest.mark.parametrize("methods", [1, 3, 5])
+def test_a_histogram_has_a_tick_at_100_percent(methods: int) -> None:
+    for low in (0.03, 0.31, 0.55, 0.79):
+        run = view(clients=100)
+        shares = np.linspace(low, 1.0, 100)
+        run = run._replace(clients={**run.clients, "test": {"accuracy": shares, "loss": shares}})
+        for axes in figures.client_histogram([run._replace(title=f"m{i}") for i in range(methods)]).axes:
+            if axes.axison:
+                ticks = axes.get_xticks()
+                assert ticks[-1] == 100 and 2 <= len(ticks) <= 7 and axes.get_xlim()[1] >= 100
+
+
 def test_client_curve_starts_with_the_worst() -> None:
     for metric, sign in (("accuracy", 1), ("loss", -1)):
         (axes,) = figures.client_curve([view()], metric=metric, split="test").axes
