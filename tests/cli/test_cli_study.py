@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.cli import _study, _terminal, main
+from evenhand.cli import _show, _study, _terminal, main
 from evenhand.cli._main import parse
 from evenhand.expressions import braced
 from evenhand.models.losses import focal
@@ -160,6 +160,22 @@ def test_compare_report_and_figures_take_a_study(
         Path(file).name for file in files
     }
     assert 'width="237.6pt"' in Path("drawn/plane.svg").read_text()  # 3.3 inches of 72 points
+
+
+def test_files_of_figures_have_readable_names_and_none_is_written_twice() -> None:
+    names = ["none", "20 %", "20%", "20", "sign_flip(0.1)", "../x/", "%", "20 percent 2", "20%!"]
+    assert _show._ends([{"attack": name} for name in names]) == [
+        "-none",
+        "-20-percent",
+        "-20-percent-2",
+        "-20",
+        "-sign_flip-0.1",
+        "-..-x",
+        "-percent",
+        "-20-percent-2-2",
+        "-20-percent-3",
+    ]
+    assert _show._ends([{}]) == [""] and _show._ends([{"a": "x y", "b": "0.5"}]) == ["-x-y-0.5"]
 
 
 def test_figures_of_runs_have_the_width_and_format_that_were_asked_for(

@@ -4,8 +4,9 @@ what is installed (``doctor``)."""
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional, arg
 
-from evenhand import centralized, evaluation, theory
+from evenhand import centralized, evaluation, privacy, theory
 from evenhand.centralized import Weighting
 from evenhand.cli._data import SOURCES
 from evenhand.cli._folder import PAGE, load_saved, study_in
@@ -27,10 +28,11 @@ from evenhand.cli._models import MODELS
 from evenhand.cli._terminal import client_table, new_table, remark, say, show_comparison, tally
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.evaluation.metrics import BUILT_IN
-from evenhand.expressions import signature
+from evenhand.expressions import factories, signature
 from evenhand.expressions.kinds import factory_of, ignored_plugins, kind_of, names_of
 from evenhand.local import Schedule, Work
 from evenhand.models.losses import Loss
+from evenhand.privacy import AdaptiveClip
 from evenhand.records import replacing, writing
 from evenhand.report import compare, figures, write_report
 from evenhand.simulation.folder import REPORT
@@ -151,9 +153,10 @@ class FiguresCommand:
         """File name without its ending -> figure."""
         if len(self.runs) == 1 and study_in(self.runs[0]):
             study = load(self.runs[0])
+            ends = _ends(study.cases)
             return {
-                re.sub(r"[^\w.=+-]+", "-", "-".join([name, *case.values()])): figure
-                for case in study.cases
+                _file_name(name) + end: figure
+                for case, end in zip(study.cases, ends, strict=True)
                 for name, figure in study.under(case).figures.all().items()
             }
         views = [run.view for run in load_saved(self.runs)]
@@ -175,6 +178,22 @@ class FiguresCommand:
         }
 
 
+def _file_name(text: str) -> str:
+    """The text as a part of a file's name."""
+    return re.sub(r"[^\w.=+-]+", "-", text.replace("%", " percent")).strip("-")
+
+
+def _ends(cases: Sequence[Mapping[str, str]]) -> list[str]:
+    """What follows the name of a figure under each condition; numbered where two would be the same."""
+    ends = list[str]()
+    for case in cases:
+        name = "-".join(map(_file_name, case.values()))
+        end = f"-{name}" if name else ""
+        choices = (f"{end}-{i}" if i > 1 else end for i in itertools.count(1))
+        ends.append(next(choice for choice in choices if choice not in ends))
+    return ends
+
+
 # --- evenhand list: methods, parts, data sets and models ----------------------------------------------------
 
 
@@ -192,13 +211,14 @@ class Entry(NamedTuple):
     source: str
 
 
-def _factories(*types: type) -> Iterator[Entry]:
+def _factories(*types: type, module: ModuleType | None = None) -> Iterator[Entry]:
     """What an expression can call to make such values, with the first sentence of each docstring.
 
-    Remarks tell of plug-ins that cannot be shown.
+    With a ``module``, only what it has; without one, also that of plug-ins, and remarks tell of those that cannot be
+    shown.
     """
     for kind in map(kind_of, types):
-        for name in names_of(kind):
+        for name in names_of(kind) if module is None else filter(module.__all__.__contains__, factories(kind)):
             try:
                 factory = factory_of(kind, name)
             except EvenhandError as error:
@@ -206,7 +226,8 @@ def _factories(*types: type) -> Iterator[Entry]:
             else:
                 assert factory is not None
                 yield Entry(signature(name, factory), first_line(factory), "")
-        remark(*ignored_plugins(kind).values())
+        if module is None:
+            remark(*ignored_plugins(kind).values())
 
 
 def _in_python(module: str, functions: Iterable[Callable[..., Any]]) -> Iterator[Entry]:
@@ -236,7 +257,7 @@ _DIAGNOSTICS = (
     *(evaluation.dissimilarity, evaluation.inexactness, evaluation.baseline, evaluation.serve_by_level),
     *(evaluation.paired_difference, evaluation.summarize, evaluation.summarize_classes, evaluation.evenness),
 )
-"""How unlike the clients are, how exact their work is, and how well and evenly they are served."""
+"""Heterogeneity of the clients, exactness of their work, and how well and evenly they are served."""
 
 TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
     "methods": lambda: _factories(Algorithm),
@@ -244,7 +265,8 @@ TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
     "risks": lambda: _factories(Risk),
     "losses": lambda: _factories(Loss),
     "weightings": lambda: _factories(Weighting),
-    "parts": lambda: _factories(optax.GradientTransformation, Sampling, Work),
+    "work": lambda: _factories(Work),
+    "parts": lambda: _factories(optax.GradientTransformation, Sampling, AdaptiveClip),
     "systems": lambda: _factories(Systems),
     "schedules": lambda: _factories(Schedule),
     "attacks": lambda: _factories(Attack),
@@ -254,8 +276,12 @@ TOPICS: dict[str, Callable[[], Iterable[Entry]]] = {
     "centralized": lambda: _in_python("eh.centralized", _functions(centralized)),
     "theory": lambda: _in_python("eh.theory", _functions(theory)),
     "diagnostics": lambda: _in_python("eh.evaluation", _DIAGNOSTICS),
+    "privacy": lambda: _factories(Algorithm, Sum, Work, AdaptiveClip, module=privacy),
 }
 """What ``evenhand list`` shows."""
+
+_SELECTIONS = ("privacy",)
+"""Lists of what is in other lists, too."""
 
 if TYPE_CHECKING:
     Topic: TypeAlias = str
@@ -265,7 +291,7 @@ else:
 
 @dataclass(frozen=True)
 class ListCommand:
-    """List the available methods, aggregators, losses, systems, attacks, data sets and models."""
+    """List the available methods, aggregators, local work, losses, systems, attacks, data sets and models."""
 
     topic: Positional[Topic] = "all"
     """the list to show"""
@@ -274,7 +300,7 @@ class ListCommand:
         """Prints them and returns the exit code."""
         console = Console(highlight=False)
         for name, entries in TOPICS.items():
-            if self.topic in ("all", name):
+            if self.topic == name or (self.topic == "all" and name not in _SELECTIONS):
                 console.print(_shown(name, tuple(entries())))
         return 0
 

@@ -19,6 +19,7 @@ from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
 from evenhand.evaluation import SPLIT_NAMES, primary_metric, summarize
 from evenhand.report import RunView, direction, honest, may_win, statistics
 from evenhand.simulation import Run
+from evenhand.text import listed
 
 NDArray = npt.NDArray[np.float64]
 
@@ -198,10 +199,18 @@ class Rule(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The setting that was chosen, and remarks on the choice, in sentences."""
+    """The setting that was chosen, and what weakens the choice.
+
+    Attributes:
+      setting: what was chosen.
+      remarks: in sentences.
+      edges: hyper-parameters whose chosen value is at the edge of its grid, as ``"lr 0.3 (of 0.1 to 0.3)"``; see
+        :func:`edge_remarks`.
+    """
 
     setting: Setting
-    remarks: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+    edges: tuple[str, ...] = ()
 
 
 def choose(
@@ -220,7 +229,7 @@ def choose(
     sound = {setting: runs for setting, runs in candidates.items() if runs and all(won[setting])}
     first = _scores(sound, by.split, by.statistic, metric)
     if not first:  # without a choice there need not be examples to choose by
-        return Choice(next(iter(sound)), ()) if sound and len(candidates) == 1 else None
+        return Choice(next(iter(sound))) if sound and len(candidates) == 1 else None
     top = max(first.values())
     goal = _mean(near, by.split, by.statistic, metric) if near else top
     # Relative to the goal, so that means that differ by their rounding are ties; and if no setting reaches the goal,
@@ -237,7 +246,7 @@ def choose(
         remarks += [
             f"{_place(best)}: no setting is within the tolerance of {by.near}; {best} is the closest."
         ]
-    return Choice(best, (*remarks, *_at_edges(best, list(candidates), tied)))
+    return Choice(best, tuple(remarks), _at_edges(best, list(candidates), tied))
 
 
 def _scores(
@@ -264,21 +273,35 @@ def _place(best: Setting) -> str:
     return f"{best.method} under {condition(best.case)}" if best.case else best.method
 
 
-def _at_edges(best: Setting, settings: Sequence[Setting], tied: Sequence[Setting]) -> list[str]:
-    """A sentence about hyper-parameters whose chosen value is the largest or smallest, but for tied settings."""
-    edges: list[tuple[str, str, str]] = []
+def _at_edges(best: Setting, settings: Sequence[Setting], tied: Sequence[Setting]) -> tuple[str, ...]:
+    """The hyper-parameters whose chosen value is the largest or smallest, but for tied settings."""
+    edges: list[str] = []
     for name, value in best.numbers.items():
         grid = {other.numbers[name] for other in settings if name in other.numbers}
         # Without the settings that are as good as the best: where those reach the edge of the grid, so does the best.
         tried = {other.numbers[name] for other in settings if name in other.numbers and other not in tied}
         is_line = len(grid) >= _FEWEST and len(tried) >= 2 and all(map(is_number, grid))
         if is_line and value in (min(tried), max(tried)):
-            edges.append((name, shown(value), f"{shown(min(tried))} to {shown(max(tried))}"))
-    if len(edges) == 1:
-        [(name, value, grid)] = edges
-        return [f"{_place(best)}: the best {name}, {value}, is at the edge of its grid ({grid}): widen it."]
-    words = " and ".join(f"{name}, {value} (of {grid})" for name, value, grid in edges)
-    return [f"{_place(best)}: the best {words} are at the edges of their grids: widen them."] if edges else []
+            edges.append(f"{name} {shown(value)} (of {shown(min(tried))} to {shown(max(tried))})")
+    return tuple(edges)
+
+
+def edge_remarks(choices: Iterable[Choice]) -> list[str]:
+    """A sentence on all chosen values that are at the edge of their grid; none where there are none."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
+        for edge in choice.edges:
+            cases = places.setdefault((choice.setting.method, edge), [])
+            cases += [condition(choice.setting.case)] if choice.setting.case else []
+    values = [
+        f"{method}, {edge}" + (f" under {listed(cases)}" if cases else "")
+        for (method, edge), cases in places.items()
+    ]
+    if not values:
+        return []
+    if values[1:]:
+        return [f"Some best values are at the edges of their grids: {'; '.join(values)}. Widen the grids."]
+    return [f"A best value is at the edge of its grid: {values[0]}. Widen the grid."]
 
 
 # --- which settings stop early --------------------------------------------------------------------------------

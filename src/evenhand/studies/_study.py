@@ -13,9 +13,18 @@ import numpy as np
 from evenhand import notebook
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, Finding, least_pairs, unmeasured
-from evenhand.report import ReportPath, RunView, covered, formatting, headline_split, undefined_sentence
+from evenhand.report import (
+    STATISTICS,
+    ReportPath,
+    RunView,
+    covered,
+    direction,
+    formatting,
+    headline_split,
+    undefined_sentence,
+)
 from evenhand.studies import _tables
-from evenhand.studies._selection import Choice, Outcome, Rule, Setting, choose, seen
+from evenhand.studies._selection import Choice, Outcome, Rule, Setting, choose, edge_remarks, seen
 from evenhand.studies._store import Store, write
 from evenhand.studies._tables import Line, Tried
 from evenhand.text import counted, listed
@@ -222,13 +231,12 @@ class Study:
         """What was run, and how settings were chosen, in a few words each."""
         rule, tuning = self.rule, self.tuning_seeds
         seeds = {outcome.seed for outcome in self.outcomes}.difference(tuning)
-        by = f"chosen by the {SPLIT_NAMES[rule.split]} {self.metric} ({rule.statistic})"
-        if rule.then:
-            by += f", within {formatting.number(rule.within)} of the best by its {rule.then}"
+        at = f" at {counted(len(tuning), 'other seed')}" if tuning else ""
+        by = (
+            f"chosen{at} by the {SPLIT_NAMES[rule.split]} {self.metric} ({rule.statistic}){self._tolerance()}"
+        )
         if not self.chooses:
             by = "one setting each, so that nothing was chosen"
-        if tuning:
-            by += f" at {counted(len(tuning), 'other seed')}"
         nouns = {"setting": self.tried, "seed": seeds, "run": self.outcomes}
         return [*(counted(len(values), noun) for noun, values in nouns.items()), by]
 
@@ -260,6 +268,23 @@ class Study:
                 goal = () if method == self.rule.near else near
                 choices[method, case] = choose(self._sound(method, case), self.rule, self.metric, goal)
         return choices
+
+    def _tolerance(self) -> str:
+        """Which settings were good enough, and what decided among these; empty where the best one was chosen."""
+        rule, better = self.rule, direction(self.rule.statistic, self.metric)
+        if not rule.within and rule.near is None and rule.then is None:
+            return ""
+        # Of the statistics that are compared, shares are shown in percent, and differences of shares in points.
+        scale = formatting.factor(rule.statistic, self.metric) if rule.statistic in STATISTICS else 1.0
+        amount = f"{scale * rule.within:.4g}" + {100.0: " points", 1e4: " %²"}.get(scale, "")
+        amount = "1 point" if amount == "1 points" else amount
+        good = f"of the settings within {amount} of the best"
+        if rule.near is not None:
+            good = f"of the settings at most {amount} {'below' if better > 0 else 'above'} {rule.near}"
+        elif not rule.within:
+            good = "of equally good settings"
+        least = "least" if rule.then and direction(rule.then, self.metric) < 0 else "highest"
+        return f": {good}, the {f'one with the {least} {rule.then}' if rule.then else 'first'}"
 
     def _near(self, case: str) -> Sequence[RunView]:
         """The runs that the rule wants others to be close to, if it does."""
@@ -330,8 +355,10 @@ def _remarks(study: Study) -> Iterator[str]:
     if any(view.malicious is not None for view in views):
         yield "Under attack, all numbers cover honest clients only, also in the choice of settings and curves by round."
     yield from _on_the_comparison(study)
-    for choice in study.choices.values():
-        yield from () if choice is None else choice.remarks
+    choices = [choice for choice in study.choices.values() if choice is not None]
+    for choice in choices:
+        yield from choice.remarks
+    yield from edge_remarks(choices)
     for status in ("diverged", "failed"):
         if bad := [outcome for outcome in outcomes if outcome.status == status]:
             yield f"{len(bad)} of {len(outcomes)} runs {status}; the first is {_first(bad)}"

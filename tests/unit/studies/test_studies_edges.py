@@ -19,7 +19,7 @@ from evenhand.evaluation.metrics import from_function
 from evenhand.report import RunView, compare, differences, undefined_sentence
 from evenhand.report.tables import difference_text
 from evenhand.studies import Halving, Outcome, Rule, Setting, Study, _runs, study
-from evenhand.studies._selection import choose, direction, rungs, survivors
+from evenhand.studies._selection import choose, direction, edge_remarks, rungs, survivors
 from evenhand.studies._store import Store
 from evenhand.studies._tables import alike
 from evenhand.types import Algorithm
@@ -177,7 +177,7 @@ def test_ties_are_ties_up_to_rounding_and_only_what_is_not_tied_makes_an_edge() 
         of = {Setting("f", {"lr": lr}): [run([value, value])] for lr, value in values.items()}
         found = choose(of, Rule(), "accuracy")
         assert found is not None
-        return found.setting.numbers["lr"], " ".join(found.remarks)
+        return found.setting.numbers["lr"], " ".join([*found.remarks, *edge_remarks([found])])
 
     lr, remarks = chosen({0.1: 0.7, 0.2: 0.7 * (1 + 1e-14), 0.3: 0.1})
     assert lr == 0.1 and "2 settings are equally good" in remarks and "edge" in remarks
@@ -185,7 +185,7 @@ def test_ties_are_ties_up_to_rounding_and_only_what_is_not_tied_makes_an_edge() 
     assert "equally good" in remarks and "edge" not in remarks
     for best, low, high in ((0.1, 0.1, 0.3), (0.3, 0.1, 0.3)):
         assert (
-            f"the best lr, {best}, is at the edge of its grid ({low} to {high})"
+            f"A best value is at the edge of its grid: f, lr {best} (of {low} to {high}). Widen the grid."
             in chosen({lr: 0.9 if lr == best else 0.2 for lr in (0.1, 0.2, 0.3)})[1]
         )
     assert "edge" not in chosen({0.1: 0.2, 0.2: 0.9, 0.3: 0.1})[1]
@@ -199,12 +199,29 @@ def test_remarks_on_a_choice_name_its_condition() -> None:
     def remarks(of: dict[Setting, list[RunView]]) -> tuple[str, ...]:
         found = choose(of, Rule(), "accuracy")
         assert found is not None
-        return found.remarks
+        return (*found.remarks, *edge_remarks([found]))
 
     (edge,) = remarks(of)
-    assert edge.startswith("f under attack flip, data x: the best lr, 0.3, is at the edge of its grid")
+    assert edge == (
+        "A best value is at the edge of its grid: f, lr 0.3 (of 0.1 to 0.3) under attack flip, data x. Widen the grid."
+    )
     (tie, *_) = remarks({key: [run([0.5, 0.5])] for key in of})
     assert tie.startswith("f under attack flip, data x: 3 settings are equally good")
+
+
+def test_all_choices_at_the_edge_of_a_grid_are_one_remark() -> None:
+    """One value under two conditions is one entry; the other method has another."""
+    outcomes = [
+        Outcome(Setting(method, {"lr": lr}, {"attack": attack}), 0, "done", "", run([sign * lr + 0.5] * 2))
+        for method, sign in (("f", 1), ("g", -1), ("h", 0))
+        for attack in ("none", "flip")
+        for lr in (0.1, 0.2, 0.3)
+    ]
+    found = [remark for remark in Study(tuple(outcomes), Rule(), "f", "accuracy").remarks if "edge" in remark]
+    assert found == [
+        "Some best values are at the edges of their grids: f, lr 0.3 (of 0.1 to 0.3) under attack none and attack "
+        "flip; g, lr 0.1 (of 0.1 to 0.3) under attack none and attack flip. Widen the grids."
+    ]
 
 
 def test_the_metric_is_one_that_all_runs_have() -> None:

@@ -421,6 +421,36 @@ def test_methods_are_compared_on_the_page_if_each_seed_has_its_own_data(
     assert row == str(about.get("data_seed", "")), "the seeds of the runs are among the facts"
 
 
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (Rule(), ""),
+        (
+            Rule(within=0.01, then="variance", near="a"),
+            ": of the settings at most 1 point below a, the one with the least variance",
+        ),
+        (
+            Rule(within=0.025, then="worst10"),
+            ": of the settings within 2.5 points of the best, the one with the highest worst10",
+        ),
+        (Rule(then="std"), ": of equally good settings, the one with the least std"),
+        (
+            Rule("train", "angle", 0.5, "mean"),
+            ": of the settings within 0.5 of the best, the one with the highest mean",
+        ),
+        (
+            Rule(within=0.01, then="variance", metric="loss", near="a"),
+            ": of the settings at most 0.01 above a, the one with the least variance",
+        ),
+    ],
+)
+def test_the_facts_say_by_which_rule_settings_were_chosen(rule: Rule, words: str) -> None:
+    metric = rule.metric or "accuracy"
+    split = {"valid": "validation", "train": "training"}[rule.split]
+    last = Study(tuple(made(metric)), rule, "a", metric).facts[-1]
+    assert last == f"chosen by the {split} {metric} ({rule.statistic}){words}"
+
+
 def test_a_page_of_nothing_but_lost_runs_says_so(tmp_path: Path) -> None:
     lost = Study(tuple(each for each in made() if each.view is None), Rule(), "lost", "accuracy")
     assert "so there is nothing to compare" in lost.report(tmp_path / "study.html").read_text()
