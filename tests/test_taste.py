@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": {"_version", "errors"},
     "memory": set(),
     "data": {"errors", "memory", "notebook", "records", "text", "types"},
-    "models": {"_platform", "errors", "text", "types"},
+    "models": {"_jaxpr", "_platform", "errors", "text", "types"},
     "risks": {"errors", "types"},
     "secure": {"errors", "types"},
     "theory": {"errors"},
@@ -514,8 +514,8 @@ SOURCES = {path: (ROOT / path).read_text("utf-8") for path in FILES}
 
 def test_rooms_have_few_files_and_no_splinters() -> None:
     # 212 with the federated methods; each method of central training that came since is one more, and so are three for
-    # what a notebook shows and what a dry run estimates.
-    assert len(FILES) <= 288, f"{len(FILES)} files"
+    # what a notebook shows and what a dry run estimates, and six for models and data of other libraries.
+    assert len(FILES) <= 294, f"{len(FILES)} files"
     assert not splinters(SOURCES), "\n".join(splinters(SOURCES))
 
 

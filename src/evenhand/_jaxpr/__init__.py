@@ -8,6 +8,7 @@ modules import them from here:
 * :mod:`.hoist` makes the numbers of a method inputs of its program, so that another number compiles nothing.
 * :mod:`.lowering` and :mod:`.convolution` replace what XLA does slowly in a loop or under ``vmap``; their public names
   are in :mod:`evenhand.lowering`.
+* :mod:`.layout` keeps pictures with their channels last between the layers of a model of PyTorch.
 * :mod:`.per_example` finds the layers in a loss, for the gradients of single examples.
 
 All parameters of each known kind of equation are listed.  One that a later version adds may change what the equation

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from evenhand._jaxpr.layout import channels_last
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
 from evenhand.models._adapters import STATISTICS, Functions, check_rows_first
@@ -92,9 +93,11 @@ def from_torch(
     def init(key: Key) -> Params:
         return _nested(jax.tree.map(jnp.array, start) if draw is None else _drawn(environment, draw, key))
 
+    @channels_last
     def apply(params: Params, x: Array) -> PyTree:
         return forward(_flat(params), x, jax.random.key(0), training=False)[0]
 
+    @channels_last
     def apply_train(params: Params, x: Array, key: Key) -> PyTree:
         return forward(_flat(params), x, key, training=True)[0]
 

@@ -239,7 +239,7 @@ def huber(delta: float = 1.0) -> Loss:
       Array([0.125, 2.5  , 2.5  ], dtype=float32)
 
     Source: Huber, *Robust Estimation of a Location Parameter*, Annals of Mathematical Statistics 1964; a
-    rival of TERM in tables 7.2 and 7.3.
+    baseline of TERM in tables 7.2 and 7.3.
     """
     _check_between("huber", "delta", delta, 0.0, math.inf, above=True)
     return Loss(
@@ -288,7 +288,7 @@ def focal(gamma: float = 2.0, alpha: float | tuple[float, ...] | None = None) ->
       >>> models.losses.focal(gamma=0.0)(logits, y).round(4), models.losses.focal(gamma=2.0)(logits, y).round(4)
       (Array([0.6931, 0.1269], dtype=float32), Array([0.1733, 0.0018], dtype=float32))
 
-    Source: Lin et al., *Focal Loss for Dense Object Detection*, ICCV 2017, equations 4 and 5; a rival of TERM in
+    Source: Lin et al., *Focal Loss for Dense Object Detection*, ICCV 2017, equations 4 and 5; a baseline of TERM in
     tables 7.7 and 7.8 and figure 7.14.
     """
     _check_between("focal", "gamma", gamma, 0.0, _MOST)
@@ -340,7 +340,7 @@ def generalized_cross_entropy(q: float = 0.7) -> Loss:
       [[0.5857999920845032, 2.0], [0.5, 1.0]]
 
     Source: Zhang and Sabuncu, *Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels*,
-    NeurIPS 2018, section 3; a rival of TERM in tables 7.4 and 7.8.
+    NeurIPS 2018, section 3; a baseline of TERM in tables 7.4 and 7.8.
     """
     _check_between("generalized_cross_entropy", "q", q, 0.0, 1.0)
     return Loss(
