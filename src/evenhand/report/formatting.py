@@ -237,6 +237,22 @@ def _html_cell(cell: str | float | Value | Cell) -> Cell:
     return cell if isinstance(cell, Cell) else Cell(escape(cell))
 
 
+_GREEK = dict(
+    zip(
+        "αβγδεζηθικλμνξπρςστυφχψωΓΔΘΛΞΠΣΥΦΨΩϵϕµ",
+        (
+            *(
+                "alpha beta gamma delta varepsilon zeta eta theta iota kappa lambda mu nu xi pi rho varsigma".split()
+            ),
+            *("sigma tau upsilon varphi chi psi omega".split()),
+            *("Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega epsilon phi mu".split()),
+        ),
+        strict=True,
+    )
+)
+_SIGNS = {"≤": "leq", "≥": "geq", "≠": "neq", "≈": "approx", "×": "times", "·": "cdot", "→": "to", "ℓ": "ell"}
+_SIGNS |= {"∞": "infty", "±": "pm"}
+
 _MARKDOWN = str.maketrans({"|": r"\|"})
 _LATEX = str.maketrans(
     {
@@ -245,9 +261,14 @@ _LATEX = str.maketrans(
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "²": "$^2$",
+        "³": "$^3$",
+        "°": r"$^\circ$",
         "−": "$-$",
         "–": "--",
-        "∞": r"$\infty$",
+        "…": r"\ldots{}",
+        "\u202f": r"\,",
+        # pdflatex has no such letters in its fonts for text.
+        **{letter: rf"$\{name}$" for letter, name in (_GREEK | _SIGNS).items()},
     }
 )
 

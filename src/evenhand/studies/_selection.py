@@ -43,10 +43,15 @@ class Setting(NamedTuple):
     @property
     def expression(self) -> str:
         """The method with its hyper-parameters, whatever the condition: ``fedprox(lr=0.1, mu=1)``."""
-        given = ", ".join(f"{name}={shown(value)}" for name, value in self.numbers.items())
+        given = self.arguments
         if not self.method.endswith(")"):
             return f"{self.method}({given})"
         return f"{self.method}, {given}" if given else self.method  # its name is an expression already
+
+    @property
+    def arguments(self) -> str:
+        """The hyper-parameters alone: ``lr=0.1, mu=1``."""
+        return ", ".join(f"{name}={shown(value)}" for name, value in self.numbers.items())
 
     def __str__(self) -> str:
         """As an expression, followed by the condition: ``fedprox(lr=0.1, mu=1) [data=digits]``."""

@@ -208,7 +208,7 @@ class Study:
         if table == "settings":
             files = _tables.settings_files(self.tried, self.metric)
         elif table == "methods":
-            files = _tables.methods_files(self.table(), self.metric)
+            files = _tables.methods_files(self.table(), self.metric, self.covers)
         else:
             raise EvenhandError(f"export(table={table!r}): give 'settings' or 'methods'.")
         if path.suffix not in files:
@@ -225,6 +225,14 @@ class Study:
 
         write(path := ReportPath(path), page(self), "The page")
         return path
+
+    @property
+    def covers(self) -> str:
+        """What the numbers of :meth:`table` are of, such as ``"test accuracy over 20 clients"``; empty without a run."""
+        if not (views := seen(self._reported)):
+            return ""
+        split = headline_split(views, self.metric)
+        return f"{SPLIT_NAMES[split]} {self.metric} over {covered(views, split, self.metric).text}"
 
     @property
     def facts(self) -> list[str]:
@@ -248,9 +256,7 @@ class Study:
         parts.append(notebook.paragraph(notebook.escape(" · ".join(self.facts))))
         if not views or not any(line.values for line in lines):
             return notebook.piece(*parts, notebook.paragraph("No setting could be chosen: see the remarks."))
-        split = headline_split(views, self.metric)
-        over = f"{SPLIT_NAMES[split]} {self.metric} over {covered(views, split, self.metric).text}"
-        return notebook.piece(*parts, *_tables.methods_html(lines, self.metric, over))
+        return notebook.piece(*parts, *_tables.methods_html(lines, self.metric, self.covers))
 
     def __repr__(self) -> str:
         done = sum(outcome.status == "done" for outcome in self.outcomes)

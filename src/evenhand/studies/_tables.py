@@ -20,6 +20,7 @@ from evenhand.report import STATISTICS, Method, RunView, differences, statistics
 from evenhand.report.formatting import Table, Value, capital, deviation, factor, number, over_seeds, unit
 from evenhand.report.tables import difference_text, gains_text
 from evenhand.studies._selection import NDArray, Outcome, Setting, seen, shown
+from evenhand.text import counted, visible
 
 # --- the methods at their chosen settings ---------------------------------------------------------------------
 
@@ -184,8 +185,9 @@ def settings_files(tried: Sequence[Tried], metric: str) -> dict[str, str]:
     return _files(settings_csv(tried), _settings(tried, metric))
 
 
-def _files(csv: str, rounded: Table) -> dict[str, str]:
-    return {".csv": csv, ".md": rounded.markdown(), ".tex": rounded.latex()}
+def _files(csv: str, rounded: Table, comments: Sequence[str] = ()) -> dict[str, str]:
+    begin = "".join(f"% {visible(line)}\n" for line in comments)
+    return {".csv": csv, ".md": rounded.markdown(), ".tex": begin + rounded.latex()}
 
 
 def settings_csv(tried: Sequence[Tried]) -> str:
@@ -254,9 +256,24 @@ def _set(entry: Tried, cases: Sequence[str], axes: Sequence[str]) -> list[str]:
 # --- the methods, as files ------------------------------------------------------------------------------------
 
 
-def methods_files(lines: Sequence[Line], metric: str) -> dict[str, str]:
-    """Ending -> the table of the methods: ``.csv`` unrounded, ``.md`` and ``.tex`` with sure differences in bold."""
-    return _files(methods_csv(lines), _methods(lines, metric))
+def methods_files(lines: Sequence[Line], metric: str, covers: str) -> dict[str, str]:
+    """Ending -> the table of the methods: ``.csv`` unrounded, ``.md`` and ``.tex`` with sure differences in bold.
+
+    Args:
+      lines: a line for each method and condition.
+      metric: what the numbers are of.
+      covers: the split, the metric and the clients, in words.
+    """
+    seeds = max((len(values) for line in lines for values in line.values.values()), default=0)
+    comments = [f"{capital(covers)}; means over {counted(seeds, 'seed')}."]
+    if seeds > 1:
+        comments.append("±: standard deviation over the seeds.")
+    if any(line.differences for line in lines):
+        comments += [
+            "minus ... [ ]: mean difference at equal seeds, with its 95 % interval (Student's t).",
+            "p: exact test by signs, raised for the number of comparisons (Holm). Bold: the interval excludes 0.",
+        ]
+    return _files(methods_csv(lines), _methods(lines, metric), comments)
 
 
 def methods_csv(lines: Sequence[Line]) -> str:
@@ -275,7 +292,7 @@ def methods_csv(lines: Sequence[Line]) -> str:
     return Table(["method", *cases, "setting", *names, "clients_better", "clients_worse"], rows).csv()
 
 
-_SHOWN = {"mean": "mean", "worst10": "worst 10 %", "variance": "variance"}
+_SHOWN = {"mean": "mean", "worst10": "worst 10 %", "best10": "best 10 %", "variance": "variance"}
 
 
 def _methods(lines: Sequence[Line], metric: str) -> Table:
@@ -294,7 +311,8 @@ def _methods(lines: Sequence[Line], metric: str) -> Table:
                 continue
             text, is_marked = difference_text(by, key, metric), by.may_be_marked(compared[str(line.case)])
             cells += [Value(text, is_marked=is_marked), number(line.p[key], 2)]
-        rows.append([*_words(line, cases), *cells])
+        setting = "" if line.setting is None else line.setting.arguments
+        rows.append([*_words(line, cases)[:-1], setting, *cells])
     return Table(["method", *cases, "setting", *names], rows, 2 + len(cases))
 
 
