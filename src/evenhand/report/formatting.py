@@ -237,19 +237,12 @@ def _html_cell(cell: str | float | Value | Cell) -> Cell:
     return cell if isinstance(cell, Cell) else Cell(escape(cell))
 
 
-_GREEK = dict(
-    zip(
-        "αβγδεζηθικλμνξπρςστυφχψωΓΔΘΛΞΠΣΥΦΨΩϵϕµ",
-        (
-            *(
-                "alpha beta gamma delta varepsilon zeta eta theta iota kappa lambda mu nu xi pi rho varsigma".split()
-            ),
-            *("sigma tau upsilon varphi chi psi omega".split()),
-            *("Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega epsilon phi mu".split()),
-        ),
-        strict=True,
-    )
+_LETTERS = "αβγδεζηθικλμνξπρςστυφχψωΓΔΘΛΞΠΣΥΦΨΩϵϕµ"
+_LETTER_NAMES = (
+    "alpha beta gamma delta varepsilon zeta eta theta iota kappa lambda mu nu xi pi rho varsigma sigma tau upsilon "
+    "varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega epsilon phi mu"
 )
+_GREEK = dict(zip(_LETTERS, _LETTER_NAMES.split(), strict=True))
 _SIGNS = {"≤": "leq", "≥": "geq", "≠": "neq", "≈": "approx", "×": "times", "·": "cdot", "→": "to", "ℓ": "ell"}
 _SIGNS |= {"∞": "infty", "±": "pm"}
 

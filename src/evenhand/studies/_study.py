@@ -228,7 +228,7 @@ class Study:
 
     @property
     def covers(self) -> str:
-        """What the numbers of :meth:`table` are of, such as ``"test accuracy over 20 clients"``; empty without a run."""
+        """What the numbers of :meth:`table` are of: ``"test accuracy over 20 clients"``; empty without a run."""
         if not (views := seen(self._reported)):
             return ""
         split = headline_split(views, self.metric)
