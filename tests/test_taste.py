@@ -514,8 +514,8 @@ SOURCES = {path: (ROOT / path).read_text("utf-8") for path in FILES}
 
 def test_rooms_have_few_files_and_no_splinters() -> None:
     # 212 with the federated methods; each method of central training that came since is one more, and so are three for
-    # what a notebook shows and what a dry run estimates.
-    assert len(FILES) <= 288, f"{len(FILES)} files"
+    # what a notebook shows and what a dry run estimates, and two for the kinds of modules that models are made from.
+    assert len(FILES) <= 290, f"{len(FILES)} files"
     assert not splinters(SOURCES), "\n".join(splinters(SOURCES))
 
 

@@ -7,7 +7,7 @@ both.  :func:`with_loss` gives any model another loss, such as one of :mod:`even
 from __future__ import annotations
 
 from evenhand.models import losses
-from evenhand.models._adapters import from_flax, from_functions, standardized, with_loss
+from evenhand.models._adapters import from_functions, standardized, with_loss
 from evenhand.models._factors import (
     Reconstruction,
     autoencoder,
@@ -16,6 +16,7 @@ from evenhand.models._factors import (
     orthonormal,
     pca,
 )
+from evenhand.models._flax import from_flax
 from evenhand.models._images import lenet, resnet20, resnet32
 from evenhand.models._linear import Margin, linear_regression, softmax_regression, svm
 from evenhand.models._networks import (
