@@ -1,13 +1,14 @@
 """Models: parameters, a forward pass, and one loss per example.
 
-To make a model of your own use :func:`from_flax` or :func:`from_functions`; the losses and metrics here fit
-both.  :func:`with_loss` gives any model another loss, such as one of :mod:`evenhand.models.losses`.
+To make a model of your own use :func:`from_flax`, :func:`from_equinox` or :func:`from_functions`; the losses and
+metrics here fit all.  :func:`with_loss` gives any model another loss, such as one of :mod:`evenhand.models.losses`.
 """
 
 from __future__ import annotations
 
 from evenhand.models import losses
 from evenhand.models._adapters import from_functions, standardized, with_loss
+from evenhand.models._equinox import from_equinox, to_equinox
 from evenhand.models._factors import (
     Reconstruction,
     autoencoder,
@@ -50,6 +51,7 @@ __all__ = [
     "cnn_femnist_dropout",
     "cross_entropy",
     "embedded",
+    "from_equinox",
     "from_flax",
     "from_functions",
     "hinge",
@@ -70,5 +72,6 @@ __all__ = [
     "squared_error",
     "standardized",
     "svm",
+    "to_equinox",
     "with_loss",
 ]

@@ -7,7 +7,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast, get_args
 
+import jax
+
 from evenhand.errors import Argument, EvenhandError, ModelError, expect
+from evenhand.models._modules import is_equinox
 from evenhand.models.losses import Loss, LossLike, LossName, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
 
@@ -30,6 +33,9 @@ def from_functions(
       metrics: name -> ``(outputs, y) -> (rows,)``; None: those of a loss such as ``huber(1.0)``, none of a function.
       apply_train: ``(params, x, key) -> outputs`` in training; None: ``apply``.
 
+    Raises:
+      EvenhandError: a function is an equinox module, which holds its parameters: :func:`from_equinox` takes it.
+
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from evenhand import models
@@ -41,6 +47,13 @@ def from_functions(
       >>> model.losses(model.apply(model.init(jax.random.key(0)), jnp.eye(2)), jnp.array([1.0, 2.0]))
       Array([1., 4.], dtype=float32)
     """
+    for argument, function in (("init", init), ("apply", apply), ("apply_train", apply_train)):
+        # An equinox function without arrays, such as a partial one, is a function like others.
+        if is_equinox(function) and any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(function)):
+            raise EvenhandError(
+                f"from_functions: {argument}= is the equinox module {type(function).__name__}, which holds its "
+                "parameters: give it to eh.models.from_equinox(module, loss=..., sample=...)."
+            )
     if metrics is None:
         metrics = losses.metrics if isinstance(losses, Loss) else {}
     return Model(init, apply, losses, dict(metrics), apply_train)

@@ -20,6 +20,7 @@ from evenhand.models._modules import (
     call_modes,
     check_rows_first,
     constant_init,
+    is_equinox,
     sample_rows,
 )
 from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
@@ -82,6 +83,10 @@ def from_flax(
       True
     """
     check_process()
+    if is_equinox(module):
+        raise EvenhandError(
+            "from_flax got a module of equinox: give it to eh.models.from_equinox(module, loss=..., sample=...)."
+        )
     if isinstance(module, type) and issubclass(module, nn.Module):
         raise EvenhandError(
             f"from_flax got the class {module.__name__} itself: give it an instance, {module.__name__}(...)."
@@ -225,8 +230,9 @@ def _factory(factory: Callable[[Any], Any]) -> Functions:
     def make(key: Key) -> nnx.Module:
         module = factory(nnx.Rngs(key))
         if not isinstance(module, nnx.Module):
+            where = " of equinox, which eh.models.from_equinox takes" if is_equinox(module) else ""
             raise EvenhandError(
-                f"The function must return an nnx.Module, but it returned {type(module).__name__}."
+                f"The function must return an nnx.Module, but it returned {type(module).__name__}{where}."
             )
         return module
 

@@ -1,9 +1,9 @@
-# Apart from _flax, since adapters of other libraries need it.
 """What the adapters of modules share: their functions, how a module is told that it trains, and what is refused."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,6 +26,14 @@ class Functions(NamedTuple):
     init: Callable[[Key], Params]
     apply: Callable[[Params, Array], PyTree]
     apply_train: Callable[[Params, Array, Key], PyTree] | None
+
+
+def is_equinox(value: object) -> bool:
+    """Whether this is a module of equinox, or a class of them; it is not imported for those who have none."""
+    equinox = sys.modules.get("equinox")
+    if equinox is None:
+        return False
+    return issubclass(value if isinstance(value, type) else type(value), equinox.Module)
 
 
 def constant_init(params: Params) -> Callable[[Key], Params]:
