@@ -1,7 +1,8 @@
 """Models: parameters, a forward pass, and one loss per example.
 
 To make a model of your own use :func:`from_flax`, :func:`from_equinox` or :func:`from_functions`; the losses and
-metrics here fit all.  :func:`with_loss` gives any model another loss, such as one of :mod:`evenhand.models.losses`.
+metrics here fit all.  :func:`with_loss` gives any model another loss, such as one of :mod:`evenhand.models.losses`;
+:func:`freeze` trains a part of its parameters only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from evenhand.models._factors import (
     pca,
 )
 from evenhand.models._flax import from_flax
+from evenhand.models._frozen import freeze, thaw
 from evenhand.models._images import lenet, resnet20, resnet32
 from evenhand.models._linear import Margin, linear_regression, softmax_regression, svm
 from evenhand.models._networks import (
@@ -51,6 +53,7 @@ __all__ = [
     "cnn_femnist_dropout",
     "cross_entropy",
     "embedded",
+    "freeze",
     "from_equinox",
     "from_flax",
     "from_functions",
@@ -72,6 +75,7 @@ __all__ = [
     "squared_error",
     "standardized",
     "svm",
+    "thaw",
     "to_equinox",
     "with_loss",
 ]

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy.typing as npt
 
 from evenhand._jaxpr.programs import used_inputs
-from evenhand._paths import KeyPath, leaf_at, named_path, nested
+from evenhand._paths import KeyPath, Patterns, leaf_at, named_path, nested
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, ModelError
+from evenhand.models._frozen import frozen_start
 from evenhand.models._modules import (
     STATISTICS,
     Functions,
@@ -35,6 +36,7 @@ def from_equinox(
     loss: LossLike,
     sample: npt.ArrayLike,
     metrics: Mapping[str, PerRow] | None = None,
+    frozen: Patterns = (),
 ) -> Model:
     r"""A model made from an equinox module, which takes one example.
 
@@ -46,10 +48,10 @@ def from_equinox(
     with a key :math:`k_i` for each row, drawn from the key of the training step, if ``__call__`` has an argument
     ``key``.  The flags ``inference`` of all layers are set in evaluation and cleared in training.
 
-    The parameters are nested dicts of the names of the attributes, with positions in lists: the kernel of the first layer
-    of a perceptron is ``params["layers"][0]["weight"]``, and its path ``"layers/0/weight"`` in patterns such as those of
-    :func:`evenhand.personalization.fedalt`.  Everything else in the module stays as it is: functions, sizes, and arrays
-    of integers or bools.
+    The parameters are nested dicts of the names of the attributes, with positions in lists: the kernel of the first
+    layer of a perceptron is ``params["layers"][0]["weight"]``, and its path ``"layers/0/weight"`` in patterns such as
+    those of :func:`evenhand.personalization.fedalt`.  Everything else in the module stays as it is: functions, sizes,
+    and arrays of integers or bools.
 
     Args:
       module: an ``equinox.Module``, whose arrays are the start; or a function ``key -> equinox.Module``, e.g. ``lambda
@@ -59,11 +61,12 @@ def from_equinox(
       sample: inputs of the right shape and dtype, ``(rows, ...)``, e.g. ``x[:1]``; their values do not matter.  The
         module gets one row, ``(...)``.
       metrics: name -> ``(outputs, y) -> (rows,)``; None: those that go with the loss (accuracy, errors), if any.
+      frozen: patterns of the parameters of a module that stay as they are, as of :func:`freeze`.
 
     Raises:
       EvenhandError: equinox is not installed; the loss has an unknown name; ``module`` is neither a module nor a
-        function that makes one; it keeps state other than parameters (BatchNorm's running statistics); or it needs a key in
-        training, and its ``__call__`` takes none.
+        function that makes one; it keeps state other than parameters (BatchNorm's running statistics); it needs a key
+        in training, and its ``__call__`` takes none; or ``frozen`` is given for parameters that are drawn.
 
     Edge cases: in evaluation, a ``key`` is the same for all rows and at all times, so a module that draws there is
     evaluated with one draw.  Arrays of integers that a function draws are those of one key, whatever the key of
@@ -89,7 +92,8 @@ def from_equinox(
     row_loss, inputs = resolve(loss), sample_rows(sample)
     parts = _parts(module)
     functions = _functions(parts, _init(module, parts), inputs)
-    return Model(
+    start = nested(parts.paths, parts.leaves) if is_equinox(module) and not isinstance(module, type) else None
+    model = Model(
         init=functions.init,
         apply=functions.apply,
         losses=row_loss,
@@ -97,6 +101,7 @@ def from_equinox(
         apply_train=functions.apply_train,
         name=parts.name,
     )
+    return frozen_start(model, frozen, start, "from_equinox")
 
 
 def to_equinox(module: _Module, params: Params) -> Any:

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy.typing as npt
 
+from evenhand._paths import Patterns
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
+from evenhand.models._frozen import frozen_start
 from evenhand.models._modules import (
     STATISTICS,
     Functions,
@@ -36,6 +38,7 @@ def from_flax(
     loss: LossLike,
     sample: npt.ArrayLike,
     metrics: Mapping[str, PerRow] | None = None,
+    frozen: Patterns = (),
 ) -> Model:
     r"""A model made from a flax module, linen or nnx.
 
@@ -60,11 +63,12 @@ def from_flax(
         matter.
       metrics: name -> ``(outputs, y) -> (rows,)``; None: those that go with the loss (accuracy, errors), if
         any.
+      frozen: patterns of the parameters of an nnx module that stay as they are, as of :func:`freeze`.
 
     Raises:
       EvenhandError: the loss has an unknown name; the module keeps state other than parameters (BatchNorm's
-        running statistics); its outputs do not have rows first; it draws random numbers in evaluation; or it is
-        neither a module nor a function that makes one.
+        running statistics); its outputs do not have rows first; it draws random numbers in evaluation; it is
+        neither a module nor a function that makes one; or ``frozen`` is given for parameters that are drawn.
 
     Edge cases: two nnx modules with equal parameters give models that are not equal, so their runs may compile the same
     program twice. A parameter that two layers of an nnx module share is one parameter.
@@ -101,8 +105,9 @@ def from_flax(
             "argument train and pass deterministic=not train to its Dropout layers."
         ) from error
     chosen = default_metrics(row_loss) if metrics is None else metrics
-    name = type(module).__name__ if isinstance(module, nn.Module) else ""
-    return Model(
+    is_module = isinstance(module, nn.Module) or functions.start is not None
+    name = type(module).__name__ if is_module else ""
+    model = Model(
         init=functions.init,
         apply=functions.apply,
         losses=row_loss,
@@ -110,6 +115,7 @@ def from_flax(
         apply_train=functions.apply_train,
         name=name,
     )
+    return frozen_start(model, frozen, functions.start, "from_flax")
 
 
 # --- linen --------------------------------------------------------------------------------------------------
@@ -207,7 +213,7 @@ def _instance(module: Any) -> Functions:
         return loaded(x, **training)
 
     differs = bool(training) or bool(jax.tree.leaves(randomness))
-    return Functions(constant_init(params), apply, apply_train if differs else None)
+    return Functions(constant_init(params), apply, apply_train if differs else None, params)
 
 
 def _reseeded(randomness: Any, key: Key) -> Any:

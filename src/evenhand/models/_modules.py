@@ -21,11 +21,19 @@ STATISTICS = (
 
 
 class Functions(NamedTuple):
-    """What a module computes, as the fields of :class:`evenhand.types.Model` of the same names."""
+    """What a module computes.
+
+    Attributes:
+      init: as of :class:`evenhand.types.Model`.
+      apply: likewise.
+      apply_train: likewise.
+      start: the parameters that the module holds; None: they are drawn from a key.
+    """
 
     init: Callable[[Key], Params]
     apply: Callable[[Params, Array], PyTree]
     apply_train: Callable[[Params, Array, Key], PyTree] | None
+    start: Params | None = None
 
 
 def is_equinox(value: object) -> bool:
