@@ -122,7 +122,19 @@ def expect(name: str, value: object, kind: type | UnionType, example: str) -> No
         raise EvenhandError(f"{name}={_described(value)}: give a value such as {example}.")
 
 
-_PACKAGES = {"evenhand", "flax", "jax", "keras", "numpy", "optax", "pandas", "sklearn", "tensorflow", "torch"}
+_PACKAGES = {
+    "equinox",
+    "evenhand",
+    "flax",
+    "jax",
+    "keras",
+    "numpy",
+    "optax",
+    "pandas",
+    "sklearn",
+    "tensorflow",
+    "torch",
+}
 
 
 def _described(value: object) -> str:

@@ -2,8 +2,13 @@
 
 A method closes over its hyper-parameters, so a traced program has them as literals.  Here they become arguments: two
 programs that differ in a learning rate only are one program, called with other numbers.  Literals that mean something
-to the compiler (0, 1, -1, the infinities) stay where they are, and going to or from one of them compiles anew.  So does
-another array: only numbers of Python and NumPy become arguments.
+to the compiler (0, 1, -1, the infinities) stay where they are, and going to or from one of them compiles anew.
+
+Arrays that the program closes over are arguments, too, and so are large ones that a program inside closes over, such as
+the frozen parameters of a model in a jitted gradient.  JAX 0.10 writes these into what is compiled: 40 MB of them take
+ten times as long to compile, and are in memory and in the cache of programs once more for each program.  (JAX has a
+setting with the same effect, ``jax_use_simplified_jaxpr_constants``, on which its authors ask not to rely.)  Another
+small array inside compiles anew.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from typing import Any, NamedTuple, TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from evenhand._jaxpr import CALLS, KEPT_WHOLE, JaxprEqn, Literal, jaxpr_as_fun, programs
@@ -30,7 +36,7 @@ class Hoisted(NamedTuple):
     Attributes:
       key: equal for programs that differ in their numbers only.
       values: the numbers, float32 ``(n,)``.
-      constants: the arrays that the program closes over.
+      constants: the arrays that the program closes over, then large ones that programs inside it close over.
       run: ``(values, constants, *arguments) -> results``, flat.
     """
 
@@ -68,6 +74,7 @@ def hoist(program: Any) -> Hoisted:
       programs.UnknownForm: JAX keeps the program in a way that is not known.
     """
     jaxpr, constants = programs.opened(program)
+    large = {id(array): array for array in _large_arrays(program)}
     places: dict[int, int] = {}
     values: list[float] = []
     for literal in _literals(program):
@@ -78,11 +85,15 @@ def hoist(program: Any) -> Hoisted:
     if strangers:
         warn_of(programs.UnknownForm(f"numbers inside {', '.join(strangers)}"))
 
-    def run(values: Array, constants: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
-        literals = _Literals(values, places)
-        return programs.evaluate(jaxpr, constants, arguments, partial(_apply, literals), literals.read)
+    slots = {address: slot for slot, address in enumerate(large)}
 
-    return Hoisted(_described(program, places), np.array(values, np.float32), constants, run)
+    def run(values: Array, constants: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
+        own, inside = constants[: len(jaxpr.constvars)], constants[len(jaxpr.constvars) :]
+        literals = _Literals(values, tuple(inside), places, slots)
+        return programs.evaluate(jaxpr, own, arguments, partial(_apply, literals), literals.read)
+
+    key = _described(program, _Places(places, slots))
+    return Hoisted(key, np.array(values, np.float32), [*constants, *large.values()], run)
 
 
 class Keyed:
@@ -157,12 +168,64 @@ def _bytes(constant: Any) -> bytes:
 
 
 class _Literals(NamedTuple):
+    """The values of literals and of large arrays inside, and which is where, by address."""
+
     values: Array
+    arrays: tuple[Array, ...]
     places: dict[int, int]
+    slots: dict[int, int]
 
     def read(self, literal: Literal) -> Any:
         place = self.places.get(id(literal))
         return literal.val if place is None else self.values[place]
+
+    def constants(self, closed: Sequence[Any]) -> list[Any]:
+        """The constants of a program inside, the large ones as they are given now."""
+        return [
+            constant if (slot := self.slots.get(id(constant))) is None else self.arrays[slot]
+            for constant in closed
+        ]
+
+    @property
+    def operands(self) -> list[Array]:
+        """All values, as operands of an equation."""
+        return [self.values, *self.arrays]
+
+    def given(self, operands: Sequence[Any]) -> tuple[_Literals, Sequence[Any]]:
+        """The same with the values among the operands of an equation, and its other operands."""
+        count = 1 + len(self.arrays)
+        return self._replace(values=operands[0], arrays=tuple(operands[1:count])), operands[count:]
+
+
+class _Places(NamedTuple):
+    """Which literals and which large arrays are arguments, by address."""
+
+    literals: Mapping[int, int]
+    arrays: Mapping[int, int]
+
+
+_LARGE = 2**18
+"""Bytes from which an array inside is an argument; the compiler may make something of the values of small ones."""
+
+
+def _is_large(constant: Any) -> bool:
+    # Only arrays of JAX are never changed, and the program holds them, so that their addresses stay theirs.
+    floating = isinstance(constant, jax.Array) and jnp.issubdtype(constant.dtype, jnp.floating)
+    return floating and not isinstance(constant, Tracer) and constant.nbytes >= _LARGE
+
+
+def has_large_arrays(program: Any) -> bool:
+    """Whether a program, or one inside it, closes over arrays that should be arguments of what is compiled."""
+    own = any(map(_is_large, programs.opened(program)[1]))
+    return own or any(True for _ in _large_arrays(program))
+
+
+def _large_arrays(program: Any) -> Iterator[Array]:
+    """The large arrays that programs inside ``program`` close over."""
+    for equation in programs.opened(program)[0].eqns:
+        for inner in _entered(equation):
+            yield from (constant for constant in programs.opened(inner)[1] if _is_large(constant))
+            yield from _large_arrays(inner)
 
 
 def _is_hoisted(variable: Any) -> TypeGuard[Literal]:
@@ -202,7 +265,7 @@ def _strangers(program: Any) -> Iterator[str]:
 # --- keys --------------------------------------------------------------------------------------------------------
 
 
-def _described(program: Any, places: Mapping[int, int]) -> Hashable:
+def _described(program: Any, places: _Places) -> Hashable:
     """Everything that decides what ``program`` computes, but for the values of the numbers that have a place.
 
     Values of parameters count as JAX itself counts them, by their own equality.
@@ -213,7 +276,7 @@ def _described(program: Any, places: Mapping[int, int]) -> Hashable:
         if not isinstance(variable, Literal):
             return names.setdefault(variable, len(names)), variable.aval
         # Which number it is counts too: a program may use one of them in two places.
-        place = places.get(id(variable))
+        place = places.literals.get(id(variable))
         return ("literal", _bytes(variable.val)) if place is None else ("number", place), variable.aval
 
     jaxpr = programs.opened(program)[0]
@@ -230,14 +293,18 @@ def _described(program: Any, places: Mapping[int, int]) -> Hashable:
     return (*lines, tuple(map(name, jaxpr.outvars)))
 
 
-def _closed(program: Any, places: Mapping[int, int]) -> Hashable:
-    return _described(program, places), _digests(programs.opened(program)[1])
+def _closed(program: Any, places: _Places) -> Hashable:
+    constants = programs.opened(program)[1]
+    # Of an argument, the place counts: two arrays of one shape may be used in either order.
+    given = tuple(places.arrays.get(id(constant)) for constant in constants)
+    kept = [constant for constant, place in zip(constants, given, strict=True) if place is None]
+    return _described(program, places), given, _digests(kept)
 
 
 def _counted(value: Any) -> Hashable:
     """A parameter as a part of a key; JAX keeps to parameters that can be hashed and compared."""
     if programs.is_program(value):
-        return _closed(value, {})  # not entered: each literal in it counts, with its value
+        return _closed(value, _Places({}, {}))  # not entered: each literal in it counts, with its value
     if type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return type(value), tuple(map(_counted, value))
     if isinstance(value, bool | int | float | complex):
@@ -249,13 +316,14 @@ def _counted(value: Any) -> Hashable:
 
 
 def _call(literals: _Literals, program: Any, *arguments: Any) -> list[Any]:
-    opened = programs.opened(program)
-    return programs.evaluate(*opened, arguments, partial(_apply, literals), literals.read)
+    jaxpr, closed = programs.opened(program)
+    constants = literals.constants(closed)
+    return programs.evaluate(jaxpr, constants, arguments, partial(_apply, literals), literals.read)
 
 
 def _apply(literals: _Literals, equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     """The results of one equation."""
-    if not any(True for inner in _entered(equation) for _ in _literals(inner)):
+    if not any(_is_changed(inner) for inner in _entered(equation)):
         return programs.as_it_is(equation, operands)
     if equation.primitive.name == "while":
         return _while(equation, operands, literals)
@@ -264,27 +332,38 @@ def _apply(literals: _Literals, equation: JaxprEqn, operands: list[Any]) -> Sequ
     return programs.again(equation, operands, partial(_call, literals))
 
 
+def _is_changed(program: Any) -> bool:
+    """Whether a program inside has a number or an array that is an argument now."""
+    return any(True for _ in _literals(program)) or has_large_arrays(program)
+
+
 def _while(equation: Any, operands: list[Any], literals: _Literals) -> Sequence[Any]:
     # Bound as it is, not through lax.while_loop: under vmap its condition is a vector, one entry per lane.
     parameters = equation.params
     of_cond, of_body = parameters["cond_nconsts"], parameters["body_nconsts"]
     changed = {
-        "cond_nconsts": of_cond + 1,
-        "body_nconsts": of_body + 1,
+        "cond_nconsts": of_cond + len(literals.operands),
+        "body_nconsts": of_body + len(literals.operands),
         "cond_jaxpr": _traced(parameters["cond_jaxpr"], literals),
         "body_jaxpr": _traced(parameters["body_jaxpr"], literals),
     }
-    fixed = [literals.values, *operands[:of_cond], literals.values, *operands[of_cond : of_cond + of_body]]
+    own = literals.operands
+    fixed = [*own, *operands[:of_cond], *own, *operands[of_cond : of_cond + of_body]]
     return equation.primitive.bind(*fixed, *operands[of_cond + of_body :], **{**parameters, **changed})
 
 
 def _with_literals(program: Any, literals: _Literals) -> Callable[..., list[Any]]:
-    """The program as a function of the numbers and its own arguments."""
-    return lambda values, *arguments: _call(literals._replace(values=values), program, *arguments)
+    """The program as a function of the numbers, the large arrays and its own arguments."""
+
+    def run(*operands: Any) -> list[Any]:
+        own, arguments = literals.given(operands)
+        return _call(own, program, *arguments)
+
+    return run
 
 
 def _traced(program: Any, literals: _Literals) -> Any:
-    like = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (literals.values, *program.in_avals)]
+    like = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (*literals.operands, *program.in_avals)]
     return jax.make_jaxpr(_with_literals(program, literals))(*like)
 
 
@@ -292,9 +371,9 @@ def _shard_map(parameters: Any, operands: list[Any], literals: _Literals) -> Seq
     everywhere = jax.shard_map(
         _with_literals(parameters["jaxpr"], literals),
         mesh=parameters["mesh"],
-        in_specs=(PartitionSpec(), *parameters["in_specs"]),
+        in_specs=(*[PartitionSpec()] * len(literals.operands), *parameters["in_specs"]),
         out_specs=list(parameters["out_specs"]),
         axis_names=set(parameters["newly_manual_axes"]),
         check_vma=parameters["check_vma"],
     )
-    return everywhere(literals.values, *operands)
+    return everywhere(*literals.operands, *operands)

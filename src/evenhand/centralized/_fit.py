@@ -22,7 +22,7 @@ from jax import lax
 
 from evenhand import evaluation
 from evenhand._platform import check_process
-from evenhand.centralized._solver import Solver
+from evenhand.centralized._solver import Solver, check_model
 from evenhand.centralized._solvers import batch
 from evenhand.centralized.quasi_newton import quasi_newton
 from evenhand.errors import EvenhandError, expect, whole_number
@@ -308,7 +308,8 @@ def _planned(
         solver = model if isinstance(model, Solver) else risk
         assert isinstance(solver, Solver)
         return solver, lambda part: mean()
-    expect("model", model, Model, "eh.models.softmax_regression(features=64, classes=10)")
+    check_model(model)
+    assert isinstance(model, Model)
     if risk is None or isinstance(risk, Risk):
         outer = mean() if risk is None else risk
 

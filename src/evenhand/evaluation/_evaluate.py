@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -24,6 +24,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from evenhand import tree
+from evenhand._jaxpr.hoist import has_large_arrays, hoist, is_switched_on, warn_of
+from evenhand._jaxpr.programs import UnknownForm
 from evenhand._platform import check_process
 from evenhand.data import Split
 from evenhand.devices import Devices, dealt, everywhere
@@ -210,13 +212,13 @@ def _windows(params: Params, prepared: Prepared, starts: NDArray, plan: _Plan, s
     if isinstance(x, np.ndarray):
         x, y = (dealt(plan.mesh, [part[start : start + plan.width] for start in starts]) for part in (x, y))
         starts, spec = np.zeros_like(starts), divided(plan.mesh)
-    return _chunks(params, x, y, starts.astype(np.int32), plan, several, spec)
+    return _chunks(plan, several, spec)(params, x, y, starts.astype(np.int32))
 
 
-@partial(jax.jit, static_argnums=(4, 5, 6))
-def _chunks(
-    params: Params, x: Array, y: Array, starts: Array, plan: _Plan, several: bool, spec: PartitionSpec
-) -> Array:
+@lru_cache(maxsize=64)
+def _chunks(plan: _Plan, several: bool, spec: PartitionSpec) -> Callable[..., Array]:
+    """``(params, x, y, starts)`` -> the measures of a window on each device."""
+
     def on_device(params: Params, x: Array, y: Array, starts: Array) -> Array:
         def measured(params: Params) -> Array:
             return _measured(params, x, y, starts[0], plan)
@@ -224,7 +226,7 @@ def _chunks(
         return (jax.vmap(measured) if several else measured)(params)[None]
 
     specs = (PartitionSpec(), spec, spec, divided(plan.mesh))
-    return on_devices(on_device, plan.mesh, specs)(params, x, y, starts)
+    return _Apart(on_devices(on_device, plan.mesh, specs), plan.mesh)
 
 
 # --- a model for each client --------------------------------------------------------------------------------------
@@ -394,7 +396,42 @@ def _personal_program(
 
         return lax.map(client, windows, batch_size=lanes if lanes > 1 else None)
 
-    return jax.jit(on_devices(on_device, plan.mesh, (PartitionSpec(), spec, spec, divided(plan.mesh))))
+    specs = (PartitionSpec(), spec, spec, divided(plan.mesh))
+    return _Apart(on_devices(on_device, plan.mesh, specs), plan.mesh)
+
+
+# --- programs apart from large arrays -----------------------------------------------------------------------------
+
+
+class _Apart:
+    """A compiled function; large arrays that it closes over, such as frozen parameters, are arguments of its program.
+
+    JAX 0.10 would write them into every program that evaluates them.
+    """
+
+    def __init__(self, function: Callable[..., Array], mesh: Mesh | None) -> None:
+        self._whole, self._mesh = jax.jit(function), mesh
+        self._ready: dict[Any, Callable[..., Array]] = {}
+
+    def __call__(self, *arguments: Any) -> Array:
+        form = tree.form(arguments)
+        if form not in self._ready:
+            self._ready[form] = self._compile(arguments)
+        return self._ready[form](*arguments)
+
+    def _compile(self, arguments: tuple[Any, ...]) -> Callable[..., Array]:
+        program = self._whole.trace(*arguments).jaxpr
+        try:
+            if not (is_switched_on() and has_large_arrays(program)):
+                return self._whole
+            hoisted = hoist(program)
+        except UnknownForm as error:
+            warn_of(error)
+            return self._whole
+        # On the devices once, and not at every call.
+        values, constants = everywhere(self._mesh, (hoisted.values, list(hoisted.constants)))
+        run = jax.jit(hoisted.run)
+        return lambda *given: run(values, constants, jax.tree.leaves(given))[0]
 
 
 # --- what both measure --------------------------------------------------------------------------------------------

@@ -146,7 +146,10 @@ def check_model(model: object) -> None:
       EvenhandError: it is not; the sentence says how to make one.
     """
     example = "eh.models.softmax_regression(features=64, classes=10), or a flax module through "
-    expect("model", model, Model, example + "eh.models.from_flax(module, loss=..., sample=...)")
+    example += (
+        "eh.models.from_flax(module, loss=..., sample=...), or one of equinox through eh.models.from_equinox"
+    )
+    expect("model", model, Model, example)
 
 
 _TO_FEDAVG = "give this work to eh.algorithms.fedavg or eh.algorithms.alone"

@@ -1,13 +1,15 @@
 """Models: parameters, a forward pass, and one loss per example.
 
-To make a model of your own use :func:`from_flax`, :func:`from_torch` or :func:`from_functions`; the losses and metrics
-here fit all of them.  :func:`with_loss` gives any model another loss, such as one of :mod:`evenhand.models.losses`.
+To make a model of your own use :func:`from_flax`, :func:`from_torch`, :func:`from_equinox` or :func:`from_functions`; the
+losses and metrics here fit all.  :func:`with_loss` gives any model another loss, such as one of
+:mod:`evenhand.models.losses`; :func:`freeze` trains a part of its parameters only.
 """
 
 from __future__ import annotations
 
 from evenhand.models import losses
-from evenhand.models._adapters import from_flax, from_functions, standardized, with_loss
+from evenhand.models._adapters import from_functions, standardized, with_loss
+from evenhand.models._equinox import from_equinox, to_equinox
 from evenhand.models._factors import (
     Reconstruction,
     autoencoder,
@@ -16,6 +18,8 @@ from evenhand.models._factors import (
     orthonormal,
     pca,
 )
+from evenhand.models._flax import from_flax
+from evenhand.models._frozen import freeze, thaw
 from evenhand.models._images import lenet, resnet20, resnet32
 from evenhand.models._linear import Margin, linear_regression, softmax_regression, svm
 from evenhand.models._networks import (
@@ -50,6 +54,8 @@ __all__ = [
     "cnn_femnist_dropout",
     "cross_entropy",
     "embedded",
+    "freeze",
+    "from_equinox",
     "from_flax",
     "from_functions",
     "from_torch",
@@ -71,6 +77,8 @@ __all__ = [
     "squared_error",
     "standardized",
     "svm",
+    "thaw",
+    "to_equinox",
     "to_torch",
     "with_loss",
 ]

@@ -1,35 +1,20 @@
-"""Models from the user's functions, from a flax module, and from another model: with another loss, or other targets."""
+"""Models from the user's functions, and from another model: with another loss, or other targets."""
 
 from __future__ import annotations
 
 import ast
-import inspect
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
-import flax.errors
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
-import numpy.typing as npt
 
-from evenhand._platform import check_process
 from evenhand.errors import Argument, EvenhandError, ModelError, expect
+from evenhand.models._modules import is_equinox
 from evenhand.models.losses import Loss, LossLike, LossName, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
 
-# --- functions and flax modules -----------------------------------------------------------------------------
-
-
-_Factory: TypeAlias = Callable[[Any], Any]
-"""``nnx.Rngs -> nnx.Module``."""
-
-STATISTICS = (
-    "the running statistics of heterogeneous clients cannot be averaged meaningfully; use a layer without them, "
-    "e.g. GroupNorm or LayerNorm instead of BatchNorm."
-)
+# --- functions -----------------------------------------------------------------------------
 
 
 def from_functions(
@@ -48,6 +33,9 @@ def from_functions(
       metrics: name -> ``(outputs, y) -> (rows,)``; None: those of a loss such as ``huber(1.0)``, none of a function.
       apply_train: ``(params, x, key) -> outputs`` in training; None: ``apply``.
 
+    Raises:
+      EvenhandError: a function is an equinox module, which holds its parameters: :func:`from_equinox` takes it.
+
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from evenhand import models
@@ -59,194 +47,16 @@ def from_functions(
       >>> model.losses(model.apply(model.init(jax.random.key(0)), jnp.eye(2)), jnp.array([1.0, 2.0]))
       Array([1., 4.], dtype=float32)
     """
+    for argument, function in (("init", init), ("apply", apply), ("apply_train", apply_train)):
+        # An equinox function without arrays, such as a partial one, is a function like others.
+        if is_equinox(function) and any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(function)):
+            raise EvenhandError(
+                f"from_functions: {argument}= is the equinox module {type(function).__name__}, which holds its "
+                "parameters: give it to eh.models.from_equinox(module, loss=..., sample=...)."
+            )
     if metrics is None:
         metrics = losses.metrics if isinstance(losses, Loss) else {}
     return Model(init, apply, losses, dict(metrics), apply_train)
-
-
-def from_flax(
-    module: nn.Module | _Factory,
-    *,
-    loss: LossLike,
-    sample: npt.ArrayLike,
-    metrics: Mapping[str, PerRow] | None = None,
-) -> Model:
-    r"""A model made from a flax module, linen or nnx.
-
-    The parameters are linen's ``"params"`` collection, or nnx's ``Param`` variables as nested dicts.
-    Training differs from evaluation where ``__call__`` has a boolean argument ``train``, ``training`` or
-    ``deterministic``, which is then passed, and where an nnx module draws random numbers (``module.train()``
-    and ``module.eval()``). Dropout draws from the key of the training step. Equal linen modules give equal models,
-    whose runs share compiled programs.
-
-    Args:
-      module: a linen module; or a function ``rngs -> nnx.Module``, e.g. ``lambda rngs: Net(rngs=rngs)``,
-        since an nnx module already holds its parameters.
-      loss: ``(outputs, y) -> (rows,)``; one of :mod:`evenhand.models.losses`, such as ``focal(gamma=2.0)``; or
-        ``"cross_entropy"``, ``"squared_error"``, ``"hinge"``, ``"logistic"``.
-      sample: inputs of the right shape and dtype, ``(rows, ...)``, e.g. ``x[:1]``; their values do not
-        matter.
-      metrics: name -> ``(outputs, y) -> (rows,)``; None: those that go with the loss (accuracy, errors), if
-        any.
-
-    Raises:
-      EvenhandError: the loss has an unknown name; the module keeps state other than parameters (BatchNorm's
-        running statistics); its outputs do not have rows first; it draws random numbers in evaluation; it is
-        an nnx module rather than a function that makes one.
-
-    Example:
-      >>> import flax.linen as nn, jax, jax.numpy as jnp
-      >>> from evenhand import models
-      >>> model = models.from_flax(nn.Dense(3), loss="cross_entropy", sample=jnp.zeros((1, 4)))
-      >>> params = model.init(jax.random.key(0))
-      >>> model.losses(model.apply(params, jnp.zeros((2, 4))), jnp.array([0, 2])).shape
-      (2,)
-    """
-    check_process()
-    if isinstance(module, type) and issubclass(module, nn.Module):
-        raise EvenhandError(
-            f"from_flax got the class {module.__name__} itself: give it an instance, {module.__name__}(...)."
-        )
-    row_loss = resolve(loss)
-    inputs = jnp.asarray(sample)
-    if inputs.ndim == 0:
-        raise EvenhandError("sample must have rows first, e.g. x[:1], but it is a single number.")
-    functions = _linen(module, inputs[:1]) if isinstance(module, nn.Module) else _nnx(module)
-    try:
-        check_rows_first(functions, inputs)
-    except flax.errors.InvalidRngError as error:
-        raise EvenhandError(
-            f"{type(module).__name__} draws random numbers in evaluation; give its __call__ a boolean "
-            "argument train and pass deterministic=not train to its Dropout layers."
-        ) from error
-    chosen = default_metrics(row_loss) if metrics is None else metrics
-    name = type(module).__name__ if isinstance(module, nn.Module) else ""
-    return Model(
-        init=functions.init,
-        apply=functions.apply,
-        losses=row_loss,
-        metrics=dict(chosen),
-        apply_train=functions.apply_train,
-        name=name,
-    )
-
-
-class Functions(NamedTuple):
-    """What a module of any library is made of, as pure functions; the fields are those of a model."""
-
-    init: Callable[[Key], Params]
-    apply: Callable[[Params, Array], PyTree]
-    apply_train: Callable[[Params, Array, Key], PyTree] | None
-
-
-def _linen(module: nn.Module, sample: Array) -> Functions:
-    """Equal modules give the same functions, so that runs with them share compiled programs."""
-    like = jax.ShapeDtypeStruct(sample.shape, sample.dtype)
-    try:
-        hash(module)
-    except TypeError:  # it has a list, a dict or an array
-        return _functions_of(module, "", like)
-    return _known_functions(module, repr(module), like)
-
-
-def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct) -> Functions:
-    """The functions of a module; ``text`` tells 1 from 1.0, which are equal."""
-    sample = jnp.zeros(like.shape, like.dtype)
-    evaluating, training = _modes(type(module))
-
-    def variables(key: Key) -> Mapping[str, Any]:
-        return module.init({"params": key}, sample, **evaluating)
-
-    def init(key: Key) -> Params:
-        return variables(key).get("params", {})
-
-    def apply(params: Params, x: Array) -> PyTree:
-        return module.apply({"params": params}, x, **evaluating)
-
-    def apply_train(params: Params, x: Array, key: Key) -> PyTree:
-        return module.apply({"params": params}, x, rngs={"dropout": key}, **training)
-
-    for name in jax.eval_shape(variables, jax.random.key(0)):
-        if name != "params":
-            raise EvenhandError(f'{type(module).__name__} keeps a collection "{name}": {STATISTICS}')
-    # Compiled as one program, which is cached between processes; else every small draw would compile its own.
-    return Functions(jax.jit(init), apply, apply_train if training else None)
-
-
-_known_functions = lru_cache(maxsize=64)(_functions_of)
-
-
-def _nnx(factory: _Factory) -> Functions:
-    """The module is rebuilt at every trace; once compiled, the values that ``update`` overwrites cost nothing."""
-    from flax import nnx  # takes a third of a second, and few processes need it
-
-    def make(key: Key) -> nnx.Module:
-        module = factory(nnx.Rngs(key))
-        if not isinstance(module, nnx.Module):
-            raise EvenhandError(
-                f"The function must return an nnx.Module, but it returned {type(module).__name__}."
-            )
-        return module
-
-    def load(params: Params, key: Key) -> nnx.Module:
-        module = make(key)
-        state = nnx.state(module, nnx.Param)
-        nnx.replace_by_pure_dict(state, params)
-        nnx.update(module, state)
-        return module
-
-    def init(key: Key) -> Params:
-        return nnx.to_pure_dict(nnx.state(make(key), nnx.Param))
-
-    def apply(params: Params, x: Array) -> PyTree:
-        module = load(params, jax.random.key(0))
-        module.eval()
-        return module(x, **evaluating)
-
-    def apply_train(params: Params, x: Array, key: Key) -> PyTree:
-        module = load(params, key)
-        module.train()
-        return module(x, **training)
-
-    if isinstance(factory, nnx.Module) or not callable(factory):
-        raise EvenhandError(
-            "from_flax takes a linen module or a function rngs -> nnx.Module, but got a "
-            f"{type(factory).__name__}; for an nnx module give e.g. lambda rngs: Net(rngs=rngs), so that "
-            "parameters can be drawn from a key."
-        )
-    example = nnx.eval_shape(lambda: make(jax.random.key(0)))
-    _, randomness, others = nnx.state(example, nnx.Param, nnx.RngState, ...)
-    for path, variable in nnx.to_flat_state(others):
-        name = ".".join(map(str, path))
-        raise EvenhandError(
-            f"{type(example).__name__} keeps a {type(variable).__name__} in {name}: {STATISTICS}"
-        )
-    evaluating, training = _modes(type(example))
-    differs = bool(training) or bool(jax.tree.leaves(randomness))
-    return Functions(init, apply, apply_train if differs else None)
-
-
-def _modes(module: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of the module's ``__call__`` that say that it evaluates, and that it trains."""
-    arguments = inspect.signature(module.__call__).parameters
-    flags = {"train": True, "training": True, "deterministic": False}
-    training = {name: value for name, value in flags.items() if name in arguments}
-    return {name: not value for name, value in training.items()}, training
-
-
-def check_rows_first(functions: Functions, sample: Array) -> None:
-    """Refuses functions whose outputs do not have rows first."""
-    params = jax.eval_shape(functions.init, jax.random.key(0))
-    # Two numbers of rows: outputs whose first axis has one of them by chance cannot have both.
-    for rows in (2, 3):
-        x = jax.ShapeDtypeStruct((rows, *sample.shape[1:]), sample.dtype)
-        outputs = jax.eval_shape(functions.apply, params, x)
-        for leaf in jax.tree.leaves(outputs):
-            if leaf.shape[:1] != (rows,):
-                raise EvenhandError(
-                    f"The module's outputs must have rows first, but for {rows} inputs of shape "
-                    f"{sample.shape[1:]} it returned shape {leaf.shape}; reduce over other axes only."
-                )
 
 
 # --- another loss -------------------------------------------------------------------------------------------

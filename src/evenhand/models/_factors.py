@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from evenhand.errors import EvenhandError
-from evenhand.models._adapters import from_flax, from_functions
+from evenhand.models._adapters import from_functions
+from evenhand.models._flax import from_flax
 from evenhand.models._linear import Initializer, check_sizes, vector_rows
 from evenhand.types import Array, Key, Model, Params
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.models._adapters import from_flax
+from evenhand.models._flax import from_flax
 from evenhand.models.losses import LossName, binary_accuracy, hinge
 from evenhand.types import Array, Key, Model, Params
 

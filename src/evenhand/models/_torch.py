@@ -23,7 +23,7 @@ import numpy.typing as npt
 from evenhand._jaxpr.layout import channels_last
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
-from evenhand.models._adapters import STATISTICS, Functions, check_rows_first
+from evenhand.models._modules import STATISTICS, Functions, check_rows_first
 from evenhand.models._recurrence import recurrence
 from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree

@@ -6,10 +6,11 @@ import jax
 import optax
 
 from evenhand import local
+from evenhand._paths import Division, Named, Personal, division, shown
 from evenhand.aggregators import mean
 from evenhand.algorithms.beside import check_same, non_negative
 from evenhand.algorithms.fedavg import variant
-from evenhand.personalization._partial import Division, Named, Personal, division, partial, restricted, shown
+from evenhand.personalization._partial import partial, restricted
 from evenhand.sampling import uniform
 from evenhand.streams import Purpose, stream
 from evenhand.types import Aggregator, Algorithm, ClientData, Key, Params, Sampling

@@ -5,9 +5,10 @@ from __future__ import annotations
 import optax
 
 from evenhand import local
+from evenhand._paths import Named, Personal, division, shown
 from evenhand.aggregators import mean
 from evenhand.algorithms.fedavg import variant
-from evenhand.personalization._partial import Named, Personal, division, partial, restricted, shown
+from evenhand.personalization._partial import partial, restricted
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, ClientData, Key, Sampling
 

@@ -14,9 +14,10 @@ import optax
 from jax import lax
 
 from evenhand import local, tree
+from evenhand._paths import Personal, division
 from evenhand.algorithms.beside import check_method, non_negative, uncovered
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.personalization._partial import Personal, division, restricted
+from evenhand.personalization._partial import restricted
 from evenhand.streams import Purpose, stream
 from evenhand.types import Algorithm, Array, ClientData, Key, Params
 

@@ -196,9 +196,10 @@ class AlwaysDrops(nn.Module):
         (lambda rngs: nnx.BatchNorm(4, rngs=rngs), "BatchStat.*GroupNorm or LayerNorm"),
         (RowMean(), "rows first, but for 2 inputs"),
         (AlwaysDrops(), "random numbers in evaluation.*train"),
-        (nnx_net(nnx.Rngs(0)), "lambda rngs"),
+        (nnx.BatchNorm(4, rngs=nnx.Rngs(0)), "BatchStat.*GroupNorm or LayerNorm"),
+        (nnx.eval_shape(lambda: nnx_net(nnx.Rngs(0))), "shapes in place of arrays"),
         (lambda rngs: 3, "must return an nnx.Module, but it returned int"),
-        (None, "linen module or a function"),
+        (None, "linen module, an nnx module, or a function.*NoneType"),
     ],
 )
 def test_modules_that_cannot_be_federated_are_refused(module: Any, words: str) -> None:
