@@ -1,7 +1,7 @@
 """Models: parameters, a forward pass, and one loss per example.
 
-To make a model of your own use :func:`from_flax`, :func:`from_torch`, :func:`from_equinox` or :func:`from_functions`; the
-losses and metrics here fit all.  :func:`with_loss` gives any model another loss, such as one of
+To make a model of your own use :func:`from_flax`, :func:`from_torch`, :func:`from_equinox` or :func:`from_functions`;
+the losses and metrics here fit all.  :func:`with_loss` gives any model another loss, such as one of
 :mod:`evenhand.models.losses`; :func:`freeze` trains a part of its parameters only.
 """
 
