@@ -31,6 +31,7 @@ _PERSONAL, _NAMED = 10.0, 5
 Kind: TypeAlias = (
     Literal["diverged", "unmoved", "rejected", "guessing", "no_guarantee", "schedule"]  # of the training
     | Literal["untrained", "client_diverged", "unavailable", "unchosen"]  # of single clients
+    | Literal["unaccounted", "few_expected"]  # of noise for privacy
     | Literal["scales", "unmeasured"]  # of the data
 )
 
@@ -49,7 +50,8 @@ class Finding(NamedTuple):
         the numbers are about), ``"untrained"`` (clients that never trained a model of their own),
         ``"client_diverged"`` (some clients' personal models), ``"unchosen"`` (clients that cannot choose among the
         models of several levels), ``"no_guarantee"`` (too few uploads for what a robust
-        aggregator guarantees), ``"schedule"`` (a schedule that restarts each round) or ``"unavailable"`` (clients that
+        aggregator guarantees), ``"schedule"`` (a schedule that restarts each round), ``"unaccounted"`` (noise without a guarantee),
+        ``"few_expected"`` (noise that few clients share) or ``"unavailable"`` (clients that
         were available in no round).
       sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
       split: the split whose numbers it is about, such as ``"test"``; ``"unseen"`` for the test numbers of clients that

@@ -21,6 +21,7 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import Baseline, ClassMetrics, Finding, Metric, Prepared, of_global, unmeasured
 from evenhand.evaluation.metrics import BACKDOOR, SPLITS
 from evenhand.privacy import Account, account
+from evenhand.privacy.client_level import few_expected, unaccounted
 from evenhand.report import RunView, write_report
 from evenhand.rounds import RoundState, newcomer, roots, work_key
 from evenhand.simulation._job import Execution, Job, Untrained, check_model
@@ -164,7 +165,14 @@ class Run(Results):
             clients=(*self._of_clients(), self._unchosen()),
             noun=self._noun,
         )
-        return (*seen, *filter(None, (self._unavailable(), self._unmeasured())))
+        return (*seen, *filter(None, (self._unavailable(), self._unmeasured())), *self._of_noise())
+
+    def _of_noise(self) -> Iterator[Finding]:
+        """The findings about noise that protects nobody, or that too few clients share."""
+        if (sentence := unaccounted(self.algorithm)) is not None:
+            yield Finding("unaccounted", sentence)
+        if (sentence := few_expected(self.algorithm, self.data.num_clients)) is not None:
+            yield Finding("few_expected", sentence)
 
     def _unavailable(self) -> Finding | None:
         """The evaluated clients that headlines are about, but that were never available."""
