@@ -35,7 +35,7 @@ COMMANDS = {
     ),
     "report": "Rewrite the report page of a saved run or study, and print its path.",
     "figures": "Save the figures of runs or of a study as files, and print their paths.",
-    "list": "List the available methods, aggregators, losses, systems, attacks, data sets and models.",
+    "list": "List the available methods, aggregators, local work, losses, systems, attacks, data sets and models.",
     "doctor": "Check the installation (packages, devices, compilation cache), and suggest repairs.",
     "completion": "Print a shell completion script for the commands and options of evenhand.",
     "deploy": "Run a federation on real machines: create its files, start its server and its clients.",

@@ -407,9 +407,22 @@ def test_parts_are_listed_with_their_signatures(capsys: pytest.CaptureFixture[st
         "losses": "loss",
         "weightings": "weighting",
         "parts": "server optimiser",
+        "work": "local work",
     }
     for topic, room in rooms.items():
         assert main(["list", topic]) == 0
         shown = " ".join(capsys.readouterr().out.split())  # long signatures wrap
         for name, factory in factories(_ROOM[room]).items():
             assert signature(name, factory) in shown
+
+
+def test_what_serves_privacy_is_listed_together_and_only_once_among_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["list", "privacy"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("dp_fedavg", "private", "noisy_mean", "dp_sgd", "dp2", "adaptive_clip"):
+        assert f"  {name}(" in shown
+    assert "  fedavg(" not in shown and "  sgd(" not in shown
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.count("  dp_sgd(") == 1

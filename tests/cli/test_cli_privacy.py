@@ -214,4 +214,6 @@ def test_what_was_spent_is_printed(tmp_path, capsys):
     quick = [word for word in QUICK if word != "--quiet"]
     command = ["run", "dp_fedavg(clip=0.5, noise_multiplier=1)", "--out", str(tmp_path / "a")]
     assert main([*command, *quick]) == 0
-    assert "Privacy: epsilon" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "Privacy: epsilon" in shown.out
+    assert "A round draws 3 of 30 clients on average, each with probability 0.1." in shown.err

@@ -260,6 +260,21 @@ def test_unseen_clients_without_test_rows_are_counted_apart():
     assert [each.finding.split for each in of.notices] == ["test", "unseen"], "neither hides the other"
 
 
+def test_a_mean_that_an_attack_drives_apart_calls_for_a_robust_aggregator():
+    """Gradient descent that is sound without the attack; with a robust aggregator it is sound under it."""
+    attack = eh.attacks.model_replacement(0.34, boost=-1e6)
+    kinds = [x.kind for x in run_of(method(0.1), attack=attack)[0].findings]
+    (finding,) = [x for x in run_of(method(0.1), attack=attack)[0].findings if x.kind == "diverged"]
+    assert kinds[0] == "diverged"
+    assert "use a robust aggregator, such as aggregator=caf(malicious)" in finding.sentence
+    assert "step size" not in finding.sentence
+    robust = eh.algorithms.fedavg(
+        eh.local.sgd(MODEL, 1e9, epochs=2, batch_size=4), aggregator=eh.aggregators.geometric_median()
+    )
+    (finding,) = [x for x in run_of(robust, attack=attack)[0].findings if x.kind == "diverged"]
+    assert "step size" in finding.sentence and "robust" not in finding.sentence
+
+
 def test_under_attack_seeds_with_other_malicious_clients_are_one_method():
     runs = [run_of(method(0.1), attack=eh.attacks.sign_flip(0.34), seed=seed)[0] for seed in (2, 3)]
     assert (runs[0].malicious != runs[1].malicious).any()

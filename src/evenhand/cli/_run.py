@@ -38,6 +38,7 @@ from evenhand.evaluation import feature_scales, is_share, primary_metric
 from evenhand.evaluation.metrics import BACKDOOR, resolved
 from evenhand.expressions import ExpressionError, parse, plugins
 from evenhand.expressions.reading import plugins_in, shadowed
+from evenhand.privacy.client_level import cohort_line
 from evenhand.records import json_text, read_json, replacing, sum_of_file, uninterrupted, write_text, writing
 from evenhand.report import (
     backdoor_line,
@@ -173,6 +174,8 @@ class RunCommand:
         algorithm = self._checked(model, console, data, resumed=place.resumed)
         if (finding := feature_scales(data)) is not None:
             say(console, finding.sentence, style="yellow")
+        if (sentence := cohort_line(algorithm, data.num_clients)) is not None:
+            say(console, sentence)
         runs = iterate(
             algorithm,
             data,

@@ -1,17 +1,24 @@
 """How well and how evenly a model serves its clients, and what to know before trusting the numbers."""
 
 from evenhand.evaluation import metrics, private_metrics
-from evenhand.evaluation._baseline import Baseline, baseline
+from evenhand.evaluation._baseline import Baseline, baseline, blank_loss
 from evenhand.evaluation._classes import (
     CLASS_COLUMNS,
     ClassIndex,
     ClassMetrics,
     by_class,
     class_spread,
+    class_totals,
     index_classes,
+    ranking,
     summarize_classes,
 )
-from evenhand.evaluation._diagnostics import Dissimilarity, dissimilarity, inexactness
+from evenhand.evaluation._diagnostics import (
+    Dissimilarity,
+    dissimilarity,
+    follows_one_upload,
+    inexactness,
+)
 from evenhand.evaluation._evaluate import (
     Levels,
     Prepared,
@@ -30,7 +37,6 @@ from evenhand.evaluation._evaluate import (
 from evenhand.evaluation._findings import (
     OF_THE_DATA,
     Finding,
-    blank_loss,
     diverged_clients,
     feature_scales,
     findings,
@@ -95,6 +101,7 @@ __all__ = [
     "by_class",
     "check_metrics",
     "class_spread",
+    "class_totals",
     "column",
     "dissimilarity",
     "diverged_clients",
@@ -105,6 +112,7 @@ __all__ = [
     "feature_scales",
     "filled",
     "findings",
+    "follows_one_upload",
     "headline_of",
     "holm",
     "index_classes",
@@ -129,6 +137,7 @@ __all__ = [
     "primary_metric",
     "private_metrics",
     "rank_correlation",
+    "ranking",
     "serve_by_level",
     "summarize",
     "summarize_classes",

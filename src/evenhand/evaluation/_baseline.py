@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ _FITTED = 2**16
 _SCORES = 20.0
 """The largest score that is tried where the labels are classes: its logistic chance is within 2e-9 of 0 or 1."""
 _SHARPEST = 10.0
+_SAMPLE_ROWS, _SAMPLE_NUMBERS = 1024, 2**22
 
 
 class Baseline(NamedTuple):
@@ -178,3 +180,25 @@ def _lowest(value: Callable[[float], float], low: float, high: float) -> NDArray
         value, bounds=(low, high), method="bounded", options={"xatol": 1e-6 * (high - low)}
     )
     return np.array([float(lowest.x)])
+
+
+# --- a model that knows nothing -------------------------------------------------------------------------------------
+
+
+def blank_loss(data: FederatedDataset) -> float:
+    """The approximate loss of a model that knows nothing; no training should end far above it.
+
+    For ``C`` classes ``ln(C)``, the cross-entropy of equal chances, and ``ln(2)`` for fewer than 2.  For real targets
+    the mean of their squares, the squared error of answering 0, over a sample of the training examples; 0, for unknown,
+    where all of them are 0, as such labels are mere placeholders in some models' data.
+    """
+    if data.num_classes is not None:
+        return math.log(max(data.num_classes, 2))
+    return float(np.mean(np.square(np.asarray(sampled(data.train.y), np.float64))))
+
+
+def sampled(rows: NDArray) -> NDArray:
+    """Evenly spaced rows, few enough to be read at once, even from a file."""
+    width = max(1, math.prod(rows.shape[1:]))
+    count = max(1, min(_SAMPLE_ROWS, _SAMPLE_NUMBERS // width))
+    return rows[:: -(-len(rows) // count)]

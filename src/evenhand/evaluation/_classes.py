@@ -1,4 +1,5 @@
-"""The accuracy of each class within each client, and how evenly a client's classes are served.
+"""The accuracy of each class within each client, how evenly a client's classes are served, and whether all that is more
+than one constant answer would give.
 
 NumPy in float64, on the host.  Only the classes that a client has examples of are kept: memory grows with the examples,
 not with clients times classes.
@@ -6,6 +7,7 @@ not with clients times classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,6 +23,8 @@ _READABLE = 50
 """Most classes in a table for readers."""
 _TOGETHER = 2**16
 """Most clients in a table of clients by classes."""
+_LEAST_OF_ONE, _LEAST, _LEARNT = 20, 100, 1.2
+_CLEARLY, _FAR = 2.0, 0.05
 
 NDArray: TypeAlias = npt.NDArray[Any]
 
@@ -241,3 +245,107 @@ def by_class(metrics: ClassMetrics, names: Sequence[str] | None, number: int) ->
             }
         )
     return entries
+
+
+# --- one constant answer -------------------------------------------------------------------------------------------
+
+
+class ClassTotals(NamedTuple):
+    """How many examples of each class there are, and how many of them are right.
+
+    Attributes:
+      classes: the classes that occur, ascending, ``(C,)``.
+      counts: examples of each, ``(C,)``.
+      right: how many of these are right, ``(C,)``.
+    """
+
+    classes: NDArray
+    counts: NDArray
+    right: NDArray
+
+    @property
+    def total(self) -> float:
+        """How many examples there are."""
+        return float(np.sum(self.counts))
+
+    @property
+    def share(self) -> float:
+        """The share of the most frequent class."""
+        return float(np.max(self.counts)) / self.total
+
+    @property
+    def accuracy(self) -> float:
+        """The share of the examples that are right."""
+        return float(np.sum(self.right)) / self.total
+
+    @property
+    def only(self) -> int | None:
+        """The place of the one class that the model answers for all examples, at least 20; None: it answers several."""
+        some = np.flatnonzero(self.right > 0.5)
+        if self.total < _LEAST_OF_ONE or len(some) != 1:
+            return None
+        return int(some[0]) if self.right[some[0]] > self.counts[some[0]] - 0.5 else None
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether they are no better than one constant answer.
+
+        The rule, where the ``n`` examples have two or more classes, of which the most frequent has a share ``p``:
+
+        * one answer: of at least 20 examples, all of one class are right and none of any other;
+        * no better: over at least 100 examples, the accuracy is at most ``p + sqrt(p (1 - p) / n)``, and the mean of
+          the classes' accuracies at most 1.2 times that of a guess.  A fair model that gives up overall accuracy for
+          the rare classes has a higher mean, and is not meant.
+        """
+        if len(self.classes) < 2 or not np.isfinite(self.right).all():
+            return False
+        if self.only is not None:
+            return True
+        noise = math.sqrt(self.share * (1 - self.share) / self.total)
+        recall = float(np.mean(self.right / self.counts))
+        is_low = self.total >= _LEAST and self.accuracy <= self.share + noise
+        return is_low and recall <= _LEARNT / len(self.classes)
+
+
+def class_totals(cells: ClassMetrics) -> ClassTotals:
+    """The answers to the examples of all clients together."""
+    counts = np.bincount(cells.classes, cells.counts)
+    right = np.bincount(cells.classes, cells.counts * cells.accuracy)
+    present = np.flatnonzero(counts)
+    return ClassTotals(present, counts[present], right[present])
+
+
+class Ranking(NamedTuple):
+    """That a model ranks examples far better than at random.
+
+    Attributes:
+      auc: the mean over clients.
+      clients: how many have one.
+    """
+
+    auc: float
+    clients: int
+
+
+def ranking(cells: ClassMetrics, auc: NDArray) -> Ranking | None:
+    r"""How well a model ranks the examples, if that is clearly better than at random; else None.
+
+    The rule: the mean AUC over clients exceeds .5 by .05 at least, and by two of the standard deviations that it would
+    have if scores were drawn at random.  For a client with :math:`P` examples of a class and :math:`N` others that
+    deviation is :math:`\sqrt{(P + N + 1) / (12 P N)}` (Mann and Whitney), and of several classes the mean of theirs.
+
+    Args:
+      cells: which clients have how many examples of each class.
+      auc: of each client, ``(K,)``, numbered as in ``cells``; NaN where it is undefined.
+    """
+    totals = np.bincount(cells.clients, cells.counts, len(auc))
+    others = totals[cells.clients] - cells.counts
+    deviation = np.sqrt((totals[cells.clients] + 1) / (12.0 * cells.counts * np.maximum(others, 1)))
+    classes = np.bincount(cells.clients, minlength=len(auc))
+    has = np.isfinite(auc) & (classes > 1)
+    if not has.any():
+        return None
+    of_client = (np.bincount(cells.clients, deviation, len(auc)) / np.maximum(classes, 1))[has]
+    mean, clients = float(np.mean(auc[has])), int(np.sum(has))
+    least = max(_FAR, _CLEARLY * math.sqrt(float(np.sum(of_client**2))) / clients)
+    return Ranking(mean, clients) if mean - 0.5 >= least else None

@@ -1,4 +1,4 @@
-"""How unlike the clients are, and how exactly a client solved its local problem."""
+"""Heterogeneity of clients, exactness of their local work, and how far one upload moves an aggregate."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import numpy.typing as npt
 from jax import lax
 
 from evenhand import local, tree
+from evenhand.aggregators import aggregate
 from evenhand.data import Split
 from evenhand.evaluation._evaluate import Prepared, prepare
-from evenhand.types import Array, ClientData, Model, Params
+from evenhand.types import Aggregator, Array, ClientData, Model, Params
 
 
 class Dissimilarity(NamedTuple):
@@ -165,3 +166,30 @@ def _ratio(over: float, under: float, *, zero_over_zero: float) -> float:
     if under == 0:
         return zero_over_zero if over == 0 else float("inf")
     return over / under
+
+
+_UPLOADS, _HUGE, _BOUND = 10, 1e4, 100.0
+
+
+def follows_one_upload(aggregator: Aggregator) -> bool:
+    """Whether one upload can move the direction as far as it likes, as that of a mean.
+
+    It is tried: of ten uploads near ``(1, 1, 1)`` one is 10,000 times as long, and the direction counts as moved if it
+    is more than 100 long.  False for aggregators that are set to a number of malicious clients
+    (:attr:`evenhand.types.Sum.needs`), and for those that take no such uploads.
+
+    Example:
+      >>> from evenhand.aggregators import geometric_median, mean
+      >>> follows_one_upload(mean()), follows_one_upload(geometric_median())
+      (True, False)
+    """
+    if aggregator.needs:
+        return False
+    lengths = np.linspace(0.9, 1.1, _UPLOADS)
+    lengths[0] = _HUGE
+    uploads = jnp.asarray(np.outer(lengths, np.ones(3)), jnp.float32)
+    try:
+        direction = aggregate(aggregator, uploads, losses=np.ones(_UPLOADS))
+    except Exception:  # of a method's own, for uploads of another structure
+        return False
+    return not float(tree.norm(direction)) <= _BOUND

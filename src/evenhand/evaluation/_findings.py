@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from evenhand.data import FederatedDataset
-from evenhand.evaluation._baseline import Baseline
-from evenhand.evaluation._classes import ClassMetrics, NDArray
+from evenhand.evaluation._baseline import Baseline, sampled
+from evenhand.evaluation._classes import ClassMetrics, ClassTotals, NDArray, Ranking, class_totals, ranking
 from evenhand.evaluation.metrics import SPLIT_NAMES, SPLITS, column, is_share, of_global
 from evenhand.text import counted, listed
 from evenhand.types import Need
@@ -21,16 +22,18 @@ Constant: TypeAlias = Callable[[], Baseline | None]
 _LOSSES = tuple(f"{split}_loss" for split in SPLITS)
 _WORSE, _MUCH_WORSE, _LATEST = 3.0, 100.0, 3
 _TINY, _STILL = 1e-6, 1e-5
-_LEAST_OF_ONE, _LEAST, _LEARNT = 20, 100, 1.2
+_LEAST_OF_ONE = 20
 _ODDS, _RARE = 20.0, 0.25
 _APART = 1000.0
-_SAMPLE_ROWS, _SAMPLE_NUMBERS = 1024, 2**22
 _PERSONAL, _NAMED = 10.0, 5
 
 
 Kind: TypeAlias = (
-    Literal["diverged", "unmoved", "rejected", "guessing", "no_guarantee", "schedule"]  # of the training
+    Literal[
+        "diverged", "unmoved", "rejected", "guessing", "base_rate", "no_guarantee", "schedule"
+    ]  # of the training
     | Literal["untrained", "client_diverged", "unavailable", "unchosen"]  # of single clients
+    | Literal["unaccounted", "few_expected"]  # of noise for privacy
     | Literal["scales", "unmeasured"]  # of the data
 )
 
@@ -45,11 +48,13 @@ class Finding(NamedTuple):
     Attributes:
       kind: ``"diverged"``, ``"unmoved"`` (nothing was learnt because nothing changed), ``"rejected"`` (uploads
         that no honest client can send), ``"guessing"`` (the model does no better than one constant answer),
+        ``"base_rate"`` (only its accuracy does no better),
         ``"scales"`` (the features' scales differ too much), ``"unmeasured"`` (clients without rows in the split that
-        the numbers are about), ``"untrained"`` (clients that never trained a model of their own),
+        the numbers are about), ``"untrained"`` (clients that never trained a personal model),
         ``"client_diverged"`` (some clients' personal models), ``"unchosen"`` (clients that cannot choose among the
         models of several levels), ``"no_guarantee"`` (too few uploads for what a robust
-        aggregator guarantees), ``"schedule"`` (a schedule that restarts each round) or ``"unavailable"`` (clients that
+        aggregator guarantees), ``"schedule"`` (a schedule that restarts each round), ``"unaccounted"`` (noise without a guarantee),
+        ``"few_expected"`` (noise that few clients share) or ``"unavailable"`` (clients that
         were available in no round).
       sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
       split: the split whose numbers it is about, such as ``"test"``; ``"unseen"`` for the test numbers of clients that
@@ -75,6 +80,9 @@ def findings(
     guarantee: Finding | None = None,
     clients: Sequence[Finding | None] = (),
     noun: str = "client",
+    asked: Collection[str] = (),
+    aucs: Columns = MappingProxyType({}),
+    is_exposed: Callable[[], bool] = lambda: False,
 ) -> tuple[Finding, ...]:
     """All that is wrong with a run, the worst first; before the first round only the features' scales can be.
 
@@ -93,6 +101,10 @@ def findings(
       clients: those about single clients, from :func:`diverged_clients`, :func:`untrained_clients` and
         :func:`unchosen_levels`.
       noun: what the clients are called that the classes and the constant are about, in the singular.
+      asked: the names of the metrics that are measured besides, after the last round.
+      aucs: split -> the AUC of each client, numbered as in ``classes``, where it has been measured.
+      is_exposed: whether some clients are malicious and one upload can move the model as far as it likes; called only
+        where training diverged.
     """
     schedule, scaled = _SCHEDULE if restarts else None, scales is None
     others = tuple(finding for finding in (schedule, *clients, guarantee, scales) if finding)
@@ -103,11 +115,17 @@ def findings(
         # Without any accepted upload nothing was learnt, and only the uploads can say why.
         if not np.any(per_round["reported"]) and _is_still(history):
             return others
-    worst = _diverged(history, blank, scaled=scaled, may_rise=may_rise) or _unmoved(history, per_round)
+
+    def cure(at_once: bool) -> str:
+        return _ROBUST if is_exposed() else _slower(scaled=scaled, at_once=at_once)
+
+    worst = _diverged(history, blank, cure, may_rise=may_rise) or _unmoved(history, per_round)
     worst = worst or _one_class(classes.get("train"), class_names, noun)
     # On test examples or, without any, on the next best split.
     if splits := [split for split in reversed(SPLITS) if split in classes and len(classes[split].counts)]:
-        worst = worst or _guessing(splits[0], classes[splits[0]], class_names, constant, noun)
+        cells, auc = classes[splits[0]], aucs.get(splits[0])
+        order = None if worst or auc is None else ranking(cells, np.asarray(auc, np.float64))
+        worst = worst or _guessing(splits[0], cells, class_names, constant, noun, asked=asked, order=order)
     else:
         worst = worst or _constant(constant(), noun)
     return (worst, *others) if worst else others
@@ -169,14 +187,18 @@ def _rejected(history: Columns, per_round: Columns, *, scaled: bool) -> Finding 
         "their weight was below 0 or above that of the largest client"
     )
     if not accepted.any() and _is_still(history):
-        text = f"The model never moved. {text}; none was ever accepted"
+        text = f"The model never changed. {text}; none was ever accepted"
     elif empty := int(np.sum(~accepted[rounds])):
         text += f". In {counted(empty, 'round')} none was accepted"
     cure = _slower(scaled=scaled, at_once=rounds[0] == 0)
     return Finding("rejected", f"{text}. If no client is malicious, local training diverged. {cure}")
 
 
-def _diverged(history: Columns, blank: float, *, scaled: bool, may_rise: bool) -> Finding | None:
+_Cure: TypeAlias = Callable[[bool], str]
+"""What to do about training that diverged, ``at_once`` or later."""
+
+
+def _diverged(history: Columns, blank: float, cure: _Cure, *, may_rise: bool) -> Finding | None:
     """The training loss ends far above where it was, or some loss is not finite.
 
     The rule: at the last evaluation, the loss of some split is NaN or infinite; or each of the last three evaluations
@@ -191,14 +213,14 @@ def _diverged(history: Columns, blank: float, *, scaled: bool, may_rise: bool) -
     The training loss comes first, and the finding names its split: a loss that is not finite on test examples alone
     must neither hide training that diverged nor count as that.
     """
-    in_training = _not_finite(history, "train", scaled=scaled)
+    in_training = _not_finite(history, "train", cure)
     if in_training is None and not may_rise:
-        in_training = _risen(history, blank, scaled=scaled)
-    others = (_not_finite(history, split, scaled=scaled) for split in ("valid", "test"))
+        in_training = _risen(history, blank, cure)
+    others = (_not_finite(history, split, cure) for split in ("valid", "test"))
     return in_training or next(filter(None, others), None)
 
 
-def _not_finite(history: Columns, split: str, *, scaled: bool) -> Finding | None:
+def _not_finite(history: Columns, split: str, cure: _Cure) -> Finding | None:
     """The last loss of a split is NaN or infinite."""
     rounds, column = history["round"], np.asarray(history.get(f"{split}_loss", [0.0]), np.float64)
     if math.isfinite(column[-1]):
@@ -211,10 +233,10 @@ def _not_finite(history: Columns, split: str, *, scaled: bool) -> Finding | None
         text += f"; at round {rounds[first - 1]} it was {_text(column[first - 1])}"
     if split != "train":
         text += f". The training loss is finite, so look for extreme values in the {name} examples first"
-    return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}", split)
+    return Finding("diverged", f"{text}. {cure(first <= 1)}", split)
 
 
-def _risen(history: Columns, blank: float, *, scaled: bool) -> Finding | None:
+def _risen(history: Columns, blank: float, cure: _Cure) -> Finding | None:
     """The training loss, which is finite at the end, is far above its floor (:func:`_diverged`)."""
     rounds, loss = history["round"], np.asarray(history["train_loss"], np.float64)
     if (
@@ -233,7 +255,14 @@ def _risen(history: Columns, blank: float, *, scaled: bool) -> Finding | None:
     )
     if first < len(loss) - 1:
         text += f", and from round {rounds[first]} on it stayed at {_text(_WORSE * floor)} or more"
-    return Finding("diverged", f"{text}. {_slower(scaled=scaled, at_once=first <= 1)}", "train")
+    return Finding("diverged", f"{text}. {cure(first <= 1)}", "train")
+
+
+_ROBUST = (
+    "Some clients are malicious, and one upload can move the model as far as it likes: use a robust aggregator, such "
+    "as aggregator=caf(malicious), with the number of malicious clients in a cohort, or where the server may see only "
+    "sums aggregator=centered_clipping(radius)."
+)
 
 
 def _slower(*, scaled: bool, at_once: bool) -> str:
@@ -320,70 +349,87 @@ def _constant(against: Baseline | None, noun: str) -> Finding | None:
     return Finding("guessing", f"{text} {cure}")
 
 
-def _unseen_by_accuracy(against: Baseline | None, answer: str, shares: NDArray, whose: str) -> Finding | None:
+_FINER = ("auc", "average_precision", "balanced_accuracy", "macro_f1")
+"""Metrics that show what an accuracy hides."""
+
+_SLOW = (
+    "Train for more rounds, change the client step size, or check that features and labels belong together."
+)
+
+
+def _unseen_by_accuracy(
+    against: Baseline, answer: str, given: ClassTotals, whose: str, *, is_seen: bool, order: Ranking | None
+) -> Finding | None:
     """The loss is below that of the classes' shares, though the accuracy is that of the most frequent class.
 
     Whether the model has learnt, the rule: the likelihood of the examples' labels is at least 20 times that under the
     shares, which a model that knows no more than these exceeds in at most one of 20 cases (Markov's inequality).
+
+    ``is_seen``: whether other metrics show what the model has learnt; None is returned if it has.
     """
-    if against is None or not against.loss_per_row < against.constant_per_row:
+    is_proven = against.rows * (against.constant_per_row - against.loss_per_row) >= math.log(_ODDS)
+    if is_seen and (is_proven or order is not None):
         return None
-    gain = against.rows * (against.constant_per_row - against.loss_per_row)
-    rare = len(shares) == 2 and np.min(shares) <= _RARE
-    cure, learnt = "use --metrics auc" if len(shares) == 2 else "compare losses", "but"
-    if gain < math.log(_ODDS):
+    rare = len(given.counts) == 2 and np.min(given.counts) <= _RARE * given.total
+    cure, learnt = "use --metrics auc" if len(given.counts) == 2 else "compare losses", "but"
+    if not is_proven:
         cure, learnt = f"{cure}, or train for more rounds", "and the examples are too few to show that"
+    hidden = f"Accuracy cannot show {'a label this rare' if rare else 'this'}: {cure}."
     text = (
-        f"The model's accuracy is no higher than that of always answering {answer}, {100 * np.max(shares):.1f} % of "
-        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples{whose}, {learnt} it has learnt: its loss per "
-        f"example is {_text(against.loss_per_row)}, and that of predicting the classes' shares in the training "
-        f"examples is {_text(against.constant_per_row)}. Accuracy cannot show "
-        f"{'a label this rare' if rare else 'this'}: {cure}."
+        f"The model's accuracy is no higher than that of always answering {answer}, {100 * given.share:.1f} % of "
+        f"the {against.rows:,} {SPLIT_NAMES[against.split]} examples{whose}, {learnt} it has learnt: "
+        f"{_against_shares(against)}. {'Train for more rounds.' if is_seen else hidden}"
     )
-    return Finding("guessing", text)
+    return Finding("base_rate", text)
+
+
+def _against_shares(against: Baseline) -> str:
+    return (
+        f"its loss per example is {_text(against.loss_per_row)}, and that of predicting the classes' shares in the "
+        f"training examples is {_text(against.constant_per_row)}"
+    )
 
 
 def _guessing(
-    split: str, cells: ClassMetrics, names: Sequence[str] | None, constant: Constant, noun: str
+    split: str,
+    cells: ClassMetrics,
+    names: Sequence[str] | None,
+    constant: Constant,
+    noun: str,
+    *,
+    asked: Collection[str],
+    order: Ranking | None,
 ) -> Finding | None:
-    """The model does no better than one constant answer on the examples of a split.
+    """The model does no better than one constant answer on the examples of a split (:class:`ClassTotals`).
 
-    The rule, where the ``n`` examples have two or more classes, of which the most frequent has a share ``p``:
-
-    * one answer: of at least 20 examples, all of one class are right and none of any other;
-    * no better: over at least 100 examples, the accuracy is at most ``p + sqrt(p (1 - p) / n)``, and the mean of the
-      classes' accuracies at most 1.2 times that of a guess.  A fair model that gives up overall accuracy for the rare
-      classes has a higher mean, and is not meant.
-
-    If the loss is below that of the classes' shares, the sentence says that the accuracy hides it.
+    If the loss is below that of the classes' shares, the sentence says that the accuracy hides it, unless the run has
+    metrics that show it.  If the model ranks the examples well all the same, its probabilities are wrong.
     """
-    whose = _whose(cells, noun)
-    counts = np.bincount(cells.classes, cells.counts)
-    right = np.bincount(cells.classes, cells.counts * cells.accuracy)
-    present = np.flatnonzero(counts)
-    counts, right, n = counts[present], right[present], float(np.sum(counts))
-    if len(present) < 2 or not np.isfinite(right).all():
+    given, whose = class_totals(cells), _whose(cells, noun)
+    if not given.is_guess:
         return None
-    most, share, accuracy = int(np.argmax(counts)), float(np.max(counts) / n), float(np.sum(right) / n)
-    answers = [_called(c, names) for c in present.tolist()]
-    cure = "Train for more rounds, change the client step size, or check that features and labels belong together."
-    some = np.flatnonzero(right > 0.5)
-    one_answer = n >= _LEAST_OF_ONE and len(some) == 1 and right[some[0]] > counts[some[0]] - 0.5
-    is_low = n >= _LEAST and accuracy <= share + math.sqrt(share * (1 - share) / n)
-    if not one_answer and not (is_low and np.mean(right / counts) <= _LEARNT / len(present)):
-        return None
-    if hidden := _unseen_by_accuracy(constant(), answers[most], counts / n, whose):
-        return hidden
+    called, against = [_called(c, names) for c in given.classes.tolist()], constant()
+    most, is_seen = called[int(np.argmax(given.counts))], any(name in asked for name in _FINER)
+    if against is not None and against.loss_per_row < against.constant_per_row:
+        return _unseen_by_accuracy(against, most, given, whose, is_seen=is_seen, order=order)
     examples = f"{SPLIT_NAMES[split]} examples{whose}"
-    if one_answer:
-        answer = answers[some[0]] + (" (the most frequent)" if some[0] == most else "")
-        text = f"The model gives one answer, {answer}, for all {n:,.0f} {examples}"
-        return Finding("guessing", f"{text}: it has learnt nothing that distinguishes them. {cure}")
-    text = (
-        f"The model is no better than a guess: its accuracy over all {examples} is {100 * accuracy:.1f} %, and always "
-        f"answering {answers[most]}, their most frequent class, gives {100 * share:.1f} %."
+    compared = (
+        f"its accuracy over all {examples} is {100 * given.accuracy:.1f} %, and always answering {most}, their most "
+        f"frequent class, gives {100 * given.share:.1f} %"
     )
-    return Finding("guessing", f"{text} {cure}")
+    if order is not None:
+        loss = "" if against is None else f"; {_against_shares(against)}"
+        text = (
+            f"The model ranks examples well (mean auc {order.auc:.3f} over {counted(order.clients, noun)}; a guess has "
+            f"0.5), but its probabilities or its threshold are wrong: {compared}{loss}. Judge it by its auc "
+            "(--headline auc), measure calibration_error, and choose a threshold on validation examples."
+        )
+        return Finding("base_rate", text)
+    if given.only is not None:
+        answer = called[given.only] + (" (the most frequent)" if called[given.only] == most else "")
+        text = f"The model gives one answer, {answer}, for all {given.total:,.0f} {examples}"
+        return Finding("guessing", f"{text}: it has learnt nothing that distinguishes them. {_SLOW}")
+    return Finding("guessing", f"The model is no better than a guess: {compared}. {_SLOW}")
 
 
 def headline_of(sizes: Mapping[str, NDArray]) -> str:
@@ -511,7 +557,7 @@ def untrained_clients(
     chosen: NDArray | None = None,
     noun: str = "client",
 ) -> Finding | None:
-    """A finding where some clients have never trained a model of their own, though others have.
+    """A finding where some clients have never trained a personal model, though others have.
 
     Args:
       last_round: when each client last trained, ``(N,)``; 0: never.
@@ -596,18 +642,6 @@ def unchosen_levels(rows: NDArray, level: str, noun: str = "client") -> Finding 
     return Finding("unchosen", f"{text}: {cure}")
 
 
-def blank_loss(data: FederatedDataset) -> float:
-    """The approximate loss of a model that knows nothing; no training should end far above it.
-
-    For ``C`` classes ``ln(C)``, the cross-entropy of equal chances, and ``ln(2)`` for fewer than 2.  For real targets
-    the mean of their squares, the squared error of answering 0, over a sample of the training examples; 0, for unknown,
-    where all of them are 0, as such labels are mere placeholders in some models' data.
-    """
-    if data.num_classes is not None:
-        return math.log(max(data.num_classes, 2))
-    return float(np.mean(np.square(np.asarray(_some(data.train.y), np.float64))))
-
-
 def feature_scales(data: FederatedDataset, names: Sequence[str] | None = None) -> Finding | None:
     """A finding where the features' scales are so different that one step size cannot suit them all.
 
@@ -622,7 +656,7 @@ def feature_scales(data: FederatedDataset, names: Sequence[str] | None = None) -
     """
     if data.train.x.dtype.kind != "f":
         return None
-    x = np.asarray(_some(data.train.x), np.float64)
+    x = np.asarray(sampled(data.train.x), np.float64)
     flat = x.ndim == 2
     squares = np.square(x).reshape(len(x), -1) if flat else np.square(x).reshape(-1, 1)
     filled = np.count_nonzero(squares, axis=0)
@@ -646,13 +680,6 @@ def feature_scales(data: FederatedDataset, names: Sequence[str] | None = None) -
     text += ": one step size can hardly suit them all, and training may diverge or stall."
     cure = "Standardise each feature: subtract its mean over the training data and divide by its standard deviation."
     return Finding("scales", f"{text} {cure}")
-
-
-def _some(rows: NDArray) -> NDArray:
-    """Evenly spaced rows, few enough to be read at once, even from a file."""
-    width = max(1, math.prod(rows.shape[1:]))
-    count = max(1, min(_SAMPLE_ROWS, _SAMPLE_NUMBERS // width))
-    return rows[:: -(-len(rows) // count)]
 
 
 def _text(x: float) -> str:

@@ -581,9 +581,9 @@ def _precisions(scores: NDArray, positive: NDArray, of_row: NDArray, number: int
     last, hits_so_far = np.flatnonzero(is_last), np.cumsum(positive)
     rows, hits = np.bincount(of_row, minlength=number), np.bincount(of_row, positive, number)
     owner, gained = of_row[last], np.diff(hits_so_far[last], prepend=0)
-    found = hits_so_far[last] - (np.cumsum(hits) - hits)[owner]
+    hits_taken = hits_so_far[last] - (np.cumsum(hits) - hits)[owner]
     taken = last + 1 - (np.cumsum(rows) - rows)[owner]
-    return np.bincount(owner, gained * found / taken, number) / np.maximum(hits, 1)
+    return np.bincount(owner, gained * hits_taken / taken, number) / np.maximum(hits, 1)
 
 
 def _log_odds(logits: NDArray) -> NDArray:

@@ -343,19 +343,34 @@ def may_win(run: RunView, splits: Collection[str] | None = None) -> bool:
     return not _view.diverged(run, splits) and all(is_finite(*place) for place in metrics)
 
 
+_OF_PROBABILITIES = ("loss", "brier", "calibration_error")
+"""Metrics in which a run is no better than one constant answer if its loss is not: they judge its probabilities."""
+
+
 def may_be_starred(run: RunView, metric: str) -> bool:
     """Whether a run may be marked as the best in a metric: if it may win, and is better than one constant answer.
 
-    A run whose accuracy, or whose loss where nothing else is measured, is that of a guess may still be the best in a
-    metric that sees more, such as the area under the ROC curve.
+    A run that guesses (the finding "guessing") is the best in none.  One whose accuracy alone is that of a guess, as of
+    a rare label, may be the best in any other metric: in its loss, and in metrics of its probabilities, if the loss is
+    below that of the best constant.
     """
-    guesses = any(finding.kind == "guessing" for finding in run.findings) or _reached_by_a_constant(run)
-    seen = metric not in ("accuracy", "loss") and "accuracy" in run.clients.get("train", {})
-    return may_win(run, _JUDGING) and (seen or not guesses)
+    if not may_win(run, _JUDGING) or any(map(_is_of_a_guess, run.findings)):
+        return False
+    is_by_loss = metric in _OF_PROBABILITIES or "accuracy" not in run.clients.get("train", {})
+    if is_by_loss and _reached_by_a_constant(run):
+        return False
+    of_accuracy = run.info.get("base_rate") or any(x.kind in ("base_rate", "guessing") for x in run.findings)
+    return metric != "accuracy" or not of_accuracy
+
+
+def _is_of_a_guess(finding: Finding) -> bool:
+    """Whether a run is no better than one constant answer in any metric."""
+    # Earlier versions had one kind for this and for what only the accuracy hides.
+    return finding.kind == "guessing" and "Accuracy cannot show" not in finding.sentence
 
 
 def _reached_by_a_constant(run: RunView) -> bool:
-    """Whether, where a run is judged by its loss, the best constant answer is at least as good for its clients."""
+    """Whether the best constant answer has a loss at least as good for the run's clients, where that is known."""
     if (constant := run.info.get("constant")) is None:
         return False
     return _view.statistics(honest(run), constant["split"], constant["metric"])["mean"] >= constant["mean"]
@@ -570,7 +585,9 @@ def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, subject: 
         faults = ["diverged"] * (not all(others)) + ["are no better than one constant answer"] * any(others)
         # Not each of a method's seeds need have failed.
         have = "" if subject.seeds == 1 else "have runs that "
-        return f"{lost} {have}{' or '.join(faults)}, so none is called the best."
+        # Other metrics may see more than this one.
+        place = f" in {quantity}" if any(others) else ""
+        return f"{lost} {have}{' or '.join(faults)}, so none is called the best{place}."
     if not first and not second:
         noise = f" by more than the noise of {subject.seeds} seeds" if subject.seeds > 1 else ""
         text = f"No method is better than all others{noise}, for the average client or for {tail}."

@@ -46,10 +46,11 @@ class RunView(NamedTuple):
         ``"versions"`` (package -> version), ``"by_class"`` (split ->
         what :func:`~evenhand.evaluation.by_class` gives), ``"metrics"`` (metric of a set of examples -> what clients
         for which it is undefined have in common), ``"privacy"`` (what :class:`evenhand.privacy.Account` says in words),
-        ``"constant"`` (``metric``, ``split`` and ``mean``: what the best constant answer gives the same clients, where
-        the run is judged by its loss), ``"tried"`` (settings of the budget, such as the cohort, that a study has chosen
-        as hyper-parameters), ``"levels"`` (the names of the models from which each client is served one), ``"kept"``
-        (which round the numbers of clients are of, in words, if that is not the last one).
+        ``"base_rate"`` (whether the accuracy is no better than that of one constant answer), ``"constant"``
+        (``metric``, ``split`` and ``mean``: what the best constant answer gives the same clients, where the run is
+        judged by its loss or the accuracy is no better), ``"tried"`` (settings of the budget, such as the cohort, that
+        a study has chosen as hyper-parameters), ``"levels"`` (the names of the models from which each client is served
+        one), ``"kept"`` (which round the numbers of clients are of, in words, if that is not the last one).
       config: every setting of the run, possibly nested.
       classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits with
         classes, and not for runs saved by versions that did not measure it.

@@ -21,6 +21,7 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import Baseline, ClassMetrics, Finding, Metric, Prepared, of_global, unmeasured
 from evenhand.evaluation.metrics import BACKDOOR, SPLITS
 from evenhand.privacy import Account, account
+from evenhand.privacy.client_level import few_expected, unaccounted
 from evenhand.report import RunView, write_report
 from evenhand.rounds import RoundState, newcomer, roots, work_key
 from evenhand.simulation._job import Execution, Job, Untrained, check_model
@@ -61,7 +62,7 @@ class Run(Results):
         done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on, and ``"examples_per_second"``
         of training.
       kept: what the next round would start from; see :attr:`state`.
-      clients: split -> metric -> a number for each evaluated client; where clients have models of their own, also
+      clients: split -> metric -> a number for each evaluated client; if clients have personal models, also
         ``"global_<metric>"``, what the global model would give them.
       evaluated: the positions of the evaluated clients, ascending; None: all.
       classes: split -> the accuracy of each class at each evaluated client, numbered among the evaluated clients;
@@ -71,7 +72,7 @@ class Run(Results):
       last_round: the last round, counted from 1, in which each client trained, int64 ``(num_clients,)``; 0: it never
         did.  A client trains in a round if it is drawn and its upload is accepted; one that drops out, or whose work is
         discarded or rejected, does not.
-      untrained: what clients that never trained are served where clients have models of their own, as in
+      untrained: what clients that never trained are served if clients have personal models, as in
         :func:`evenhand.simulate`.
       availability: the share of the rounds in which each client was available, ``(num_clients,)``, NaN before the first
         round; empty without systems that limit it (:func:`evenhand.systems.availability`).
@@ -163,8 +164,32 @@ class Run(Results):
             guarantee=evaluation.no_guarantee(needs, drawn, self.per_round.get("reported")),
             clients=(*self._of_clients(), self._unchosen()),
             noun=self._noun,
+            asked=[metric.name for metric in self.metrics],
+            aucs={split: metrics["auc"] for split, metrics in self.clients.items() if "auc" in metrics},
+            is_exposed=self._is_exposed,
         )
-        return (*seen, *filter(None, (self._unavailable(), self._unmeasured())))
+        return (*seen, *filter(None, (self._unavailable(), self._unmeasured())), *self._of_noise())
+
+    def _of_noise(self) -> Iterator[Finding]:
+        """The findings about noise that protects nobody, or that too few clients share."""
+        if (sentence := unaccounted(self.algorithm)) is not None:
+            yield Finding("unaccounted", sentence)
+        if (sentence := few_expected(self.algorithm, self.data.num_clients)) is not None:
+            yield Finding("few_expected", sentence)
+
+    @cached_property
+    def _is_at_base_rate(self) -> bool:
+        """Whether the answers to the evaluated honest clients' examples are no better than one constant answer."""
+        parts = [
+            self.classes[split].among(self._honest) for split in reversed(SPLITS) if split in self.classes
+        ]
+        cells = next((cells for cells in parts if len(cells.counts)), None)
+        return cells is not None and evaluation.class_totals(cells).is_guess
+
+    def _is_exposed(self) -> bool:
+        """Whether some clients are malicious and one upload can move the model as far as it likes."""
+        aggregators = [phase.aggregator for phase in self.algorithm.phases]
+        return bool(self.malicious.any()) and any(map(evaluation.follows_one_upload, aggregators))
 
     def _unavailable(self) -> Finding | None:
         """The evaluated clients that headlines are about, but that were never available."""
@@ -270,12 +295,12 @@ class Run(Results):
 
     @property
     def has_personal_models(self) -> bool:
-        """Whether clients are served models of their own, kept between rounds or adapted before use."""
+        """Whether clients are served personal models, kept between rounds or adapted before use."""
         return self.algorithm.personal_params is not None or self.algorithm.adapt is not None
 
     @property
     def personal_clients(self) -> NDArray:
-        """Which clients are served a model of their own, bool ``(num_clients,)``; the others get the global one."""
+        """Which clients are served a personal model, bool ``(num_clients,)``; the others get the global one."""
         if self.algorithm.adapt is not None:
             return np.ones(self.data.num_clients, bool)
         if self.algorithm.personal_params is None:
@@ -414,11 +439,13 @@ class Run(Results):
             "client_column": data.client_column,
             "adapts": self.algorithm.adapt is not None,
             "backdoor": self.backdoor,
+            "base_rate": self._is_at_base_rate,
         }
         if self.privacy is not None:
             info["privacy"] = self.privacy.in_words()
         is_judged_by_loss = "accuracy" not in self.clients["train"] and data.num_classes is None
-        if is_judged_by_loss and (constant := self.baseline) is not None:
+        # The constant of classes takes time, and matters only where the accuracy says nothing.
+        if (is_judged_by_loss or self._is_at_base_rate) and (constant := self.baseline) is not None:
             info["constant"] = {"metric": "loss", "split": constant.split, "mean": constant.constant}
         view = RunView(
             title=title,
@@ -448,7 +475,7 @@ class Run(Results):
         return view._replace(unseen=self.serve(unseen).view(title), findings=findings)
 
     def diagnosed(self, clients: int = 50) -> Run:
-        r"""The same run, whose report and summary say how unlike its clients are, and how exactly they work.
+        r"""The same run, whose report and summary say how heterogeneous its clients are, and how exactly they work.
 
         Measured at the global model, over honest clients: the dissimilarity :math:`B` and the variance of their
         gradients (:func:`evenhand.evaluation.dissimilarity`), and the inexactness :math:`\gamma_k` of the work of one

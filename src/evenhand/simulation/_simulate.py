@@ -105,8 +105,8 @@ def simulate(
 
     Warns:
       EvenhandWarning: before the first round, that features are on different scales or a schedule restarts; after the
-        last one, each other of :attr:`Run.findings` except ``"untrained"``: training diverged, nothing changed, or the
-        model only guesses.
+        last one, each other of :attr:`Run.findings` except ``"untrained"``, ``"unaccounted"`` and ``"few_expected"``:
+        training diverged, nothing changed, or the model only guesses.
 
     Example:
       >>> import evenhand as eh
@@ -135,7 +135,9 @@ def _warn(run: Run, *, before: bool) -> None:
     for finding in run.findings:
         # Data without any test examples were meant to have none, and their test numbers are NaN.  That some clients
         # never trained is usual where cohorts are small, and no fault of the run; that some cannot choose, of the data.
-        is_meant = (finding.kind == "unmeasured" and not run.data.test.rows) or finding.kind == "untrained"
+        # What there is to say of noise is known of the method, and true of many simulations that study noise.
+        is_meant = finding.kind in ("untrained", "unaccounted", "few_expected")
+        is_meant |= finding.kind == "unmeasured" and not run.data.test.rows
         is_meant |= finding.kind == "unchosen" and run.data.valid.rows > 0
         if (finding.kind in ("scales", "schedule")) == before and not is_meant:
             warnings.warn(finding.sentence, EvenhandWarning, stacklevel=3)

@@ -278,7 +278,7 @@ class SavedRun(Results):
 
     @property
     def personal_clients(self) -> NDArray:
-        """Which clients have a model of their own in the folder, bool ``(num_clients,)``."""
+        """Which clients have a personal model in the folder, bool ``(num_clients,)``."""
         return np.array([name in self.personal for name in self.recorded.client_ids])
 
     def predict(self, x: npt.ArrayLike, client: str | int | None = None) -> Any:
@@ -447,7 +447,8 @@ def _account(path: Path, value: Any) -> Account | None:
 
 
 _SHOWN = (
-    *("rounds", "clients", "by_class", "privacy", "constant", "adapts", "backdoor", "private_metrics"),
+    *("rounds", "clients", "by_class", "privacy", "constant", "base_rate", "adapts", "backdoor"),
+    "private_metrics",
     *BESIDE_INFO,
 )
 """What reports show of ``summary.json`` as it is; earlier versions left some of it out."""
@@ -500,7 +501,7 @@ _SUMMARY = {
         (dict, NoneType),
     ),
     **dict.fromkeys(("model", "untrained"), (str, NoneType)),
-    **dict.fromkeys(("personal", "adapts"), (bool, NoneType)),
+    **dict.fromkeys(("personal", "adapts", "base_rate"), (bool, NoneType)),
 }
 """What these files must hold, and of which type; ``*`` stands for every name."""
 

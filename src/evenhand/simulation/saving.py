@@ -141,6 +141,7 @@ def write_results(
         "untrained": run.untrained,
         "by_class": view.info["by_class"],
         "constant": view.info.get("constant"),
+        "base_rate": view.info["base_rate"],
         "metrics": view.info["metrics"],
         "adapts": view.info["adapts"],
         "backdoor": view.info["backdoor"],

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenhand import aggregators, privacy
 from evenhand.data._dataset import Split
-from evenhand.evaluation import Dissimilarity, dissimilarity, inexactness, prepare
+from evenhand.evaluation import Dissimilarity, dissimilarity, follows_one_upload, inexactness, prepare
 from evenhand.types import Model
 
 quadratic = Model(
@@ -182,3 +183,22 @@ def test_inexactness_equals_numpy() -> None:
         expected = np.linalg.norm(after + mu * (end - start)) / np.linalg.norm(before)
         found = inexactness(linear, packed(start), packed(end), split, k, mu=mu)
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_means_follow_one_upload_and_aggregators_that_bound_it_do_not() -> None:
+    """As in the table of docs/robustness.md, by what becomes of a huge upload."""
+    mean, median = aggregators.mean(), aggregators.geometric_median()
+    following = [mean, aggregators.bounded_weights(2, then=mean), aggregators.secure(mean)]
+    bounded = [
+        *(median, aggregators.geometric_median(start="mean"), aggregators.coordinate_median()),
+        *(
+            aggregators.centered_clipping(1.0),
+            aggregators.clip(1.0),
+            aggregators.clip(),
+            aggregators.krum(30),
+        ),
+        *(aggregators.secure(median), aggregators.reject(10.0, then=mean), aggregators.trimmed_mean(0.2)),
+        privacy.noisy_mean(1.0, noise_multiplier=0.1, rate=0.5),
+    ]
+    assert [follows_one_upload(aggregator) for aggregator in following] == [True] * len(following)
+    assert [follows_one_upload(aggregator) for aggregator in bounded] == [False] * len(bounded)

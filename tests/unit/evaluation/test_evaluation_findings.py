@@ -106,6 +106,17 @@ def test_a_mean_loss_that_a_method_does_not_minimise_may_rise_but_must_be_finite
     assert kinds(history(2.3, 1.0, test=[2.3, math.inf]), may_rise=True) == ["diverged"]
 
 
+def test_under_attack_a_divergence_calls_for_a_robust_aggregator():
+    """Only where one upload can move the model as far as it likes; what is not needed is not found out."""
+    rising = history(1.0, 9.0, 99.0)
+    (finding,) = findings(rising, per_round={}, classes={}, blank=1.0, is_exposed=lambda: True)
+    assert "one upload can move the model as far as it likes: use a robust aggregator" in finding.sentence
+    assert "step size" not in finding.sentence and "diverged" in finding.sentence
+    (finding,) = findings(rising, per_round={}, classes={}, blank=1.0, is_exposed=lambda: False)
+    assert "step size" in finding.sentence and "robust" not in finding.sentence
+    assert findings(history(1.0, 0.5), per_round={}, classes={}, blank=1.0, is_exposed=lambda: 1 / 0) == ()
+
+
 def test_one_bad_evaluation_is_a_swing_unless_it_is_a_hundred_times_the_floor():
     assert kinds(history(2.3, 1.0, 1.0, 100.1 * BLANK)) == ["diverged"]
     assert kinds(history(2.3, 1.0, 1.0, 99.9 * BLANK)) == []
@@ -504,12 +515,13 @@ def test_marks_are_explained_only_where_one_can_be(capsys):
     poor, other = view("poor", [0.5, 0.9], CARE), view("other", [0.5, 0.7], CARE)
     assert not compare([poor, other]).may_mark and compare([view("a", [0.5]), view("b", [0.7])]).may_mark
     assert verdict(compare([poor, other])) == (
-        "All of these runs are no better than one constant answer, so none is called the best."
+        "All of these runs are no better than one constant answer, so none is called the best in test accuracy."
     )
     seeds = [view(name, [0.5, 0.7], *care)._replace(info={"seed": seed})
              for name in "ab" for seed, care in ((0, []), (1, [CARE]))]  # fmt: skip
     assert verdict(compare(seeds)) == (
-        "All of these methods have runs that are no better than one constant answer, so none is called the best."
+        "All of these methods have runs that are no better than one constant answer, so none is called the best in "
+        "test accuracy."
     )
 
 
@@ -548,13 +560,35 @@ def test_a_verdict_names_the_methods_that_guess():
     )
 
 
-def test_a_guess_by_accuracy_may_be_the_best_in_a_metric_that_sees_more():
-    guess, lost = view("guess", [0.9, 0.9], CARE), view("lost", [0.9, 0.9], LOST)
-    assert [may_be_starred(guess, metric) for metric in ("accuracy", "loss", "auc")] == [False, False, True]
-    assert not may_be_starred(lost, "auc")
-    assert may_be_starred(view("sound", [0.9, 0.9]), "accuracy")
-    regression = guess._replace(clients={"train": {"loss": np.ones(2)}})
+METRICS = ("accuracy", "loss", "brier", "calibration_error", "auc", "macro_f1")
+
+
+def starred(run):
+    return [metric for metric in METRICS if may_be_starred(run, metric)]
+
+
+def test_a_guess_is_the_best_in_no_metric_and_what_accuracy_hides_may_be_in_others():
+    """A constant that reaches the loss of .1 takes away the metrics of probabilities."""
+    hidden = CARE._replace(kind="base_rate", sentence="Accuracy cannot show this.")
+    assert starred(view("guess", [0.9, 0.9], CARE)) == []
+    assert starred(view("lost", [0.9, 0.9], LOST)) == []
+    assert starred(view("sound", [0.9, 0.9])) == list(METRICS)
+    assert starred(view("hidden", [0.9, 0.9], hidden)) == list(METRICS[1:])
+    saved = hidden._replace(kind="guessing")  # as earlier versions did
+    assert starred(view("saved", [0.9, 0.9], saved)) == list(METRICS[1:])
+    for constant, others in ((0.09, METRICS[4:]), (0.11, METRICS[1:])):
+        about = {"base_rate": True, "constant": {"metric": "loss", "split": "test", "mean": constant}}
+        assert starred(view("shown by auc", [0.9, 0.9])._replace(info=about)) == list(others)
+    regression = view("guess", [0.9, 0.9], CARE)._replace(clients={"train": {"loss": np.ones(2)}})
     assert not may_be_starred(regression, "r2")
+
+
+def test_by_loss_runs_are_judged_by_the_loss_of_the_constant():
+    """Losses of .2 and .1 where the classes' shares give .3; the accuracies are those of a guess."""
+    about = {"base_rate": True, "constant": {"metric": "loss", "split": "test", "mean": 0.3}}
+    runs = [view(name, [x, x])._replace(info=about) for name, x in (("a", 0.8), ("b", 0.9))]
+    assert "served best by b (test loss 0.1000)" in verdict(compare(runs, "loss"))
+    assert verdict(compare(runs)).endswith("so none is called the best in test accuracy.")
 
 
 def test_no_run_that_a_constant_reaches_is_starred_whatever_its_rows():

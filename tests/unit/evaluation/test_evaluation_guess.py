@@ -16,8 +16,9 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import evenhand as eh
 from evenhand.data import FederatedDataset, Split
-from evenhand.evaluation import Baseline, ClassMetrics, baseline, findings
+from evenhand.evaluation import Baseline, ClassMetrics, baseline, findings, ranking
 from evenhand.models import absolute_error, from_functions, squared_error
+from evenhand.report import may_be_starred
 from evenhand.report.formatting import value
 
 pytestmark = pytest.mark.usefixtures("figures_in_words")
@@ -165,9 +166,15 @@ def against(loss, constant, *, rows=84, split="test"):
     return Baseline(split, "squared_error", 12.3, loss, constant, loss, constant, 20, rows)
 
 
-def found(constant, classes=None, noun="client"):
+def found(constant, classes=None, noun="client", **more):
     return findings(
-        HISTORY, per_round={}, classes=classes or {}, blank=400.0, constant=lambda: constant, noun=noun
+        HISTORY,
+        per_round={},
+        classes=classes or {},
+        blank=400.0,
+        constant=lambda: constant,
+        noun=noun,
+        **more,
     )
 
 
@@ -212,6 +219,58 @@ def test_an_accuracy_that_cannot_see_a_rare_label_says_so(accuracy):
         assert "auc" not in finding.sentence
     (finding,) = found(against(0.6, 0.7, rows=500), cells([260, 240], [1, 0]))
     assert "Accuracy cannot show this: use --metrics auc." in finding.sentence
+    assert finding.kind == "base_rate"
+
+
+@pytest.mark.parametrize("metric", ["auc", "balanced_accuracy", "macro_f1", "average_precision"])
+def test_what_a_run_measures_besides_is_not_advised(metric):
+    """Also before it is measured; where 500 rows do not show that the model has learnt, more rounds still are."""
+    rare, learnt, unsure = (
+        cells([460, 40], (1.0, 0.0)),
+        against(0.2, 0.2062, rows=500),
+        against(0.2, 0.2058, rows=500),
+    )
+    assert found(learnt, rare, asked=["mae", metric]) == ()
+    assert [x.kind for x in found(learnt, rare, asked=["calibration_error"])] == ["base_rate"]
+    (finding,) = found(unsure, rare, asked=[metric])
+    assert finding.sentence.endswith(". Train for more rounds.") and "Accuracy cannot" not in finding.sentence
+    assert found(unsure, rare, asked=[metric], aucs={"test": np.array([0.75])}) == ()
+    assert [x.kind for x in found(against(0.3, 0.2, rows=500), rare, asked=[metric])] == ["guessing"]
+
+
+def test_a_model_that_ranks_well_is_no_guess_though_its_probabilities_are_wrong():
+    """Its loss is above that of the shares: it is told to mind its probabilities, not to train on."""
+    rare, worse = cells([460, 40], (1.0, 0.0)), against(0.3, 0.2, rows=500)
+    for constant in (worse, None):
+        (finding,) = found(constant, rare, asked=["auc"], aucs={"test": np.array([0.756])})
+        assert finding.kind == "base_rate"
+        assert "ranks examples well (mean auc 0.756 over 1 client; a guess has 0.5)" in finding.sentence
+        assert "92.0 %" in finding.sentence and "calibration_error" in finding.sentence
+        assert "more rounds" not in finding.sentence and "no better than a guess" not in finding.sentence
+        assert ("loss per example is 0.3" in finding.sentence) == (constant is worse)
+    for auc in (0.54, math.nan):
+        assert [x.kind for x in found(worse, rare, aucs={"test": np.array([auc])})] == ["guessing"]
+    assert [x.kind for x in found(worse, rare, aucs={"train": np.array([0.9])})] == ["guessing"]
+
+
+def test_an_auc_is_clearly_above_a_half_by_its_spread_under_random_scores():
+    """The spread of the mean AUC of three clients, one of them of one class, by drawing scores 4000 times."""
+    rng, counts = np.random.default_rng(0), ((30, 6), (12, 9), (20, 0))
+    clients, classes = np.array([0, 0, 1, 1, 2]), np.array([0, 1, 0, 1, 0])
+    held = ClassMetrics(clients, classes, np.array([30, 6, 12, 9, 20]), np.ones(5))
+    drawn = [
+        np.mean([roc_auc_score(np.repeat([0, 1], n), rng.normal(size=sum(n))) for n in counts[:2]])
+        for _ in range(4000)
+    ]
+    edge = 0.5 + 2 * np.std(drawn)
+    assert 0.05 < edge - 0.5 < 0.4
+    for mean, clearly in ((edge - 0.02, False), (edge + 0.02, True)):
+        got = ranking(held, np.array([mean, mean, np.nan]))
+        assert (got is not None) == clearly
+        assert got is None or (got.auc, got.clients) == (pytest.approx(mean), 2)
+    many = ClassMetrics(*(np.array(x) for x in ([0, 0], [0, 1], [10**5, 10**5])), np.ones(2))
+    assert ranking(many, np.array([0.54])) is None and ranking(many, np.array([0.56])) is not None
+    assert ranking(held, np.full(3, np.nan)) is None
 
 
 def test_a_guess_is_said_to_be_of_the_clients_that_were_measured():
@@ -297,6 +356,11 @@ def test_a_rare_label_that_is_learnt_is_not_blamed_on_the_step_size():
     assert roc_auc_score(data.test.y, logits[:, 1] - logits[:, 0]) > 0.6
     (finding,) = run.findings
     assert "Accuracy cannot show a label this rare: use --metrics auc." in finding.sentence
+    view = run.view()
+    assert view.info["base_rate"] and view.info["constant"]["mean"] > run.summary(metric="loss")["mean"]
+    assert may_be_starred(view, "loss") and not may_be_starred(view, "accuracy")
+    seen = trained(data, eh.models.softmax_regression(features=4, classes=2), 0.5, 10, metrics="auc")
+    assert seen.findings == () and not may_be_starred(seen.view(), "accuracy")
     assert run.history["test_accuracy"][-1] == pytest.approx(1 - data.test.y.mean(), abs=0.005)
     shuffled = eh.data.from_arrays(x, rng.permutation(y), np.arange(3000) % 10, test_fraction=0.4)
     (finding,) = trained(shuffled, eh.models.softmax_regression(features=4, classes=2), 0.5, 10).findings

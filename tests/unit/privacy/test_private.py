@@ -10,6 +10,7 @@ import pytest
 import evenhand as eh
 from evenhand.errors import EvenhandWarning
 from evenhand.privacy import account, dp_fedadam, dp_fedavg, noisy_mean, private
+from evenhand.privacy.client_level import cohort_line
 from evenhand.rounds import cohort, roots
 from evenhand.sampling import poisson
 from evenhand.simulation import Checkpoint
@@ -352,3 +353,49 @@ def test_the_report_says_what_is_promised_and_what_is_not(tmp_path):
         "<h2>Privacy</h2>"
         not in run(eh.algorithms.fedavg(WORK), rounds=1).report(tmp_path / "b.html").read_text()
     )
+
+
+MOST = noisy_mean(0.5, noise_multiplier=1.0, rate=0.9)
+UNWRAPPED = eh.algorithms.fedavg(WORK, aggregator=MOST, sampling=poisson(0.9))
+
+
+@pytest.mark.parametrize(
+    ("method", "kinds"),
+    [
+        (UNWRAPPED, {"unaccounted"}),
+        (eh.personalization.ditto(UNWRAPPED, WORK), {"unaccounted"}),
+        (private(UNWRAPPED), set[str]()),
+        (eh.algorithms.fedavg(WORK), set[str]()),
+        (
+            eh.algorithms.fedavg(WORK, aggregator=noisy_mean(0.5, noise_multiplier=0.0, rate=0.5)),
+            set[str](),
+        ),
+        (
+            eh.algorithms.fedavg(WORK, aggregator=NOISY, sampling=poisson(0.5)),
+            {"unaccounted", "few_expected"},
+        ),
+        (METHOD, {"few_expected"}),
+        (dp_fedavg(WORK, clip=0.5, noise_multiplier=1.0, rate=1.0), set[str]()),
+    ],
+)
+def test_a_run_says_what_its_noise_is_worth(method, kinds):
+    """Of 6 clients; noise without a guarantee, and noise that a cohort of fewer than 5 shares, are findings."""
+    findings = {finding.kind: finding.sentence for finding in run(method, rounds=1).findings}
+    assert kinds == set(findings) & {"unaccounted", "few_expected"}
+    if "few_expected" in kinds:
+        assert "draws 3 of 6 clients on average" in findings["few_expected"]
+    if "unaccounted" in kinds:
+        assert "private(...)" in findings["unaccounted"]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "sentence"),
+    [
+        (poisson(0.13), "A round draws 1.6 of 12 clients on average, each with probability 0.13."),
+        (poisson(1.0), "A round draws 12 of 12 clients on average."),
+        (eh.sampling.fixed(0.3), "A round draws 3 of 12 clients."),
+        (eh.sampling.uniform(), None),
+    ],
+)
+def test_the_expected_cohort_is_a_sentence(drawn, sentence):
+    assert cohort_line(eh.algorithms.fedavg(WORK, sampling=drawn), 12) == sentence
