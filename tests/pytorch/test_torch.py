@@ -5,6 +5,7 @@ Oracles: PyTorch's own forward pass and autograd on the same weights; for traini
 
 from __future__ import annotations
 
+import doctest
 import os
 import subprocess
 import sys
@@ -299,12 +300,53 @@ def test_trained_weights_are_exported() -> None:
     assert torch.equal(module(x), other(x))
 
 
+def test_parameters_without_gradients_are_constants() -> None:
+    """As if the features that they make were the data: a frozen first layer below a dense one."""
+    module = made(mlp)
+    module[0].requires_grad_(False)
+    model = eh.models.from_torch(module, loss="cross_entropy", sample=normal(1, 4))
+    assert set(flat(model.init(KEY))) == {"3.weight", "3.bias"}
+    run = train(model, eh.algorithms.fedavg)
+    assert run.info["floats"]["up"] == 8 * 3 + 3 + 1, "and a weight"
+    data = clients(normal(1, 4))
+    features, below = (
+        torch.relu(module[0](torch.from_numpy(np.array(x)))).detach().numpy()
+        for x in (data.train.x, data.test.x)
+    )
+    head = eh.models.from_torch(module[3], loss="cross_entropy", sample=normal(1, 8))
+    parts = [data.train._replace(x=features), data.valid._replace(x=np.zeros((0, 8), np.float32))]
+    alone = eh.data.FederatedDataset(*parts, data.test._replace(x=below), data.client_ids)
+    work = eh.local.sgd(head, 0.1, epochs=1, batch_size=3)
+    expected = eh.simulate(eh.algorithms.fedavg(work), alone, rounds=3, cohort=3)
+    assert np.allclose(run.params["3"]["weight"], expected.params["weight"], atol=1e-6)
+    assert not np.allclose(run.params["3"]["weight"], flat(model.init(KEY))["3.weight"], atol=1e-3)
+    weights = {name: value.clone() for name, value in module.state_dict().items()}
+    exported = eh.models.to_torch(module, run.params)
+    assert torch.equal(exported[0].weight, weights["0.weight"])
+    assert not torch.equal(exported[3].weight, weights["3.weight"])
+
+
+def test_the_examples_of_the_documentation_run() -> None:
+    """They are skipped where PyTorch is missing, as it is where all other examples are tested."""
+    for function in (eh.models.from_torch, eh.models.to_torch):
+        text = (function.__doc__ or "").replace("  # doctest: +SKIP", "")
+        run = train(
+            eh.models.from_torch(mlp(), loss="cross_entropy", sample=normal(1, 4)), eh.algorithms.fedavg
+        )
+        names = {"torch": torch, "models": eh.models, "net": mlp(), "run": run}
+        example = doctest.DocTestParser().get_doctest(text, names, function.__name__, None, 0)
+        assert len(example.examples) >= 2
+        assert doctest.DocTestRunner().run(example).failed == 0
+
+
 def test_parameters_of_another_module_are_refused() -> None:
     params = eh.models.from_torch(mlp(), loss="cross_entropy", sample=normal(1, 4)).init(KEY)
     with pytest.raises(EvenhandError, match=r"only the module has 1\.bias"):
         eh.models.to_torch(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), params)
     wide = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Dropout(), nn.Linear(9, 3))
-    with pytest.raises(EvenhandError, match=r"0\.bias has shape \(9,\) in Sequential and \(8,\) in params"):
+    with pytest.raises(
+        EvenhandError, match=r"0\.weight has shape \(9, 4\) in Sequential and \(8, 4\) in params"
+    ):
         eh.models.to_torch(wide, params)
 
 
@@ -428,7 +470,7 @@ REFUSED: dict[str, tuple[Any, torch.Tensor, str]] = {
         "running statistics in 0: ",
     ),
     "a moving average": (Moving, normal(1, 4), "Moving keeps running statistics in average: "),
-    "no parameters": (nn.ReLU, normal(1, 4), "ReLU, which has no parameters"),
+    "no parameters": (nn.ReLU, normal(1, 4), "ReLU, which has no parameters that require gradients"),
     "no module": (
         lambda: lambda x: x,
         normal(1, 4),

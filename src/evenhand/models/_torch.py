@@ -46,9 +46,10 @@ def from_torch(
     The parameters are the module's, as nested dicts along the dots of their names: ``"conv1.weight"`` is
     ``params["conv1"]["weight"]``, and its path for methods that divide a model, such as
     ``fedalt(personal="head")``, is ``"conv1/weight"``.  Tied weights are one parameter, under their first name.
-    Buffers that the forward pass only reads, such as masks and positional encodings, are constants.  Training is
-    ``module.train()`` and evaluation ``module.eval()``; dropout draws from the key of the training step.  The module
-    itself is neither trained nor changed: :func:`to_torch` writes trained parameters into it.
+    Buffers that the forward pass only reads, such as masks and positional encodings, are constants, and so are
+    parameters without ``requires_grad``: they are neither trained nor sent.  Training is ``module.train()`` and
+    evaluation ``module.eval()``; dropout draws from the key of the training step.  The module itself is neither
+    trained nor changed: :func:`to_torch` writes trained parameters into it.
 
     Args:
       module: a module, whose weights are the start of every run, whatever its seed; or a function without arguments
@@ -61,8 +62,8 @@ def from_torch(
 
     Raises:
       EvenhandError: PyTorch or torchax is missing, or they are of versions that do not fit; the module changes a buffer
-        in training, as BatchNorm does; it has no parameters; its outputs do not have rows first; it uses an operation
-        that torchax lacks.
+        in training, as BatchNorm does; it has no parameters to train; its outputs do not have rows first; it uses an
+        operation that torchax lacks.
 
     Edge cases: LSTM and GRU are loops over time here, and compile once whatever the length.  Sequences packed by
     ``pack_padded_sequence`` are refused: pad them.  Models of one module share compiled programs only if they are one
@@ -83,15 +84,18 @@ def from_torch(
     if inputs.ndim == 0:
         raise EvenhandError("sample must have rows first, e.g. x[:1], but it is a single number.")
     example, draw = _opened(module)
-    start = _values(example.named_parameters())
+    start = _values(_trained(example))
     name = type(example).__name__
     if not start:
-        raise EvenhandError(f"from_torch got {name}, which has no parameters: there is nothing to train.")
+        raise EvenhandError(
+            f"from_torch got {name}, which has no parameters that require gradients: there is nothing to train."
+        )
     forward = _Forward(environment, example)
     _check_state(forward, start, inputs, name)
 
     def init(key: Key) -> Params:
-        return _nested(jax.tree.map(jnp.array, start) if draw is None else _drawn(environment, draw, key))
+        drawn = jax.tree.map(jnp.array, start) if draw is None else _drawn(environment, draw, key)
+        return _nested({path: drawn[path] for path in start})
 
     @channels_last
     def apply(params: Params, x: Array) -> PyTree:
@@ -116,7 +120,8 @@ def to_torch(module: torch.nn.Module, params: Params) -> torch.nn.Module:
     r"""Writes the parameters of a model of :func:`from_torch` into a module of the same architecture, and returns it.
 
     Args:
-      module: the module that the model was made from, or another of its kind; its buffers stay.
+      module: the module that the model was made from, or another of its kind; its buffers and the parameters without
+        ``requires_grad`` stay.
       params: trained parameters, such as ``run.params`` or ``run.personal_params(k)``.
 
     Raises:
@@ -127,7 +132,7 @@ def to_torch(module: torch.nn.Module, params: Params) -> torch.nn.Module:
       >>> torch.save(net.state_dict(), "net.pt")  # doctest: +SKIP
     """
     torch = _pytorch()
-    own, given = dict(module.named_parameters()), _flat(params)
+    own, given = _trained(module), _flat(params)
     kind = type(module).__name__
     if missing := sorted(own.keys() ^ given.keys()):
         place = "the module" if missing[0] in own else "params"
@@ -164,7 +169,8 @@ class _Forward:
 
     def __init__(self, environment: Any, module: torch.nn.Module) -> None:
         self.environment = environment
-        self.buffers = _values(module.named_buffers())
+        fixed = [(path, value) for path, value in module.named_parameters() if not value.requires_grad]
+        self.constants = _values([*module.named_buffers(), *fixed])
         hollow = _without_weights(module)
         # Two, so that no thread changes the mode that another traces in.
         self.modes = {True: copy.deepcopy(hollow).train(), False: hollow.eval()}
@@ -172,14 +178,14 @@ class _Forward:
     def __call__(
         self, params: Mapping[str, Array], x: Array, key: Key, *, training: bool
     ) -> tuple[PyTree, Mapping[str, Array]]:
-        """The outputs, and the buffers after the pass."""
+        """The outputs, and the constants after the pass."""
         environment = self.environment
         with _LOCK, _traced(environment, key):
-            tensors = environment.j2t_iso({**params, **self.buffers})
+            tensors = environment.j2t_iso({**params, **self.constants})
             outputs = _pytorch().func.functional_call(
                 self.modes[training], tensors, (environment.j2t_iso(x),)
             )
-            after = {name: environment.t2j_iso(tensors[name]) for name in self.buffers}
+            after = {name: environment.t2j_iso(tensors[name]) for name in self.constants}
             return _as_arrays(environment, outputs), after
 
 
@@ -224,7 +230,7 @@ def _check_state(forward: _Forward, start: Mapping[str, Array], sample: Array, n
 
     def train(params: Mapping[str, Array], x: Array, key: Key) -> None:
         _, after = forward(params, x, key, training=True)
-        changed.extend(buffer for buffer, value in after.items() if value is not forward.buffers[buffer])
+        changed.extend(buffer for buffer, value in after.items() if value is not forward.constants[buffer])
 
     # Two rows, since a normalisation over one is an error in PyTorch.
     rows = jax.ShapeDtypeStruct((2, *sample.shape[1:]), sample.dtype)
@@ -235,7 +241,7 @@ def _check_state(forward: _Forward, start: Mapping[str, Array], sample: Array, n
             f"{name} uses an operation that torchax lacks: {error}. Replace this layer."
         ) from error
     # torchax itself does not update those of normalisation layers, all of which have this buffer.
-    changed += [buffer for buffer in forward.buffers if buffer.rpartition(".")[2] == "running_mean"]
+    changed += [buffer for buffer in forward.constants if buffer.rpartition(".")[2] == "running_mean"]
     if changed:
         layer = changed[0].rpartition(".")[0] or changed[0]
         raise EvenhandError(f"{name} keeps running statistics in {layer}: {STATISTICS}")
@@ -284,9 +290,13 @@ def _without_weights(module: torch.nn.Module) -> torch.nn.Module:
     return copy.deepcopy(module, hollow)
 
 
+def _trained(module: torch.nn.Module) -> dict[str, Any]:
+    return {path: value for path, value in module.named_parameters() if value.requires_grad}
+
+
 def _values(named: Any) -> dict[str, Array]:
     """Tensors by name as JAX arrays, each once."""
-    return {name: _as_array(value) for name, value in named}
+    return {name: _as_array(value) for name, value in dict(named).items()}
 
 
 def _as_array(value: Any) -> Array:
