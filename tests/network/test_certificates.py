@@ -86,11 +86,13 @@ def test_a_certificate_holds_for_its_names_and_for_no_other(home, serving):
     port = serving(certificates.server_certificate(home, ["localhost"]))
     assert problem(port, authority) is None
     sentence = problem(port, authority, "127.0.0.1")
-    assert sentence.startswith(f"The certificate of 127.0.0.1:{port} holds for localhost, not for 127.0.0.1")
+    assert sentence.startswith(
+        f"The certificate of 127.0.0.1:{port} is valid for localhost, not for 127.0.0.1"
+    )
 
     port = serving(certificates.server_certificate(home, ["example.org", "127.0.0.1"]))
     assert problem(port, authority, "127.0.0.1") is None
-    assert "holds for example.org or 127.0.0.1, not for localhost" in problem(port, authority)
+    assert "is valid for example.org or 127.0.0.1, not for localhost" in problem(port, authority)
 
 
 def test_a_new_certificate_of_the_same_authority_needs_nothing_at_the_clients(home, serving):

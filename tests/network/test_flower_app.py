@@ -241,5 +241,5 @@ def test_a_client_whose_data_cannot_be_read_says_so_at_home_alone(tmp_path):
     grid.configs[node]["data"] = str(tmp_path / "secret-name.csv")
     carrier = GridCarrier(grid, CLIENTS, lambda *event: None, pause=0.01)
     answers = carrier.ask({0: b"anything"}, 5.0).answers
-    assert b"its client.log says why" in answers[0] and b"secret-name" not in answers[0]
+    assert b"its client.log has the reason" in answers[0] and b"secret-name" not in answers[0]
     assert "secret-name" in (files.client_folder(folder, 0) / "client.log").read_text()

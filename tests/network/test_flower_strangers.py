@@ -52,7 +52,7 @@ def test_strangers_are_turned_away_and_told_why(network, tmp_path):
     assert "clock" in event["sentence"]
     assert "not registered" not in event["sentence"]
     [event] = until(lambda: misnamed.events("absent"), 120, "the wrong name is told")
-    assert "holds for localhost, not for 127.0.0.1" in event["sentence"]
+    assert "is valid for localhost, not for 127.0.0.1" in event["sentence"]
 
     assert network.order("connected") == []
     _, absent, seconds = network.ask({0: "a", 7: "b"})

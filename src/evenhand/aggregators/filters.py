@@ -24,7 +24,7 @@ def norm_filter(malicious: int, *, weighted: bool = False) -> Stack:
       EvenhandError: ``malicious`` below 0.
 
     Robustness: only against long uploads: malicious ones that are no longer than the honest are all kept, and honest
-    clients that are unlike the others are the first to go.  Without ``weighted`` each client counts alike, whatever it
+    atypical clients are the first to go.  Without ``weighted`` each client counts alike, whatever it
     reports: one with 0.6 % of the examples as much as one with 30 %.  With it, one that reports the largest admissible
     weight has that weight's share: see :func:`evenhand.aggregators.bounded_weights`.
 

@@ -23,7 +23,7 @@ class _Point(NamedTuple):
 
 
 def geometric_median(passes: int = 5, *, nu: float = 1e-5, start: Literal["zero", "mean"] = "zero") -> Sum:
-    r"""Geometric median (RFA): least sum of distances to the uploads, by the smoothed Weiszfeld algorithm.
+    r"""Geometric median (RFA): the point with the least sum of distances to the uploads, by smoothed Weiszfeld steps.
 
     .. math::
         \min_z \sum_k \omega_k \|z - \Delta_k\|: \qquad

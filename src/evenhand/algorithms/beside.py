@@ -102,7 +102,7 @@ def not_pooled(name: str, method: Algorithm) -> None:
 
 
 def uncovered(promise: Privacy | None) -> Privacy | None:
-    """The guarantee of a method around which clients train models of their own."""
+    """The guarantee of a method around which clients train personal models."""
     if promise is None:
         return None
     own = "personal models, which their own clients alone may see"

@@ -286,7 +286,7 @@ _Direction: TypeAlias = Literal["unit", "std", "sign"]
 
 
 def min_max(fraction: float = 0.0, *, direction: _Direction = "unit") -> Attack:
-    r"""As far from the honest mean as the farthest honest pair are from each other.
+    r"""Min-max: no farther from any honest upload than the two farthest honest uploads are from each other.
 
     .. math:: \Delta_k = \mu + \gamma p, \qquad
         \max_i \|\mu + \gamma p - \Delta_i\| \le \max_{i, j} \|\Delta_i - \Delta_j\|
@@ -317,7 +317,7 @@ def min_max(fraction: float = 0.0, *, direction: _Direction = "unit") -> Attack:
 
 
 def min_sum(fraction: float = 0.0, *, direction: _Direction = "unit") -> Attack:
-    r"""With a sum of squared distances to the honest no larger than that of the farthest honest one.
+    r"""Min-sum: sum of squared distances to honest uploads no larger than that of the farthest honest upload.
 
     .. math:: \Delta_k = \mu + \gamma p, \qquad
         \sum_i \|\mu + \gamma p - \Delta_i\|^2 \le \max_i \sum_j \|\Delta_i - \Delta_j\|^2

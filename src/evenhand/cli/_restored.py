@@ -30,15 +30,16 @@ from evenhand.cli._terminal import remark, say
 from evenhand.data import load_features
 from evenhand.data.loaders import NewRows
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import is_share, outputs, unlabelled
+from evenhand.evaluation import is_share, unlabelled
 from evenhand.evaluation.metrics import check, measure, resolved
 from evenhand.expressions import canonical, plugins
 from evenhand.records import CHECKSUMS, NewerFormat, check_format, held, read_json, replacing, writing
 from evenhand.simulation import Checkpoint, SavedRun, load_run
 from evenhand.simulation import folder as files
+from evenhand.simulation.results import Predicted
 from evenhand.simulation.saving import SAVED_BY
 from evenhand.text import counted, spreadsheet_cell, visible
-from evenhand.types import Params
+from evenhand.types import PyTree
 
 # --- config.json, read back into options --------------------------------------------------------------------
 
@@ -226,22 +227,6 @@ _SHOWN = 3
 """Names of unknown clients or labels that a sentence lists."""
 
 
-class _Predicted(NamedTuple):
-    """What the models make of the rows.
-
-    Attributes:
-      scores: logits, margins or values, ``(rows, outputs)``.
-      is_personal: whether the row's client has a model of its own, or a level that it was served, ``(rows,)``.
-      models: which model gave the scores, ``(rows,)``: ``"personal"``, ``"global"``, or the name of a level.
-      measures: the loss and each metric of the model, ``(rows,)``, NaN for a row without a known label.
-    """
-
-    scores: NDArray
-    is_personal: NDArray
-    models: Sequence[str]
-    measures: Mapping[str, NDArray]
-
-
 @dataclass(frozen=True)
 class PredictCommand:
     """Apply a trained model to new rows: the client's personal model if the run kept one, else the global model."""
@@ -279,12 +264,12 @@ class PredictCommand:
                     f"--metrics {self.metrics:.60} needs labels, and {self.data} has none that the model knows: add "
                     f"the column {options.label_column}."
                 )
-            check(metrics, (0,), y.dtype, margins=_gives(saved) == "margin")
-        predicted = _predicted(saved, rows, y, has_label)
+            check(metrics, (0,), y.dtype, margins=saved.applied().gives == "margin")
+        predicted, measures = _measured(saved, rows, y, has_label)
         _write(self.out, _lines(saved, rows, predicted))
         console = Console(stderr=self.out is None, quiet=self.quiet, highlight=False)
         further = measure(metrics, predicted.scores[has_label], y[has_label])
-        quality = _how_good(rows, predicted, has_label, further)
+        quality = _how_good(rows, measures, has_label, further)
         say(console, *_who(saved, options, rows, predicted), *_unseen(rows), *quality)
         if self.out is not None:
             say(console, f"Predictions: {self.out}")
@@ -319,96 +304,41 @@ def _trained(folder: Path, *, quiet: bool) -> tuple[SavedRun, DataOptions]:
     return replace(saved, model=model), options
 
 
-def _gives(saved: SavedRun) -> Literal["logits", "margin", "value"]:
-    """What the model's outputs are: a logit for each class, the margin of the second of two, or a value."""
-    if saved.form.classes is None:
-        return "value"
-    return "margin" if saved.model is not None and saved.model.name.startswith("svm(") else "logits"
-
-
-def _predicted(saved: SavedRun, rows: NewRows, y: NDArray, has_label: NDArray) -> _Predicted:
-    """Applies each client's model to its rows, and the global one to all others."""
-    names = [] if rows.clients is None else rows.clients.tolist()
-    level = saved.level_of_clients
-    places: dict[str, list[int]] = {}
-    for row, name in enumerate(names):
-        if name in saved.personal:
-            places.setdefault(name, []).append(row)
-    is_personal = np.zeros(len(rows.x), bool)
-    is_personal[[row for positions in places.values() for row in positions]] = True
-    is_personal[[row for row, name in enumerate(names) if name in level]] = True
-    scores = np.zeros((len(rows.x), 0), np.float32)
-    model, gives = saved.model, _gives(saved)
-    assert model is not None
+def _measured(
+    saved: SavedRun, rows: NewRows, y: NDArray, has_label: NDArray
+) -> tuple[Predicted, Mapping[str, NDArray]]:
+    """What the models make of the rows; and the loss and each metric of the model, NaN for a row without a label."""
+    model = saved.applied().model
     # A model may report its loss otherwise than it is trained by.
     measured = {**model.metrics, "loss": model.metrics.get("loss", model.losses)}
     measures = {name: np.full(len(rows.x), np.nan) for name in measured}
 
-    def apply(params: Params, chosen: NDArray) -> None:
-        nonlocal scores
-        outcome = outputs(model, params, rows.x[chosen])
-        # A margin without the penalty that its model has beside it.
-        array = np.asarray(outcome.score if gives == "margin" else outcome)
-        part = array.reshape(len(array), -1)
-        if not scores.shape[1]:
-            scores = np.zeros((len(rows.x), part.shape[1]), part.dtype)
-        scores[chosen] = part
+    def measure_part(outcome: PyTree, chosen: NDArray) -> None:
         for name, of_rows in measured.items() if len(has_label) else ():
             values = np.asarray(of_rows(jax.tree.map(jnp.asarray, outcome), jnp.asarray(y[chosen])))
             measures[name][chosen] = np.where(has_label[chosen], values, np.nan)
 
-    if saved.level is not None:
-        by_row = np.array([level.get(name, 0) for name in names or [""] * len(rows.x)])
-        for place in np.unique(by_row):
-            apply(saved.params[place], np.flatnonzero(by_row == place))
-        return _Predicted(scores, is_personal, [saved.info["levels"][place] for place in by_row], measures)
-    if not is_personal.all():
-        apply(saved.params, np.flatnonzero(~is_personal))
-    entries = [saved.personal[name] for name in places]
-    for entry, params in files.personal_models(saved.folder, entries, saved.params):
-        apply(params, np.array(places[entry.client]))
-    return _Predicted(scores, is_personal, np.where(is_personal, "personal", "global").tolist(), measures)
+    return saved.predicted(rows.x, rows.clients, measure_part), measures
 
 
-def _lines(saved: SavedRun, rows: NewRows, predicted: _Predicted) -> Iterator[list[str]]:
+def _lines(saved: SavedRun, rows: NewRows, predicted: Predicted) -> Iterator[list[str]]:
     """The header and a line for each row."""
-    columns: dict[str, Iterable[str]] = {"row": map(str, range(1, len(rows.x) + 1))}
-    if rows.clients is not None:
-        columns["client"] = (spreadsheet_cell(visible(name)) for name in rows.clients.tolist())
-    columns |= _interpreted(saved, predicted.scores)
-    columns["model"] = predicted.models
+    columns = {"row": np.arange(1, len(rows.x) + 1)}
+    columns |= {} if rows.clients is None else {"client": rows.clients}
+    columns |= {**saved.applied().columns(predicted.scores), "model": predicted.models}
     yield [spreadsheet_cell(visible(name)) for name in columns]
-    yield from map(list, zip(*columns.values(), strict=True))
+    yield from map(list, zip(*map(_cells, columns.values()), strict=True))
 
 
-def _interpreted(saved: SavedRun, scores: NDArray) -> dict[str, Iterable[str]]:
-    """The columns of predictions."""
-    form, count, gives = saved.form, scores.shape[1], _gives(saved)
-    if gives == "value":
-        names = ["prediction"] if count == 1 else [f"prediction_{j + 1}" for j in range(count)]
-        return {name: map(_text, scores[:, j].tolist()) for j, name in enumerate(names)}
-    classes = [form.names[k] if form.names and k < len(form.names) else str(k) for k in range(max(2, count))]
-    if gives == "margin":
-        # A margin is no logarithm of odds, so it gives no probability.
-        chosen = np.where(np.isnan(scores[:, 0]), -1, scores[:, 0] > 0)
-        return {"prediction": _names_of(chosen, classes), "score": map(_text, scores[:, 0].tolist())}
-    shifted = scores.astype(np.float64) - scores.max(axis=1, keepdims=True)
-    shares = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
-    chosen = np.where(np.isnan(scores).any(axis=1), -1, scores.argmax(axis=1))
-    probabilities = {
-        f"probability_{name}": map(_text, shares[:, k].tolist()) for k, name in enumerate(classes)
-    }
-    return {"prediction": _names_of(chosen, classes), **probabilities}
-
-
-def _names_of(chosen: NDArray, classes: Sequence[str]) -> list[str]:
-    """The names of classes; empty for -1, where a model that diverged chooses none."""
-    cells = [*(spreadsheet_cell(visible(name)) for name in classes), ""]
-    return [cells[k] for k in chosen.tolist()]
-
-
-def _text(value: float) -> str:
-    return format(value, ".9g")
+def _cells(values: NDArray) -> list[str]:
+    """A column as text; -1 is a class that a model that diverged does not choose, and stays empty."""
+    match values.dtype.kind:
+        case "f":
+            return [format(value, ".9g") for value in values.tolist()]
+        case "i":
+            return ["" if value < 0 else str(value) for value in values.tolist()]
+        case _:
+            return [spreadsheet_cell(visible(value)) for value in values.tolist()]
 
 
 def _write(path: Path | None, lines: Iterable[Sequence[str]]) -> None:
@@ -419,7 +349,7 @@ def _write(path: Path | None, lines: Iterable[Sequence[str]]) -> None:
         csv.writer(file, lineterminator="\n").writerows(lines)
 
 
-def _who(saved: SavedRun, options: DataOptions, rows: NewRows, predicted: _Predicted) -> Iterator[str]:
+def _who(saved: SavedRun, options: DataOptions, rows: NewRows, predicted: Predicted) -> Iterator[str]:
     """Which models the rows got, in sentences."""
     own, count = int(predicted.is_personal.sum()), len(rows.x)
     if saved.level is not None:
@@ -456,15 +386,16 @@ def _who(saved: SavedRun, options: DataOptions, rows: NewRows, predicted: _Predi
 
 
 def _how_good(
-    rows: NewRows, predicted: _Predicted, has_label: NDArray, further: Mapping[str, float]
+    rows: NewRows, measures: Mapping[str, NDArray], has_label: NDArray, further: Mapping[str, float]
 ) -> Iterator[str]:
     """How good the predictions are where the labels are known, in sentences; ``further`` metrics are of all of them."""
     if rows.labels is None or not len(has_label):
         return
     labelled = int(has_label.sum())
     if labelled:
-        measured = predicted.measures.items()
-        means = {name: float(np.mean(of_rows[has_label], dtype=np.float64)) for name, of_rows in measured}
+        means = {
+            name: float(np.mean(of_rows[has_label], dtype=np.float64)) for name, of_rows in measures.items()
+        }
         means |= further
         shown = [
             f"{name} undefined"

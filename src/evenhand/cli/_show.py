@@ -28,7 +28,7 @@ from evenhand.cli._models import MODELS
 from evenhand.cli._terminal import client_table, new_table, remark, say, show_comparison, tally
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.evaluation.metrics import BUILT_IN
-from evenhand.expressions import factories, signature
+from evenhand.expressions import signature
 from evenhand.expressions.kinds import factory_of, ignored_plugins, kind_of, names_of
 from evenhand.local import Schedule, Work
 from evenhand.models.losses import Loss
@@ -154,7 +154,7 @@ class FiguresCommand:
         if len(self.runs) == 1 and study_in(self.runs[0]):
             study = load(self.runs[0])
             ends = _ends(study.cases)
-            return {
+            return (study.figures.all() if len(study.cases) > 1 else {}) | {
                 _file_name(name) + end: figure
                 for case, end in zip(study.cases, ends, strict=True)
                 for name, figure in study.under(case).figures.all().items()
@@ -218,7 +218,8 @@ def _factories(*types: type, module: ModuleType | None = None) -> Iterator[Entry
     shown.
     """
     for kind in map(kind_of, types):
-        for name in names_of(kind) if module is None else filter(module.__all__.__contains__, factories(kind)):
+        names = names_of(kind)
+        for name in names if module is None else [name for name in names if name in module.__all__]:
             try:
                 factory = factory_of(kind, name)
             except EvenhandError as error:

@@ -86,7 +86,7 @@ class FileStore(NamedTuple):
         """Replaces it in one step."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with records.replacing(self.path) as temporary:
-            temporary.touch(mode=0o600)  # a client's model of its own, or the metrics of all
+            temporary.touch(mode=0o600)  # a client's personal model, or the metrics of all
             temporary.write_bytes(data)
 
 

@@ -74,7 +74,7 @@ class Evaluated(NamedTuple):
       data: its examples.
       server: the server's state, as far as the client's models depend on it.
       client: what the client keeps.
-      own: whether it is served a model of its own, where the method has such.
+      own: whether it is served a personal model, where the method has such.
       served: what was measured.
       round: rounds done.
     """

@@ -73,7 +73,7 @@ class ServerRecord(NamedTuple):
       per_round: what each round has reported.
       bytes: ``(down, up)`` of all messages so far.
       last: each client's latest measurements.
-      initial_loss: of each client with the initial model, where clients have models of their own.
+      initial_loss: of each client with the initial model, if clients have personal models.
     """
 
     state: RoundState

@@ -1,4 +1,4 @@
-"""Personal models: methods that leave each client with a model of its own, one file each.
+"""Personal models: methods that leave each client with a personal model, one file each.
 
 Ditto and finetuning go around any global method; the others are methods by themselves.  MOCHA is a solver of its own.
 """

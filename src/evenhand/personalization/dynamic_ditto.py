@@ -43,7 +43,7 @@ def dynamic_ditto(
         v^{(\lambda)} = v_k - \eta \big( \nabla F_k(v_k; b) + \lambda (v_k - w^t) \big), \qquad
         v_k \leftarrow \arg\min_{v^{(\lambda)}} F(v^{(\lambda)}; V_k).
 
-    With ``per_run`` each :math:`\lambda` has a model of its own, and the client uses the one with the highest accuracy
+    With ``per_run`` each :math:`\lambda` has a separate model, and the client uses the one with the highest accuracy
     on :math:`V_k` after its latest round; ties go to the lower loss there, and then to the smaller :math:`\lambda`.
 
     Args:

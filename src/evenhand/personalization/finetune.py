@@ -27,7 +27,7 @@ __all__ = ["ewc", "finetune", "skl"]
 def finetune(
     method: Algorithm, work: local.Work, *, lam: float = 0.0, personal: Personal | None = None
 ) -> Algorithm:
-    r"""Finetuning: trains as before; before using the model, each client finetunes it on its own examples.
+    r"""Finetuning: trains as the method does; before use, each client finetunes the model on its own examples.
 
     .. math:: v_k \leftarrow w^T, \qquad v_k \leftarrow v_k - \eta \big( \nabla F_k(v_k; b) + \lambda (v_k - w^T) \big)
 

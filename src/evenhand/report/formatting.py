@@ -243,8 +243,13 @@ _LETTER_NAMES = (
     "varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega epsilon phi mu"
 )
 _GREEK = dict(zip(_LETTERS, _LETTER_NAMES.split(), strict=True))
-_SIGNS = {"≤": "leq", "≥": "geq", "≠": "neq", "≈": "approx", "×": "times", "·": "cdot", "→": "to", "ℓ": "ell"}
-_SIGNS |= {"∞": "infty", "±": "pm"}
+_SIGNS = dict(
+    zip(
+        "≤≥≠≈×·→ℓ∞±",
+        ("leq", "geq", "neq", "approx", "times", "cdot", "to", "ell", "infty", "pm"),
+        strict=True,
+    )
+)
 
 _MARKDOWN = str.maketrans({"|": r"\|"})
 _LATEX = str.maketrans(

@@ -7,6 +7,7 @@ of all settings, with the tables as files inside.  This module loads matplotlib,
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,13 +17,26 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from evenhand.errors import EvenhandError, perhaps
-from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, column, is_share
-from evenhand.report import Comparison, RunView, compare, covered, direction, draw, figures, formatting
+from evenhand.evaluation import OF_THE_DATA, SPLIT_NAMES, SPLITS, column, is_share, paired_difference
+from evenhand.report import (
+    STATISTICS,
+    Comparison,
+    RunView,
+    compare,
+    covered,
+    direction,
+    draw,
+    figures,
+    formatting,
+    headline_split,
+    statistics,
+)
 from evenhand.report.formatting import Cell, Table, escape, factor, over_seeds, svg
 from evenhand.report.page import body, document
-from evenhand.studies._selection import NDArray, condition, is_number, seen, shown
+from evenhand.studies._selection import NDArray, condition, is_number, only_case, seen, shown
 from evenhand.studies._tables import Tried, columns, head, methods_files, settings_files, titles
 from evenhand.text import listed
 
@@ -34,21 +48,34 @@ if TYPE_CHECKING:
 
 
 class Figures(NamedTuple):
-    """The figures of a study under one condition; each returns a ``matplotlib.figure.Figure``.
+    """The figures of a study; each method returns a ``matplotlib.figure.Figure``.
+
+    Under attack, all of them are of the honest clients.  Of a study of several conditions, there is
+    :meth:`by_condition`, and the others are those of one of them: ``study.under({"attack": "flip"}).figures``.
 
     Attributes:
       tried: all settings.
       metric: what the statistics are of.
       split: the examples by which settings were chosen.
       statistic: the statistic by which they were.
-      runs: method -> the runs at its chosen setting that are compared.
+      conditions: each condition, and method -> the runs at its chosen setting that are compared under it.
     """
 
     tried: Sequence[Tried]
     metric: str
     split: str
     statistic: str
-    runs: Mapping[str, Sequence[RunView]]
+    conditions: Sequence[tuple[Mapping[str, str], Mapping[str, Sequence[RunView]]]]
+
+    @property
+    def runs(self) -> Mapping[str, Sequence[RunView]]:
+        """Method -> the runs at its chosen setting that are compared.
+
+        Raises:
+          EvenhandError: the study has several conditions.
+        """
+        only_case([case for case, _ in self.conditions])
+        return self.conditions[0][1]
 
     def learning_curve(self, *, metric: str | None = None, split: str | None = None) -> Figure:
         """The chosen settings: a metric by round, its mean over clients and (dashed) that of the worst tenth.
@@ -84,6 +111,7 @@ class Figures(NamedTuple):
         A mark is a setting's mean over the seeds, its arms one standard deviation; the chosen settings are ringed.
         Settings with a run that diverged or failed have no mark.
         """
+        only_case([case for case, _ in self.conditions])
         x, y, metric = column(split, "mean"), column(split, "worst10"), self.metric
         name, unit = f"{draw.label(metric, split)}, mean over clients", " (%)" if is_share(metric) else ""
         figure, axes = draw.single_panel(name, f"worst tenth{unit}")
@@ -120,6 +148,7 @@ class Figures(NamedTuple):
         Raises:
           EvenhandError: no method was tried with several values of it.
         """
+        only_case([case for case, _ in self.conditions])
         grids = varied(self.tried)
         if name not in grids:
             words = f"no method has several values of it{perhaps(name, grids)}"
@@ -145,8 +174,67 @@ class Figures(NamedTuple):
         draw.legend(figure, axes)
         return figure
 
+    def by_condition(self, statistic: str = "mean", *, split: str | None = None) -> Figure:
+        """The chosen settings: a statistic over clients under each condition, such as each share of malicious clients.
+
+        A line for each method, its mean over the seeds, with 95 % intervals (Student's t); the axis says which clients
+        the numbers cover.  A method has a gap where none of its settings was sound.
+
+        Args:
+          statistic: a name from :func:`evenhand.evaluation.summarize`, such as ``"mean"`` or ``"worst10"``.
+          split: the split to measure it on; None: test if there are test examples.
+
+        Raises:
+          EvenhandError: the study has a single condition, or there is no such statistic.
+        """
+        if len(self.conditions) < 2:
+            raise EvenhandError(
+                "by_condition(): this study has a single condition: give several by name, such as "
+                "study(attack={'none': None, 'flip': ...})."
+            )
+        views = [view for _, runs in self.conditions for seeds in runs.values() for view in seeds]
+        if not views:
+            raise EvenhandError(
+                "by_condition(): no setting could be chosen under any condition, see study.remarks."
+            )
+        split = headline_split(views, self.metric) if split is None else split
+        names = statistics(views[0], split, self.metric)
+        if statistic not in names:
+            words = f"there is no such statistic{perhaps(statistic, names)}"
+            raise EvenhandError(f"by_condition({statistic!r}): {words}.")
+        scale, end = 1.0, ""
+        if statistic in STATISTICS:  # the others have units of their own
+            scale, end = factor(statistic, self.metric), formatting.unit(statistic, self.metric)
+        clients = textwrap.fill(
+            f"over {covered(views, split, self.metric).text}", 36
+        )  # fits a column of a paper
+        axis = ", ".join(_differing([case for case, _ in self.conditions]))
+        quantity = f"{SPLIT_NAMES[split]} {draw.short(self.metric)},\n{_WORDS.get(statistic, statistic)}{end}"
+        figure, axes = draw.single_panel(f"{draw.short(axis)}\n{clients}", quantity)
+        figure.set_figheight(figure.get_figheight() + 0.5)  # for the clients and slanted names
+        methods = _methods(self.tried)
+        for i, method in enumerate(methods):
+            seeds = [
+                scale
+                * np.array([statistics(view, split, self.metric)[statistic] for view in runs.get(method, ())])
+                for _, runs in self.conditions
+            ]
+            # Beside each other, so that intervals do not hide one another.
+            x: NDArray = np.arange(len(seeds), dtype=np.float64) + 0.06 * (i - (len(methods) - 1) / 2)
+            (colour, style), marker = draw.look(i), draw.MARKERS[i % len(draw.MARKERS)]
+            mean, half = np.array([_interval(values) for values in seeds]).T
+            draw.line(axes, x, mean, "", colour, style, method, marker=marker)
+            axes.errorbar(x, mean, half, fmt="none", ecolor=colour, elinewidth=0.9, capsize=2)
+        _name_ticks(axes, [case for case, _ in self.conditions])
+        bar = Line2D([], [], color=draw.MUTED, marker="|", markersize=9, linestyle="none")
+        several = len({view.info.get("seed") for view in views}) > 1
+        draw.legend(figure, axes, [(bar, "95 % interval")] if several else [])
+        return figure
+
     def all(self) -> dict[str, Figure]:
         """File name without its ending -> figure, of those that have something to show."""
+        if len(self.conditions) > 1:
+            return {f"by_condition_{name}": self.by_condition(name) for name in ("mean", "worst10")}
         curves, has_curve = dict[str, Figure](), figures.has_curve(self.runs, metric=self.metric)
         if has_curve:
             curves["learning_curve"] = self.learning_curve()
@@ -163,6 +251,39 @@ class Figures(NamedTuple):
             "plane": self.plane(),
             **{f"sensitivity_{name}": self.sensitivity(name) for name in varied(self.tried)},
         }
+
+
+_WORDS = {
+    "mean": "mean over clients",
+    "worst10": "worst tenth",
+    "best10": "best tenth",
+    "variance": "variance",
+}
+"""What statistics are called on an axis; the others by their own names."""
+
+
+def _interval(values: NDArray) -> tuple[float, float]:
+    """The mean over the seeds and half the width of its 95 % interval; NaN where a value is missing."""
+    if not values.size or not np.isfinite(values).all():
+        return np.nan, np.nan
+    interval = paired_difference(values, np.zeros_like(values))
+    # A single seed has no interval, and its mark no arms.
+    return interval.mean, interval.high - interval.mean if values.size > 1 else np.nan
+
+
+def _differing(cases: Sequence[Mapping[str, str]]) -> list[str]:
+    """What differs between the conditions."""
+    return [name for name in cases[0] if len({case[name] for case in cases}) > 1]
+
+
+def _name_ticks(axes: Axes, cases: Sequence[Mapping[str, str]]) -> None:
+    """A tick for each condition, with its name; slanted if names are long or many."""
+    varying = _differing(cases)
+    names = [draw.short(", ".join(case[name] for name in varying), 24) for case in cases]
+    is_slanted = max(map(len, names)) * len(names) > 40
+    slant: dict[str, Any] = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if is_slanted else {}
+    axes.set_xticks(range(len(names)), names, **slant)
+    axes.set_xlim(-0.4, len(names) - 0.6)
 
 
 _OTHER_UNITS = ("variance", "angle", "kl", "entropy", "jain")

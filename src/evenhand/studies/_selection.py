@@ -78,6 +78,20 @@ def condition(case: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in case.items())
 
 
+def only_case(cases: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
+    """The condition of a study that has one.
+
+    Raises:
+      EvenhandError: it has several.
+    """
+    first, *others = cases
+    if others:
+        raise EvenhandError(
+            f"This study has {1 + len(others)} conditions: choose one, as in study.under({dict(first)})."
+        )
+    return first
+
+
 Status: TypeAlias = Literal["done", "diverged", "failed", "stopped"]
 
 

@@ -24,7 +24,7 @@ from evenhand.report import (
     undefined_sentence,
 )
 from evenhand.studies import _tables
-from evenhand.studies._selection import Choice, Outcome, Rule, Setting, choose, edge_remarks, seen
+from evenhand.studies._selection import Choice, Outcome, Rule, Setting, choose, edge_remarks, only_case, seen
 from evenhand.studies._store import Store, write
 from evenhand.studies._tables import Line, Tried
 from evenhand.text import counted, listed
@@ -158,13 +158,16 @@ class Study:
     def figures(self) -> Figures:
         """Its figures: ``study.figures.plane()``, ``study.figures.sensitivity("lr")``, ...
 
-        Raises:
-          EvenhandError: the study has several conditions.
+        Of several conditions together there is ``study.figures.by_condition()`` alone, and the others are those of
+        ``study.under({"attack": "flip"}).figures``; see :class:`evenhand.studies.Figures`.
         """
         from evenhand.studies._report import Figures  # it loads matplotlib, which takes long
 
-        runs = {method: views for method, (_, views) in self._chosen(self._condition()).items()}
-        return Figures(self.tried, self.metric, self.rule.split, self.rule.statistic, runs)
+        conditions = [
+            (case, {method: views for method, (_, views) in self._chosen(str(case)).items()})
+            for case in self.cases
+        ]
+        return Figures(self.tried, self.metric, self.rule.split, self.rule.statistic, conditions)
 
     def frame(self) -> Any:
         """One row per run: method, seed, status, each hyper-parameter, and ``<split>_<statistic>`` of each split.
@@ -331,12 +334,7 @@ class Study:
 
     def _condition(self) -> str:
         """The only condition, by which choices are known."""
-        first, *others = self.cases
-        if others:
-            raise EvenhandError(
-                f"This study has {1 + len(others)} conditions: choose one, as in study.under({dict(first)})."
-            )
-        return str(first)
+        return str(only_case(self.cases))
 
 
 def _seen(setting: Setting, outcomes: Sequence[Outcome]) -> list[RunView]:

@@ -294,6 +294,40 @@ def test_sensitivity_takes_the_least_loss() -> None:
     np.testing.assert_allclose(np.asarray(line.get_ydata()), [0.2, 0.3])
 
 
+def test_a_statistic_is_drawn_by_condition_with_intervals_over_the_seeds(study: Study) -> None:
+    """Means and Student's intervals by hand; under attack, the figure is of the honest clients, and says so."""
+    names = ("none", "20 %", "40 %")
+    outcomes = [
+        outcome._replace(
+            view=None if run is None or name == "none" else run._replace(malicious=np.arange(CLIENTS) < 2)
+        )
+        if name != "none"
+        else outcome
+        for name, shift in zip(names, (0.0, -0.1, -0.3), strict=True)
+        for outcome in made(case={"attack": name}, shift=shift)
+        for run in [outcome.view]
+    ]
+    attacked = Study(tuple(outcomes), Rule(), "a", "accuracy")
+    for statistic, word, scale in (("worst10", "worst tenth (%)", 100), ("variance", "variance (%²)", 1e4)):
+        (axes,) = attacked.figures.by_condition(statistic).axes
+        lines = {line.get_label(): line for line in axes.lines}
+        part = attacked.under({"attack": "40 %"})
+        values = next(line for line in part.table() if line.method == "a").values[statistic] * scale
+        assert np.asarray(lines["a"].get_ydata())[2] == pytest.approx(values.mean())
+        segments = axes.collections[0].get_segments()[2]  # type: ignore[attr-defined]
+        half = 4.302653 * values.std(ddof=1) / np.sqrt(3)  # t of 2 degrees of freedom
+        np.testing.assert_allclose(segments[:, 1], [values.mean() - half, values.mean() + half], rtol=1e-6)
+        assert [tick.get_text() for tick in axes.get_xticklabels()] == list(names)
+        assert axes.get_ylabel() == f"test accuracy,\n{word}"
+        label = " ".join(axes.get_xlabel().split())
+        assert label == "attack over 10 to 12 of 12 clients, the honest ones"
+    assert list(attacked.figures.all()) == ["by_condition_mean", "by_condition_worst10"]
+    with pytest.raises(eh.EvenhandError, match="perhaps you meant worst10"):
+        attacked.figures.by_condition("worst_10")
+    with pytest.raises(eh.EvenhandError, match="this study has a single condition"):
+        study.figures.by_condition()
+
+
 def test_all_figures_have_names_for_files(study: Study) -> None:
     assert list(study.figures.all()) == [
         "learning_curve",
@@ -411,7 +445,8 @@ def test_the_page_has_each_condition_and_no_name_twice(tmp_path: Path) -> None:
     ids = re.findall(r'\sid="([^"]+)"', text)
     assert len(ids) == len(set(ids)) > 10
     assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)
-    calls: list[Callable[[], Any]] = [study.best, lambda: study.views("a"), lambda: study.figures]
+    calls: list[Callable[[], Any]] = [study.best, lambda: study.views("a")]
+    calls += [study.figures.plane, study.figures.learning_curve, lambda: study.figures.sensitivity("lr")]
     for call in calls:
         with pytest.raises(eh.EvenhandError, match=r"2 conditions: choose one, as in study\.under"):
             call()
