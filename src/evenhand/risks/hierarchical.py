@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.typing import ArrayLike
 
 from evenhand.errors import EvenhandError
 from evenhand.risks._population import risk
@@ -15,7 +14,7 @@ from evenhand.types import Array, Risk
 __all__ = ["hierarchical"]
 
 
-def hierarchical(outer: Risk, inner: Risk, groups: ArrayLike, num_groups: int) -> Risk:
+def hierarchical(outer: Risk, inner: Risk, groups: Array | np.ndarray, num_groups: int) -> Risk:
     r"""A risk, over groups, of the risk within each group; groups are weighted by their total weight.
 
     .. math::

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from evenhand.errors import EvenhandError
 from evenhand.risks._population import among, linear
@@ -26,7 +25,7 @@ def mean() -> Risk:
     return linear(lambda losses, p: p)
 
 
-def mixture(shares: ArrayLike) -> Risk:
+def mixture(shares: Array | np.ndarray) -> Risk:
     r"""A mixture with fixed shares, :math:`\sum_i \lambda_i f_i`; AFL updates them with :func:`project_simplex`.
 
     Args:
