@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -258,6 +258,31 @@ class FederatedDataset:
             return self
         note = f"Kept {len(clients):,} of {self.num_clients:,} clients: those {which}."
         return replace(_of_clients(self, clients), notes=(*self.notes, note))
+
+    def label_counts(self, split: Literal["train", "valid", "test"] = "train") -> NDArray:
+        """How many examples of each class each client has: int64 ``(clients, classes)``.
+
+        Args:
+          split: of which examples.
+
+        Raises:
+          EvenhandError: the labels are real targets, or there is more than one for each example.
+
+        Example:
+          >>> import evenhand as eh
+          >>> eh.data.from_arrays([[0.0]] * 4, [0, 1, 1, 1], ["a", "a", "b", "b"], test_fraction=0.0).label_counts()
+          array([[1, 1],
+                 [0, 2]])
+        """
+        rows = self._splits.get(split)
+        if rows is None:
+            raise EvenhandError(f"label_counts(split={split!r}): give 'train', 'valid' or 'test'.")
+        if self.num_classes is None or rows.y.ndim != 1:
+            kind = "real targets" if self.num_classes is None else "several labels for each example"
+            raise EvenhandError(f"{self.name} has {kind}: there are no classes to count.")
+        cells = np.repeat(np.arange(self.num_clients) * self.num_classes, rows.sizes) + rows.y
+        counts = np.bincount(cells, minlength=self.num_clients * self.num_classes)
+        return counts.reshape(self.num_clients, self.num_classes)
 
     def describe(self) -> str:
         """A few lines to read: clients, examples per client with mean and standard deviation, features."""

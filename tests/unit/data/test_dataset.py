@@ -127,3 +127,35 @@ def test_number_of_classes() -> None:
     real = {name: rows([2, 3, 1])._replace(y=np.linspace(0, 1, 6)) for name in ("train", "valid", "test")}
     assert dataset(**real).num_classes is None
     assert "real targets" in repr(dataset(**real))
+
+
+# --- labels by client ----------------------------------------------------------------------------------------------
+
+
+def test_labels_are_counted_for_each_client_and_split() -> None:
+    data = dataset()
+    for name, split in (("train", data.train), ("valid", data.valid), ("test", data.test)):
+        counts = data.label_counts(name)  # pyright: ignore[reportArgumentType]
+        expected = [[np.sum(split.client(k)[1] == label) for label in range(4)] for k in range(3)]
+        assert counts.tolist() == expected and counts.dtype == np.int64
+    assert (
+        data.label_counts().tolist()
+        == data.label_counts("train").tolist()
+        != data.label_counts("test").tolist()
+    )
+
+
+def test_what_has_no_classes_has_no_counts() -> None:
+    real = {name: rows(sizes)._replace(y=np.zeros(sum(sizes))) for name, sizes in SIZES.items()}
+    with pytest.raises(EvenhandError, match="has real targets: there are no classes to count"):
+        dataset(**real).label_counts()
+    tags = {
+        name: rows(sizes)._replace(y=np.zeros((sum(sizes), 2), np.int32)) for name, sizes in SIZES.items()
+    }
+    with pytest.raises(EvenhandError, match="has several labels for each example"):
+        dataset(**tags).label_counts()
+    with pytest.raises(EvenhandError, match="give 'train', 'valid' or 'test'"):
+        dataset().label_counts("tests")  # pyright: ignore[reportArgumentType]
+
+
+SIZES = {"train": [2, 3, 1], "valid": [0, 1, 0], "test": [1, 0, 2]}
