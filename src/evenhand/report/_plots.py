@@ -55,16 +55,19 @@ _IN_A_PANEL, _BEHIND = 100, 25
 """Most points of a line in a small panel: of the panel's method, and of the others behind it."""
 
 
+_PLAIN = draw.Looks()
+
+
 # --- the figures --------------------------------------------------------------------------------------------------
 
 
-def learning_curve(subject: Comparison) -> Figure:
+def learning_curve(subject: Comparison, looks: draw.Looks = _PLAIN) -> Figure:
     """See :func:`evenhand.report.figures.learning_curve`."""
     metric, split = subject.metric, subject.split
     key = _key(subject, split)
     lines = [_by_round(method, key, column(split, metric, "worst10")) for method in subject.methods]
     if len(subject.methods) > 1:
-        return _compared(dict(enumerate(lines)), subject, metric, "round", draw.label(metric, split))
+        return _compared(dict(enumerate(lines)), subject, metric, "round", draw.label(metric, split), looks)
     figure, axes = draw.single_panel("round", draw.label(metric, None))
     method, main, ends = next(iter(subject.methods)), lines[0], list[draw.End]()
     for other, colour in (("valid", draw.PALETTE[2]), ("train", draw.MUTED)):
@@ -72,7 +75,7 @@ def learning_curve(subject: Comparison) -> Figure:
             dashed = _by_round(method, _key(subject, other))
             draw.line(axes, dashed.x, dashed.mean, metric, colour, (0, (4, 2)), SPLIT_NAMES[other])
             ends += _end(dashed, metric, SPLIT_NAMES[other], colour)
-    low, high, colour, area = main.low, main.high, draw.PALETTE[0], _SEEDS
+    low, high, colour, area = main.low, main.high, looks.at(0, method.name)[0], _SEEDS
     if len(method.runs) == 1:
         area = "worst to best tenth"
         low, high = (_by_round(method, column(split, metric, tail)).mean for tail in ("worst10", "best10"))
@@ -121,7 +124,7 @@ _WIDE = 8
 """Where the most that a method spends is so many times what another does, the axis is logarithmic."""
 
 
-def metric_against(subject: Comparison, amount: Amount) -> Figure:
+def metric_against(subject: Comparison, amount: Amount, looks: draw.Looks = _PLAIN) -> Figure:
     """See :func:`evenhand.report.figures.metric_against`."""
     metric, split = subject.metric, subject.split
     key, thin = _key(subject, split), column(split, metric, "worst10")
@@ -135,7 +138,7 @@ def metric_against(subject: Comparison, amount: Amount) -> Figure:
         for i, (method, x) in enumerate(zip(subject.methods, spent, strict=True))
     }
     label = f"{amount.words} ({unit})" if unit else amount.words
-    figure = _compared(lines, subject, metric, label, draw.label(metric, split))
+    figure = _compared(lines, subject, metric, label, draw.label(metric, split), looks)
     if max(most) >= _WIDE * min(most) > 0:
         for axes in figure.axes:
             # Before the first round nothing is spent, which has no place on such an axis.
@@ -154,17 +157,24 @@ def has_amount(subject: Comparison, amount: Amount) -> bool:
     return all(x is not None for x in spent) and any(np.any(x > 0) for x in spent if x is not None)
 
 
-def client_histogram(subject: Comparison) -> Figure:
+def client_histogram(subject: Comparison, looks: draw.Looks = _PLAIN) -> Figure:
     """See :func:`evenhand.report.figures.client_histogram`."""
     metric, several = subject.metric, len(subject.methods) > 1
     values = [[_finite(x) for x in _clients(method, subject)] for method in subject.methods]
     pooled = np.concatenate([x for method in values for x in method])
     edges = draw.edges(pooled, metric, max(x.size for method in values for x in method), _rows(subject))
-    figure, every = _one_or_panels(subject, draw.label(metric, subject.split), "clients")
+    figure, every = _one_or_panels(subject, draw.label(metric, subject.split), "clients", looks)
     for i, axes in enumerate(every):
         counts = np.mean([np.histogram(x, edges)[0] for x in values[i]], axis=0)
         left, width = draw.scaled(edges[:-1], metric), np.diff(draw.scaled(edges, metric))
-        axes.bar(left + width / 2, counts, 0.92 * width, color=draw.look(i)[0], alpha=0.75, linewidth=0)
+        axes.bar(
+            left + width / 2,
+            counts,
+            0.92 * width,
+            color=looks.at(i, subject.names[i])[0],
+            alpha=0.75,
+            linewidth=0,
+        )
         axes.yaxis.set_major_locator(MaxNLocator(3 if several else 6, integer=True))
         if subject.is_share and edges[-1] == 1 and pooled.size:
             draw.percent_axis(axes, 100 * edges[0], 6 if len(every) <= draw.MOST_SHARED else 3)
@@ -182,41 +192,46 @@ def client_histogram(subject: Comparison) -> Figure:
     return figure
 
 
-def client_curve(subject: Comparison) -> Figure:
+def client_curve(subject: Comparison, looks: draw.Looks = _PLAIN) -> Figure:
     """See :func:`evenhand.report.figures.client_curve`."""
     lines = {i: _served(method, subject) for i, method in enumerate(subject.methods)}
     label = draw.label(subject.metric, subject.split)
-    return _compared(lines, subject, subject.metric, _BY_CLIENT, label)
+    return _compared(lines, subject, subject.metric, _BY_CLIENT, label, looks)
 
 
-def size_scatter(subject: Comparison) -> Figure:
+def size_scatter(subject: Comparison, looks: draw.Looks = _PLAIN) -> Figure:
     """See :func:`evenhand.report.figures.size_scatter`."""
     points = [_sizes_and_values(method, subject) for method in subject.methods]
     medians = "median of clients of similar size"
-    figure, every = _scatter(subject, points, "training examples of the client", medians)
+    figure, every = _scatter(subject, points, "training examples of the client", medians, looks)
     counts = np.concatenate([sizes for sizes, _ in points])
     draw.count_axis(every[0], counts, dense=len(every) <= draw.MOST_SHARED)
     return figure
 
 
-def availability_scatter(subject: Comparison) -> Figure:
+def availability_scatter(subject: Comparison, looks: draw.Looks = _PLAIN) -> Figure:
     """See :func:`evenhand.report.figures.availability_scatter`."""
     points = [_shares_and_values(method, subject) for method in subject.methods]
     medians = "median of clients of similar availability"
-    return _scatter(subject, points, "rounds in which the client was available (%)", medians)[0]
+    return _scatter(subject, points, "rounds in which the client was available (%)", medians, looks)[0]
 
 
 def _scatter(
-    subject: Comparison, points: Sequence[tuple[NDArray, NDArray]], x: str, medians: str
+    subject: Comparison,
+    points: Sequence[tuple[NDArray, NDArray]],
+    x: str,
+    medians: str,
+    looks: draw.Looks,
 ) -> tuple[Figure, list[Axes]]:
     """A mark for each client, ``(x, metric)`` of each method; for many clients also the medians."""
     metric = subject.metric
-    figure, every = _one_or_panels(subject, x, draw.label(metric, subject.split))
+    figure, every = _one_or_panels(subject, x, draw.label(metric, subject.split), looks)
     many = sum(values.size for _, values in points) > draw.MOST_MARKERS
     for i, (axes, (sizes, values)) in enumerate(zip(every, points, strict=True)):
         few = values.size <= _FEW
         size = (5 if few else 3) if len(every) == 1 else (3.5 if few else 2)
-        look: dict[str, Any] = {"color": draw.look(i)[0], "alpha": 0.7 if few else 0.3, "markeredgewidth": 0}
+        colour = looks.at(i, subject.names[i])[0]
+        look: dict[str, Any] = {"color": colour, "alpha": 0.7 if few else 0.3, "markeredgewidth": 0}
         axes.plot(sizes, draw.scaled(values, metric), "o", markersize=size, rasterized=many, **look)
         if values.size >= MEDIANS_FROM:
             groups = np.array_split(np.argsort(sizes, kind="stable"), 8)
@@ -230,18 +245,18 @@ def _scatter(
     return figure, every
 
 
-def personal_scatter(subject: Comparison) -> Figure:
+def personal_scatter(subject: Comparison, looks: draw.Looks = _PLAIN) -> Figure:
     """See :func:`evenhand.report.figures.personal_scatter`."""
     metric, label = subject.metric, draw.label(subject.metric, subject.split)
-    names = [f"{label} of the {owner} model" for owner in ("global", "client's own")]
-    figure, every = _one_or_panels(subject, *names)
+    across, up = (f"{label} of the {owner} model" for owner in ("global", "client's own"))
+    figure, every = _one_or_panels(subject, across, up, looks)
     values: list[NDArray] = []
     for i, (axes, method) in enumerate(zip(every, subject.methods, strict=True)):
         honest = [among(run, "honest") for run in method.runs]
         seen = np.concatenate([_pairs(run, subject)[:, trained(run)] for run in honest], axis=1)
         new = [_pairs(run.unseen, subject) for run in method.runs if run.unseen is not None]
         size = (5.0 if seen.shape[1] <= _FEW else 3.0) * (1.0 if len(every) == 1 else 0.7)
-        colour = draw.look(i)[0]
+        colour = looks.at(i, method.name)[0]
         filled: dict[str, Any] = {"markerfacecolor": colour, "markeredgewidth": 0, "alpha": 0.6}
         hollow: dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 1.2, "alpha": 1.0}
         for pairs, look in ((seen, filled), *((np.concatenate(new, axis=1), hollow) for _ in new[:1])):
@@ -257,11 +272,11 @@ def personal_scatter(subject: Comparison) -> Figure:
     return figure
 
 
-def series(subject: Comparison, key: str) -> Figure:
+def series(subject: Comparison, key: str, looks: draw.Looks = _PLAIN) -> Figure:
     """See :func:`evenhand.report.figures.series`."""
     lines = {i: _by_round(method, key) for i, method in enumerate(subject.methods)}
     recorded = {i: line for i, line in lines.items() if np.isfinite(line.mean).any()}
-    return _compared(recorded or lines, subject, "", "round", draw.short(key.replace("_", " ")))
+    return _compared(recorded or lines, subject, "", "round", draw.short(key.replace("_", " ")), looks)
 
 
 # --- their parts --------------------------------------------------------------------------------------------------
@@ -277,11 +292,14 @@ class Lines(NamedTuple):
     thin: NDArray | None = None
 
 
-def _compared(lines: Mapping[int, Lines], subject: Comparison, metric: str, x: str, y: str) -> Figure:
+def _compared(
+    lines: Mapping[int, Lines], subject: Comparison, metric: str, x: str, y: str, looks: draw.Looks
+) -> Figure:
     """A line per method, by its position: on shared axes, or each in its panel in front of the others."""
-    names, looks = [subject.names[i] for i in lines], [draw.look(i) for i in lines]
-    shared, clients = len(lines) <= draw.MOST_SHARED, x == _BY_CLIENT
-    figure, every = _axes(names, [colour for colour, _ in looks], x, y, shared=shared)
+    names = [subject.names[i] for i in lines]
+    styles = [looks.at(i, name) for i, name in zip(lines, names, strict=True)]
+    shared, clients = looks.shared(len(lines)), x == _BY_CLIENT
+    figure, every = _axes(names, [colour for colour, _ in styles], x, y, shared=shared)
     for axes in every:
         if clients:
             axes.set_xlim(0, 100)
@@ -290,7 +308,7 @@ def _compared(lines: Mapping[int, Lines], subject: Comparison, metric: str, x: s
             axes.xaxis.set_major_locator(MaxNLocator(6 if shared else 4, integer=x == "round"))
     ends: list[draw.End] = []
     for k, (i, line) in enumerate(lines.items()):
-        axes, (colour, style) = every[k % len(every)], looks[k]
+        axes, (colour, style) = every[k % len(every)], styles[k]
         for j, other in () if shared else lines.items():
             if j != i:
                 look = (metric, draw.MUTED, "-", "")
@@ -308,11 +326,11 @@ def _compared(lines: Mapping[int, Lines], subject: Comparison, metric: str, x: s
             _say_nothing(axes)
     draw.log_if_wide(metric or y, *every)  # a series is no metric, but its name says whether it is of a share
     seeds = any(len(subject.methods[i].runs) > 1 for i in lines)
-    styles = _styles(lines.values(), shaded=clients, seeds=seeds)
+    meanings = _styles(lines.values(), shaded=clients, seeds=seeds)
     if shared:
-        draw.label_ends(figure, every[0], ends, styles)
+        draw.label_ends(figure, every[0], ends, meanings)
     else:
-        draw.legend(figure, every[0], styles, but=names)
+        draw.legend(figure, every[0], meanings, but=names)
     return figure
 
 
@@ -329,9 +347,9 @@ def _styles(lines: Iterable[Lines], *, shaded: bool, seeds: bool) -> list[draw.S
     return styles
 
 
-def _one_or_panels(subject: Comparison, x: str, y: str) -> tuple[Figure, list[Axes]]:
+def _one_or_panels(subject: Comparison, x: str, y: str, looks: draw.Looks) -> tuple[Figure, list[Axes]]:
     """A panel for each method; for a single one, plain axes."""
-    colours = [draw.look(i)[0] for i in range(len(subject.methods))]
+    colours = [looks.at(i, name)[0] for i, name in enumerate(subject.names)]
     return _axes(subject.names, colours, x, y, shared=len(colours) == 1)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,10 +17,12 @@ import numpy.typing as npt
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import is_color_like
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from evenhand.errors import EvenhandError
 from evenhand.evaluation import SPLIT_NAMES, is_share
 from evenhand.report.formatting import GRID, INK, MUTED, PALETTE
 from evenhand.text import visible
@@ -29,11 +32,13 @@ __all__ = [
     "INK",
     "MARKERS",
     "MUTED",
+    "Looks",
     "band",
     "label",
     "legend",
     "line",
     "look",
+    "looks",
     "scaled",
     "short",
     "single_panel",
@@ -83,6 +88,40 @@ _PUBLISHED_BINS = 39
 def look(i: int) -> tuple[str, Any]:
     """The colour and the dashes of the method at a position."""
     return PALETTE[i % len(PALETTE)], _DASHES[i // len(PALETTE) % len(_DASHES)]
+
+
+class Looks(NamedTuple):
+    """How a figure shows its methods.
+
+    Attributes:
+      panels: whether each method has a panel; None: if there are more than :data:`MOST_SHARED`.
+      colors: method -> its colour; the others have those of their positions.
+    """
+
+    panels: bool | None = None
+    colors: Mapping[str, str] = MappingProxyType({})
+
+    def shared(self, methods: int) -> bool:
+        """Whether so many methods share one pair of axes."""
+        return methods <= MOST_SHARED if self.panels is None or methods == 1 else not self.panels
+
+    def at(self, i: int, name: str) -> tuple[str, Any]:
+        """The colour and the dashes of the method at a position."""
+        colour, dashes = look(i)
+        return self.colors.get(name, colour), dashes
+
+
+def looks(panels: bool | None, colors: Mapping[str, str] | None) -> Looks:
+    """The looks that a caller asked for.
+
+    Raises:
+      EvenhandError: a colour that matplotlib does not know.
+    """
+    for name, color in (colors or {}).items():
+        if not is_color_like(color):
+            words = "matplotlib knows no such colour: give a name or a code, such as 'black' or '#0072b2'"
+            raise EvenhandError(f"colors={{{name!r}: {color!r:.40}}}: {words}.")
+    return Looks(panels, {visible(name): color for name, color in (colors or {}).items()})
 
 
 def label(metric: str, split: str | None) -> str:

@@ -8,11 +8,16 @@ Each function takes ``runs``:
   ``{"fedavg": [seed0, seed1], ...}``, and is drawn as its mean with a band from the lowest seed to the highest.
 
 Up to three methods share one pair of axes, and each line is labelled where it ends; four or more get a panel each, in
-which the others are grey.  ``metric`` is ``"accuracy"``, ``"loss"`` or another that the model measures (None: the
-accuracy if all runs have one, else the loss), ``split`` is ``"train"``, ``"valid"`` or ``"test"`` (None: test if there
-are test examples); an :class:`~evenhand.EvenhandError` says if no run has that metric on that split.  Each returns a
-``matplotlib.figure.Figure``: call ``figure.savefig("curve.pdf")``, or make it the last line of a notebook's cell.
-matplotlib is loaded by the first call, not by the import.
+which the others are grey.  ``panels=False`` draws any number on shared axes, ``panels=True`` each in its panel.
+``colors`` gives methods colours by their names, such as ``{"fedavg": "black"}``, so that the figures of a paper agree;
+the others have those of their positions.
+
+``metric`` is ``"accuracy"``, ``"loss"`` or another that the model measures (None: the accuracy if all runs have one,
+else the loss), ``split`` is ``"train"``, ``"valid"`` or ``"test"`` (None: test if there are test examples); an
+:class:`~evenhand.EvenhandError` says if no run has that metric on that split.
+
+Each returns a ``matplotlib.figure.Figure``: call ``figure.savefig("curve.pdf")``, or make it the last line of a
+notebook's cell.  matplotlib is loaded by the first call, not by the import.
 
 Example:
   >>> import evenhand as eh
@@ -26,7 +31,8 @@ Example:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 from evenhand.errors import Argument, EvenhandError
 from evenhand.evaluation import SPLITS, of_global
@@ -35,6 +41,8 @@ from evenhand.report._view import Runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from evenhand.report import draw
 
 __all__ = [
     "availability_scatter",
@@ -51,7 +59,18 @@ __all__ = [
 ]
 
 
-def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+Colors: TypeAlias = Mapping[str, str] | None
+"""Method -> its colour, as matplotlib knows it."""
+
+
+def learning_curve(
+    runs: Runs,
+    *,
+    metric: str | None = None,
+    split: str | None = None,
+    panels: bool | None = None,
+    colors: Colors = None,
+) -> Figure:
     """A metric against the round: its mean over clients, as in reports.
 
     One run: a line per split, with a band from the worst to the best tenth of the clients of ``split``.  Several
@@ -62,6 +81,8 @@ def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None =
       runs: see :mod:`evenhand.report.figures`, as for the other arguments.
       metric: what to draw.
       split: the split to measure it on.
+      panels: see :mod:`evenhand.report.figures`, as for ``colors``.
+      colors: method -> its colour.
 
     Raises:
       EvenhandError: no run has that metric on that split, or none has recorded it by round (:func:`has_curve`).
@@ -73,11 +94,18 @@ def learning_curve(runs: Runs, *, metric: str | None = None, split: str | None =
       >>> eh.report.figures.learning_curve(run, metric="loss", split="train").axes[0].get_ylabel()
       'loss'
     """
-    return _plots().learning_curve(_course("learning_curve", runs, metric, split))
+    subject = _course("learning_curve", runs, metric, split)
+    return _plots().learning_curve(subject, _looks(panels, colors))
 
 
 def metric_against(
-    runs: Runs, x: str = "bytes", *, metric: str | None = None, split: str | None = None
+    runs: Runs,
+    x: str = "bytes",
+    *,
+    metric: str | None = None,
+    split: str | None = None,
+    panels: bool | None = None,
+    colors: Colors = None,
 ) -> Figure:
     """A metric against what the run has spent so far, such as bytes: the mean over clients, dashed the worst tenth.
 
@@ -91,6 +119,8 @@ def metric_against(
         grow.
       metric: what to draw.
       split: the split to measure it on.
+      panels: see :mod:`evenhand.report.figures`, as for ``colors``.
+      colors: method -> its colour.
 
     Raises:
       EvenhandError: no run has that metric on that split, or none has recorded it by round (:func:`has_curve`), or some
@@ -110,7 +140,7 @@ def metric_against(
         names = [name for name in subject.runs[0].history if not name.startswith(metrics)]
         choices = list(dict.fromkeys([*plots.AMOUNTS, *names]))
         raise EvenhandError(f"metric_against({x!r}): some run has not recorded it: choose one of {choices}.")
-    return plots.metric_against(subject, amount)
+    return plots.metric_against(subject, amount, _looks(panels, colors))
 
 
 def has_recorded(runs: Runs, x: str) -> bool:
@@ -155,7 +185,13 @@ def has_curve(runs: Runs, *, metric: str | None = None, split: str | None = None
     return _plots().is_by_round(subject._replace(metric=subject.metric if metric is None else metric))
 
 
-def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+def client_histogram(
+    runs: Runs,
+    *,
+    metric: str | None = None,
+    split: str | None = None,
+    colors: Colors = None,
+) -> Figure:
     """How many clients get how much of a metric; a panel per method, on the same axes.
 
     A line marks the mean over clients, a dotted one that of the worst tenth.  Several seeds: mean counts.  Bins of a
@@ -170,10 +206,17 @@ def client_histogram(runs: Runs, *, metric: str | None = None, split: str | None
       >>> len(eh.report.figures.client_histogram({"first": run, "second": run}).axes)
       2
     """
-    return _plots().client_histogram(_subject(runs, metric, split))
+    return _plots().client_histogram(_subject(runs, metric, split), _looks(None, colors))
 
 
-def client_curve(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+def client_curve(
+    runs: Runs,
+    *,
+    metric: str | None = None,
+    split: str | None = None,
+    panels: bool | None = None,
+    colors: Colors = None,
+) -> Figure:
     """Every client of every method, worst served first; the worst tenth is shaded.
 
     Several seeds: the mean and the range of the worst client of each seed, of the second worst, and so on.
@@ -187,10 +230,16 @@ def client_curve(runs: Runs, *, metric: str | None = None, split: str | None = N
       >>> eh.report.figures.client_curve(run).axes[0].get_xlabel()
       'clients, worst served first (%)'
     """
-    return _plots().client_curve(_subject(runs, metric, split))
+    return _plots().client_curve(_subject(runs, metric, split), _looks(panels, colors))
 
 
-def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+def size_scatter(
+    runs: Runs,
+    *,
+    metric: str | None = None,
+    split: str | None = None,
+    colors: Colors = None,
+) -> Figure:
     """A metric of each client against its number of training examples; for many clients also the median by size.
 
     Several seeds: a client's mean over the seeds if these have the same clients, else a mark for each.
@@ -204,10 +253,16 @@ def size_scatter(runs: Runs, *, metric: str | None = None, split: str | None = N
       >>> eh.report.figures.size_scatter(run).axes[0].get_xlabel()
       'training examples of the client'
     """
-    return _plots().size_scatter(_subject(runs, metric, split))
+    return _plots().size_scatter(_subject(runs, metric, split), _looks(None, colors))
 
 
-def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+def personal_scatter(
+    runs: Runs,
+    *,
+    metric: str | None = None,
+    split: str | None = None,
+    colors: Colors = None,
+) -> Figure:
     """A metric of each client: personal model against global model; on the line both are equal.
 
     Malicious clients are left out, and clients unseen in training are hollow marks.  Several seeds: a mark for each.
@@ -216,6 +271,7 @@ def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None
       runs: see :mod:`evenhand.report.figures`, as for the other arguments; of methods with personal models.
       metric: what to draw.
       split: the split to measure it on.
+      colors: method -> its colour.
 
     Raises:
       EvenhandError: no run has that metric on that split, or the clients of some run have no personal models.
@@ -235,10 +291,16 @@ def personal_scatter(runs: Runs, *, metric: str | None = None, split: str | None
                 f"{method.name}: its clients have no personal models to compare with the global model: give runs of "
                 "methods from eh.personalization."
             )
-    return _plots().personal_scatter(subject)
+    return _plots().personal_scatter(subject, _looks(None, colors))
 
 
-def availability_scatter(runs: Runs, *, metric: str | None = None, split: str | None = None) -> Figure:
+def availability_scatter(
+    runs: Runs,
+    *,
+    metric: str | None = None,
+    split: str | None = None,
+    colors: Colors = None,
+) -> Figure:
     """A metric of each client against the share of rounds in which it was available.
 
     Several seeds: a client's means over the seeds if these have the same clients, else a mark for each.
@@ -247,6 +309,7 @@ def availability_scatter(runs: Runs, *, metric: str | None = None, split: str | 
       runs: see :mod:`evenhand.report.figures`, as for the other arguments; under systems that limit availability.
       metric: what to draw.
       split: the split to measure it on.
+      colors: method -> its colour.
 
     Raises:
       EvenhandError: no run has that metric on that split, or all clients of some run were always available.
@@ -265,15 +328,17 @@ def availability_scatter(runs: Runs, *, metric: str | None = None, split: str | 
                 f"{method.name}: all clients were always available: give runs with systems such as "
                 "eh.systems.diurnal(24, 4)."
             )
-    return _plots().availability_scatter(subject)
+    return _plots().availability_scatter(subject, _looks(None, colors))
 
 
-def series(runs: Runs, key: str) -> Figure:
+def series(runs: Runs, key: str, *, panels: bool | None = None, colors: Colors = None) -> Figure:
     """Any recorded number against the round.
 
     Args:
       runs: see :mod:`evenhand.report.figures`.
       key: a name in the ``history`` of some run.
+      panels: see :mod:`evenhand.report.figures`, as for ``colors``.
+      colors: method -> its colour.
 
     Raises:
       EvenhandError: no run has recorded it.
@@ -289,7 +354,7 @@ def series(runs: Runs, key: str) -> Figure:
     recorded = list(dict.fromkeys(name for run in subject.runs for name in run.history if name != "round"))
     if key not in recorded:
         raise EvenhandError(f"No run has recorded {key!r}: choose one of {recorded}.")
-    return _plots().series(subject, key)
+    return _plots().series(subject, key, _looks(panels, colors))
 
 
 _NARROWEST, _WIDEST = 1.0, 20.0
@@ -319,6 +384,12 @@ def fit(figure: Figure, width: float) -> None:
     from evenhand.report import draw  # it loads matplotlib, which takes long
 
     draw.fit(figure, width)
+
+
+def _looks(panels: bool | None, colors: Colors) -> draw.Looks:
+    from evenhand.report import draw  # it loads matplotlib, which takes long
+
+    return draw.looks(panels, colors)
 
 
 def _plots():

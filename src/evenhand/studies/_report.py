@@ -77,35 +77,46 @@ class Figures(NamedTuple):
         only_case([case for case, _ in self.conditions])
         return self.conditions[0][1]
 
-    def learning_curve(self, *, metric: str | None = None, split: str | None = None) -> Figure:
+    def learning_curve(
+        self,
+        *,
+        metric: str | None = None,
+        split: str | None = None,
+        panels: bool | None = None,
+        colors: figures.Colors = None,
+    ) -> Figure:
         """The chosen settings: a metric by round, its mean over clients and (dashed) that of the worst tenth.
 
         Args:
           metric: what to draw; None: the study's metric, or the loss if the study's is measured after the last round
             only, such as the AUC.
           split: the split to measure it on; None: test if there are test examples.
+          panels: see :mod:`evenhand.report.figures`, as for ``colors``, which each figure takes.
+          colors: method -> its colour.
         """
         if metric is None:
             metric = self.metric if figures.has_curve(self.runs, metric=self.metric, split=split) else "loss"
-        return figures.learning_curve(self.runs, metric=metric, split=split)
+        return figures.learning_curve(self.runs, metric=metric, split=split, panels=panels, colors=colors)
 
-    def metric_against(self, x: str = "bytes") -> Figure:
+    def metric_against(
+        self, x: str = "bytes", *, panels: bool | None = None, colors: figures.Colors = None
+    ) -> Figure:
         """The chosen settings: the metric against what the runs have spent so far, such as bytes or ``"time"``."""
-        return figures.metric_against(self.runs, x, metric=self.metric)
+        return figures.metric_against(self.runs, x, metric=self.metric, panels=panels, colors=colors)
 
-    def client_curve(self) -> Figure:
+    def client_curve(self, *, panels: bool | None = None, colors: figures.Colors = None) -> Figure:
         """The chosen settings: every client, worst served first."""
-        return figures.client_curve(self.runs, metric=self.metric)
+        return figures.client_curve(self.runs, metric=self.metric, panels=panels, colors=colors)
 
-    def client_histogram(self) -> Figure:
+    def client_histogram(self, *, colors: figures.Colors = None) -> Figure:
         """The chosen settings: how many clients get how much."""
-        return figures.client_histogram(self.runs, metric=self.metric)
+        return figures.client_histogram(self.runs, metric=self.metric, colors=colors)
 
-    def size_scatter(self) -> Figure:
+    def size_scatter(self, *, colors: figures.Colors = None) -> Figure:
         """The chosen settings: what each client gets, by its number of training examples."""
-        return figures.size_scatter(self.runs, metric=self.metric)
+        return figures.size_scatter(self.runs, metric=self.metric, colors=colors)
 
-    def plane(self, split: str = "test") -> Figure:
+    def plane(self, split: str = "test", *, colors: figures.Colors = None) -> Figure:
         """All settings: the worst tenth of the clients against their mean, with the frontier that none surpasses.
 
         A mark is a setting's mean over the seeds, its arms one standard deviation; the chosen settings are ringed.
@@ -113,6 +124,7 @@ class Figures(NamedTuple):
         """
         only_case([case for case, _ in self.conditions])
         x, y, metric = column(split, "mean"), column(split, "worst10"), self.metric
+        looks = draw.looks(None, colors)
         name, unit = f"{draw.label(metric, split)}, mean over clients", " (%)" if is_share(metric) else ""
         figure, axes = draw.single_panel(name, f"worst tenth{unit}")
         sound = [setting for setting in self.tried if np.isfinite([setting.mean(x), setting.mean(y)]).all()]
@@ -120,7 +132,7 @@ class Figures(NamedTuple):
         edge = draw.scaled(at[frontier(direction("mean", metric) * at)], metric)
         axes.plot(*edge.T, color=draw.MUTED, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1)
         for i, method in enumerate(_methods(self.tried)):
-            colour, marker = draw.look(i)[0], draw.MARKERS[i % len(draw.MARKERS)]
+            (colour, _), marker = looks.at(i, method), draw.MARKERS[i % len(draw.MARKERS)]
             look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"}
             for setting, place in zip(sound, at, strict=True):
                 if setting.setting.method != method:
@@ -137,13 +149,14 @@ class Figures(NamedTuple):
         draw.legend(figure, axes)
         return figure
 
-    def sensitivity(self, name: str) -> Figure:
+    def sensitivity(self, name: str, *, colors: figures.Colors = None) -> Figure:
         """A hyper-parameter: what each of its values gave, with the best choice of the other hyper-parameters.
 
         By the statistic and on the examples that chose; a band spans the lowest to the highest seed.
 
         Args:
           name: the hyper-parameter.
+          colors: method -> its colour.
 
         Raises:
           EvenhandError: no method was tried with several values of it.
@@ -159,7 +172,7 @@ class Figures(NamedTuple):
         metric = self.metric if self.statistic not in _OTHER_UNITS else ""
         quantity = f"{SPLIT_NAMES[self.split]} {self.statistic}{' (%)' if is_share(metric) else ''}"
         figure, axes = draw.single_panel(draw.short(name), quantity)
-        sign = direction(self.statistic, self.metric)
+        sign, looks = direction(self.statistic, self.metric), draw.looks(None, colors)
         for i, method in enumerate(_methods(self.tried)):
             best = [_best(self.tried, method, name, value, key, sign) for value in values]
             if len(best) - best.count(None) < 2:
@@ -167,14 +180,16 @@ class Figures(NamedTuple):
             # NaN where each setting with a value was lost, so that the line has a gap there.
             seeds = [np.full(1, np.nan) if setting is None else setting.values[key] for setting in best]
             low, mean, high = (np.array([end(row) for row in seeds]) for end in (np.min, np.mean, np.max))
-            (colour, style), marker = draw.look(i), draw.MARKERS[i % len(draw.MARKERS)]
+            (colour, style), marker = looks.at(i, method), draw.MARKERS[i % len(draw.MARKERS)]
             draw.band(axes, places, low, high, metric, colour)
             draw.line(axes, places, mean, metric, colour, style, method, marker=marker)
         _ticks(axes, values, places, plain=plain)
         draw.legend(figure, axes)
         return figure
 
-    def by_condition(self, statistic: str = "mean", *, split: str | None = None) -> Figure:
+    def by_condition(
+        self, statistic: str = "mean", *, split: str | None = None, colors: figures.Colors = None
+    ) -> Figure:
         """The chosen settings: a statistic over clients under each condition, such as each share of malicious clients.
 
         A line for each method, its mean over the seeds, with 95 % intervals (Student's t); the axis says which clients
@@ -183,6 +198,7 @@ class Figures(NamedTuple):
         Args:
           statistic: a name from :func:`evenhand.evaluation.summarize`, such as ``"mean"`` or ``"worst10"``.
           split: the split to measure it on; None: test if there are test examples.
+          colors: method -> its colour.
 
         Raises:
           EvenhandError: the study has a single condition, or there is no such statistic.
@@ -212,7 +228,7 @@ class Figures(NamedTuple):
         quantity = f"{SPLIT_NAMES[split]} {draw.short(self.metric)},\n{_WORDS.get(statistic, statistic)}{end}"
         figure, axes = draw.single_panel(f"{draw.short(axis)}\n{clients}", quantity)
         figure.set_figheight(figure.get_figheight() + 0.5)  # for the clients and slanted names
-        methods = _methods(self.tried)
+        methods, looks = _methods(self.tried), draw.looks(None, colors)
         for i, method in enumerate(methods):
             seeds = [
                 scale
@@ -221,7 +237,7 @@ class Figures(NamedTuple):
             ]
             # Beside each other, so that intervals do not hide one another.
             x: NDArray = np.arange(len(seeds), dtype=np.float64) + 0.06 * (i - (len(methods) - 1) / 2)
-            (colour, style), marker = draw.look(i), draw.MARKERS[i % len(draw.MARKERS)]
+            (colour, style), marker = looks.at(i, method), draw.MARKERS[i % len(draw.MARKERS)]
             mean, half = np.array([_interval(values) for values in seeds]).T
             draw.line(axes, x, mean, "", colour, style, method, marker=marker)
             axes.errorbar(x, mean, half, fmt="none", ecolor=colour, elinewidth=0.9, capsize=2)

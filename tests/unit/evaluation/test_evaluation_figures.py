@@ -243,6 +243,32 @@ def test_many_methods_get_a_panel_each(draw: Any, count: int) -> None:
         assert all(found[: count - 1] == [0.8] * (count - 1) and found[-1] == 1.8 for found in widths)
 
 
+@pytest.mark.parametrize("draw", [figures.learning_curve, figures.client_curve])
+def test_many_methods_share_axes_and_few_have_panels_if_asked_to(draw: Any) -> None:
+    runs = [seeded(f"m{i}", 0, 1 - 0.05 * i) for i in range(5)]
+    figure = draw(runs, panels=False)
+    (axes,) = figure.axes
+    shown = {text.get_text() for text in axes.texts} | set(legend_of(figure))
+    assert {f"m{i}" for i in range(5)} <= shown
+    assert [axes.get_title(loc="left") for axes in draw(runs[:2], panels=True).axes] == ["m0", "m1"]
+    assert len(draw(runs[:1], panels=True).axes) == 1
+
+
+def test_methods_have_the_colours_that_they_were_given() -> None:
+    runs, colors = {"a": seeded("a", 0), "b": seeded("b", 0, 0.8)}, {"b": "black", "other": "red"}
+    for figure in (
+        figures.learning_curve(runs, colors=colors),
+        figures.client_curve(runs, colors=colors),
+        figures.series(runs, "test_loss", colors=colors),
+    ):
+        looks = {line.get_label(): line.get_color() for line in figure.axes[0].lines}
+        assert looks["b"] == "black" and looks["a"] == "#0072b2"
+    for figure in (figures.client_histogram(runs, colors=colors), figures.size_scatter(runs, colors=colors)):
+        assert figure.axes[1]._left_title.get_color() == "black"  # type: ignore[attr-defined]
+    with pytest.raises(EvenhandError, match="matplotlib knows no such colour"):
+        figures.client_curve(runs, colors={"a": "blurple"})
+
+
 def test_several_seeds_are_a_mean_and_a_band() -> None:
     runs = [seeded("a", i, factor) for i, factor in enumerate((1.0, 0.9, 0.5))]
     (axes,) = figures.learning_curve(runs).axes

@@ -328,6 +328,22 @@ def test_a_statistic_is_drawn_by_condition_with_intervals_over_the_seeds(study: 
         study.figures.by_condition()
 
 
+def test_all_figures_of_a_study_take_colours(study: Study) -> None:
+    colors, drawn = {"a": "#123456"}, study.figures
+    lines = [
+        drawn.learning_curve,
+        drawn.client_curve,
+        drawn.plane,
+        lambda colors: drawn.sensitivity("lr", colors=colors),
+    ]
+    for figure in lines:
+        assert {line.get_label(): line.get_color() for line in figure(colors=colors).axes[0].lines}[
+            "a"
+        ] == "#123456"
+    for figure in (drawn.client_histogram, drawn.size_scatter):
+        assert figure(colors=colors).axes[0]._left_title.get_color() == "#123456"  # type: ignore[attr-defined]
+
+
 def test_all_figures_have_names_for_files(study: Study) -> None:
     assert list(study.figures.all()) == [
         "learning_curve",

@@ -69,7 +69,7 @@ def test_figures_of_the_chosen_settings_have_no_seed_for_tuning(
     tuned: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr(eh.report.figures, "learning_curve", lambda runs, metric, split: drawn.append(runs))
+    monkeypatch.setattr(eh.report.figures, "learning_curve", lambda runs, **_: drawn.append(runs))
     tuned.figures.learning_curve()
     (runs,) = drawn
     assert {name: [run.config["seed"] for run in of] for name, of in runs.items()} == {
