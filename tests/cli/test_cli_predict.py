@@ -163,6 +163,21 @@ def test_the_predictions_of_python_are_the_same(
         np.testing.assert_allclose(found, shares[:, data.classes.index("no")], atol=1e-5)
 
 
+def test_python_gives_a_table_what_the_command_writes(
+    ditto: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = eh.models.softmax_regression(4, classes=2)
+    found = eh.load_run(ditto, model=model).predict_table(table)
+    lines, _ = predicted(ditto, table, capsys)
+    assert list(found) == list(lines[0])
+    for name, values in found.items():
+        column = [line[name].lstrip("'") for line in lines]
+        if values.dtype.kind == "f":
+            np.testing.assert_allclose(values, np.array(column, float), rtol=1e-8)
+        else:
+            assert [str(value) for value in values] == column
+
+
 def test_known_labels_are_scored_and_strange_ones_listed(
     ditto: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

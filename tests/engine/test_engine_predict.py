@@ -199,3 +199,107 @@ def test_clients_that_never_trained_predict_as_they_are_measured(
             assert kept is not None
             own = kept(run.state.server, tree.take(run.state.clients, jnp.int32(k)))
             np.testing.assert_array_equal(own["kernel"], run.personal_params(k)["kernel"])
+
+
+# --- tables ---------------------------------------------------------------------------------------------------
+
+PEOPLE = {
+    "place": ["north", "south", "east"] * 20,
+    "ward": ["A", "B", "A", "B"] * 15,
+    "age": [20.5 + k // 2 for k in range(60)],
+    "work": ["job", "school"] * 30,
+    "ill": ["no" if k % 7 < 4 else "yes" for k in range(60)],
+    "cost": [3.5 * k for k in range(60)],
+}
+NEW = {
+    "work": ["school", "astronaut", "job", "job"],
+    "ward": ["A", "B", "A", ""],
+    "age": [30, 40, 50, 60],
+    "place": ["north", "south", "mars", "north"],
+}
+
+
+def people(**options: Any) -> eh.data.FederatedDataset:
+    pyarrow = pytest.importorskip("pyarrow")
+    return eh.data.from_frame(pyarrow.table(PEOPLE), client=["place", "ward"], **options)
+
+
+def trained_on_people(around: Any = ditto, **options: Any) -> eh.Run:
+    data = people(**{"label": "ill", "drop": ["cost"], **options})
+    assert data.features is not None
+    model = eh.models.softmax_regression(len(data.features.inputs), classes=2)
+    return eh.simulate(around(eh.local.sgd(model, 0.5, epochs=2, batch_size=4)), data, rounds=3)
+
+
+@pytest.mark.parametrize(
+    "around", [ditto, lambda work: eh.personalization.finetune(eh.algorithms.fedavg(work), work)]
+)
+def test_a_table_is_predicted_by_the_models_of_its_clients(around: Any, tmp_path: Path) -> None:
+    """Known and unknown clients, one without a name, and a text that no training row had; a loaded run agrees."""
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    run = trained_on_people(around)
+    frame = pandas.DataFrame(NEW, index=list("wxyz"))
+    found = run.predict_table(frame)
+    assert list(found) == ["row", "client", "prediction", "probability_no", "probability_yes", "model"]
+    assert list(found.index) == list("wxyz") and found["row"].tolist() == [1, 2, 3, 4]
+    assert found["client"].tolist() == ["north / A", "south / B", "mars / A", ""]
+    assert found["model"].tolist() == ["personal", "personal", "global", "global"]
+    assert run.data.features is not None
+    x = eh.data.encode_table(frame, features=run.data.features)
+    for k, client in enumerate(("north / A", "south / B", None, None)):
+        logits = run.predict(x[k : k + 1], client=client)[0].astype(np.float64)
+        shares = np.exp(logits) / np.exp(logits).sum()
+        assert found["probability_yes"].iloc[k] == pytest.approx(shares[1], rel=1e-5)
+        assert found["prediction"].iloc[k] == ("no", "yes")[shares.argmax()]
+    as_polars = run.predict_table(polars.DataFrame(NEW))
+    assert isinstance(as_polars, polars.DataFrame) and as_polars.to_dict(as_series=False) == found.to_dict(
+        "list"
+    )
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    saved = eh.load_run(run.save(tmp_path / "run"))
+    of_file = saved.predict_table(tmp_path / "new.csv")
+    assert isinstance(of_file, dict) and of_file["model"].tolist() == found["model"].tolist()
+    np.testing.assert_allclose(of_file["probability_yes"], found["probability_yes"], rtol=1e-5)
+
+
+def test_amounts_margins_and_numbered_classes_are_predicted_for_a_table() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    data = people(label="cost", regression=True, drop=["ill"])
+    assert data.features is not None
+    inputs, target = len(data.features.inputs), data.features.target
+    assert target is not None
+    model = eh.models.standardized(
+        eh.models.linear_regression(inputs), mean=target.mean, deviation=target.deviation
+    )
+    work = eh.local.sgd(model, 0.3, epochs=5, batch_size=4)
+    found = eh.simulate(eh.algorithms.fedavg(work), data, rounds=5).predict_table(pyarrow.table(PEOPLE))
+    assert list(found) == ["row", "client", "prediction", "model"]
+    assert np.corrcoef(found["prediction"], PEOPLE["cost"])[0, 1] > 0.95 and max(found["prediction"]) > 100
+
+    numbered = {**PEOPLE, "ill": [int(label == "yes") for label in PEOPLE["ill"]]}
+    data = eh.data.from_frame(pyarrow.table(numbered), client="place", label="ill", drop=["cost", "ward"])
+    for model, further in (
+        (eh.models.softmax_regression(3, classes=2), ["probability_0", "probability_1"]),
+        (eh.models.svm(3), ["score"]),
+    ):
+        run = eh.simulate(
+            eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=4)), data, rounds=1
+        )
+        found = run.predict_table(pyarrow.table(NEW).drop_columns(["place"]))
+        assert list(found) == ["row", "prediction", *further, "model"]
+        assert found["prediction"].dtype.kind == "i" and set(found["model"].tolist()) == {"global"}
+        if further == ["score"]:
+            np.testing.assert_array_equal(found["prediction"], found["score"] > 0)
+
+
+def test_a_table_that_cannot_be_predicted_is_one_sentence(runs: dict[str, eh.Run]) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    run = trained_on_people()
+    for table, sentence in (
+        ({"age": [1.0]}, "there is no column 'work'"),
+        ({name: values[:0] for name, values in PEOPLE.items()}, "has no rows"),
+    ):
+        with pytest.raises(eh.EvenhandError, match=sentence):
+            run.predict_table(pyarrow.table(table))
+    with pytest.raises(eh.EvenhandError, match=r"trained on arrays.*run\.predict"):
+        runs["global"].predict_table(pyarrow.table({"age": [1.0]}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -262,17 +262,6 @@ _FEW = 5
 """Clients of a cohort, on average, under which noise on their mean is usually larger than what they have in common."""
 
 
-def unaccounted(method: Algorithm) -> str | None:
-    """The sentence on a method whose aggregator adds noise, but that guarantees nothing; None: it has no such one."""
-    if method.privacy is not None or not _releases_of(method):
-        return None
-    return (
-        "The aggregator adds noise to the updates, but no privacy guarantee is computed, so this noise promises "
-        "nothing: put private(...) around the method, which checks all that it gives away and computes epsilon, as in "
-        "private(fedavg(aggregator=noisy_mean(...), sampling=poisson(rate)))."
-    )
-
-
 def cohort_line(method: Algorithm, clients: int) -> str | None:
     """The sentence on the cohorts of a method that draws a part of the ``clients``; None: those of the run's size."""
     rate = method.sampling.rate
@@ -284,23 +273,33 @@ def cohort_line(method: Algorithm, clients: int) -> str | None:
     return f"A round draws {_number(_expected(method, clients))} of {clients:,} clients."
 
 
-def few_expected(method: Algorithm, clients: int) -> str | None:
-    """The sentence on noise that very few of the ``clients`` share; None: they are enough, or all of them."""
+def worth_of_noise(
+    method: Algorithm, clients: int
+) -> Iterator[tuple[Literal["unaccounted", "few_expected"], str]]:
+    """What there is to say of noise that a method adds, as kinds and sentences: it guarantees nothing, or few share it.
+
+    The rule for the latter: fewer than 5 of the ``clients`` are expected in a round, and more could be.
+    """
+    releases = (phase.aggregator.release for phase in method.phases if isinstance(phase.aggregator, Sum))
+    if not any(release is not None and release.noise_multiplier > 0 for release in releases):
+        return
+    if method.privacy is None:
+        yield (
+            "unaccounted",
+            "The aggregator adds noise to the updates, but no privacy guarantee is computed, so this noise promises "
+            "nothing: put private(...) around the method, which checks all that it gives away and computes epsilon, as "
+            "in private(fedavg(aggregator=noisy_mean(...), sampling=poisson(rate))).",
+        )
     rate = method.sampling.rate
-    if rate is None or rate == 1.0 or not _releases_of(method) or _expected(method, clients) >= _FEW:
-        return None
-    return (
+    if rate is None or rate == 1.0 or _expected(method, clients) >= _FEW:
+        return
+    yield (
+        "few_expected",
         f"A round draws {_number(_expected(method, clients))} of {clients:,} clients on average, and the noise on the "
         f"mean of their updates is divided by that number: with fewer than {_FEW}, it usually hides what they have "
         "learnt. Give a larger rate; with few clients, rate=1 has the least noise at the same epsilon, with the noise "
-        "multiplier that eh.privacy.noise_for (--epsilon) finds for it."
+        "multiplier that eh.privacy.noise_for (--epsilon) finds for it.",
     )
-
-
-def _releases_of(method: Algorithm) -> list[Release]:
-    """The noise that the method's aggregators add to what clients upload."""
-    releases = (phase.aggregator.release for phase in method.phases if isinstance(phase.aggregator, Sum))
-    return [release for release in releases if release is not None and release.noise_multiplier > 0]
 
 
 def _expected(method: Algorithm, clients: int) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +22,12 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import Baseline, ClassMetrics, Finding, Metric, Prepared, of_global, unmeasured
 from evenhand.evaluation.metrics import BACKDOOR, SPLITS
 from evenhand.privacy import Account, account
-from evenhand.privacy.client_level import few_expected, unaccounted
+from evenhand.privacy.client_level import worth_of_noise
 from evenhand.report import RunView, write_report
 from evenhand.rounds import RoundState, newcomer, roots, work_key
 from evenhand.simulation._job import Execution, Job, Untrained, check_model
 from evenhand.simulation.evaluating import Adapting, Evaluation, fitting, has_own, honest_among, tiles
-from evenhand.simulation.results import Facts, Results
+from evenhand.simulation.results import Applied, Facts, Results
 from evenhand.simulation.saving import save
 from evenhand.simulation.setup import set_up
 from evenhand.simulation.store import Kept, NDArray, stored
@@ -168,14 +169,8 @@ class Run(Results):
             aucs={split: metrics["auc"] for split, metrics in self.clients.items() if "auc" in metrics},
             is_exposed=self._is_exposed,
         )
-        return (*seen, *filter(None, (self._unavailable(), self._unmeasured())), *self._of_noise())
-
-    def _of_noise(self) -> Iterator[Finding]:
-        """The findings about noise that protects nobody, or that too few clients share."""
-        if (sentence := unaccounted(self.algorithm)) is not None:
-            yield Finding("unaccounted", sentence)
-        if (sentence := few_expected(self.algorithm, self.data.num_clients)) is not None:
-            yield Finding("few_expected", sentence)
+        noise = (Finding(*pair) for pair in worth_of_noise(self.algorithm, self.data.num_clients))
+        return (*seen, *filter(None, (self._unavailable(), self._unmeasured())), *noise)
 
     @cached_property
     def _is_at_base_rate(self) -> bool:
@@ -355,7 +350,7 @@ class Run(Results):
         """The model's raw outputs for new examples: logits of a classifier, values of a regression.
 
         The examples go through the model in chunks, so ``x`` may be as large as memory allows.  For the columns of a
-        table, :func:`evenhand.data.encode_table` makes ``x``; ``evenhand predict`` does both for a run folder.
+        table, :func:`evenhand.data.encode_table` makes ``x``; :meth:`predict_table` does both, for rows of any client.
 
         Args:
           x: examples of the shape that the model was trained on, ``(rows, ...)``.
@@ -385,6 +380,25 @@ class Run(Results):
         if k is None:
             return evaluation.outputs(self.algorithm.model, self.params, examples)
         return evaluation.outputs(self.algorithm.client_model, self.personal_params(k), examples)
+
+    def applied(self) -> Applied:
+        """What is applied to new rows."""
+        data = self.data
+        return Applied(self.algorithm.client_model, self.params, data.form, data.features, data.client_column)
+
+    def _personal_models(self, clients: Collection[str]) -> tuple[set[str], Iterator[tuple[str, Params]]]:
+        has, ids = self.personal_clients, self.data.client_ids
+        chosen = [k for k, name in enumerate(ids) if has[k] and name in clients]
+
+        def models() -> Iterator[tuple[str, Params]]:
+            if not chosen:
+                return
+            span = slice(chosen[0], chosen[-1] + 1)
+            for window, params in self._served(span, lanes=self.info["lanes"], devices=self.info["devices"]):
+                for k in chosen[bisect_left(chosen, window.start) : bisect_left(chosen, window.stop)]:
+                    yield ids[k], tree.take(params, k - window.start)
+
+        return {ids[k] for k in chosen}, models()
 
     def serve(self, data: FederatedDataset) -> Run:
         """The same run, with other clients in place of its own: those that took no part in the training.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.data import FederatedDataset, Form
+from evenhand.data import FederatedDataset, Form, load_features
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import ClassMetrics, Finding, class_spread, outputs, unlabelled
 from evenhand.privacy import Account
@@ -25,7 +25,7 @@ from evenhand.simulation import folder as files
 from evenhand.simulation._job import Job, Untrained
 from evenhand.simulation._run import Run, serve_newcomers
 from evenhand.simulation.folder import Arrays, NDArray
-from evenhand.simulation.results import Facts, Results
+from evenhand.simulation.results import Applied, Facts, Results
 from evenhand.simulation.saving import BESIDE_INFO, SAVED_BY, client_ids, described, packed, unpacked
 from evenhand.types import Algorithm, Model, Params, Release
 
@@ -270,13 +270,6 @@ class SavedRun(Results):
         return {entry.client: entry for entry in files.read_index(self.folder)}
 
     @property
-    def level_of_clients(self) -> dict[str, int]:
-        """Client id -> the position of its model in ``info["levels"]``; empty where there is one model."""
-        if self.level is None:
-            return {}
-        return dict(zip(self._evaluated_ids(), self.level.tolist(), strict=True))
-
-    @property
     def personal_clients(self) -> NDArray:
         """Which clients have a personal model in the folder, bool ``(num_clients,)``."""
         return np.array([name in self.personal for name in self.recorded.client_ids])
@@ -287,17 +280,36 @@ class SavedRun(Results):
         Raises:
           EvenhandError: the model is not known, there is no such client, or the examples have another form.
         """
+        model, form = self._known_model(), self.form
+        examples = unlabelled(x, form.shape, form.dtype)
+        k = None if client is None else self._position(str(client), "the run's clients")
+        if k is None and self.level is not None:
+            return tuple(outputs(model, params, examples) for params in self.params)
+        params = self.params if k is None else self.personal_params(k)
+        return outputs(model, params, examples)
+
+    def applied(self) -> Applied:
+        """What is applied to new rows.
+
+        Raises:
+          EvenhandError: the model is not known, or ``features.json`` is damaged.
+        """
+        features = load_features(self.folder) if (self.folder / files.FEATURES).is_file() else None
+        column = self.config["data"].get("client_column") or ""
+        return Applied(self._known_model(), self.params, self.form, features, column)
+
+    def _personal_models(self, clients: Collection[str]) -> tuple[set[str], Iterator[tuple[str, Params]]]:
+        entries = [entry for name, entry in self.personal.items() if name in clients]
+        models = files.personal_models(self.folder, entries, self.params)
+        return {entry.client for entry in entries}, ((entry.client, params) for entry, params in models)
+
+    def _known_model(self) -> Model:
         if self.model is None:
             raise EvenhandError(
                 f"{self.folder} does not describe its model, which was made in Python or by an earlier version of "
-                "Evenhand: give it for predict(), as in eh.load_run(folder, model=model)."
+                "Evenhand: give it for predictions, as in eh.load_run(folder, model=model)."
             )
-        examples = unlabelled(x, self.form.shape, self.form.dtype)
-        k = None if client is None else self._position(str(client), "the run's clients")
-        if k is None and self.level is not None:
-            return tuple(outputs(self.model, params, examples) for params in self.params)
-        params = self.params if k is None else self.personal_params(k)
-        return outputs(self.model, params, examples)
+        return self.model
 
     def serve(self, data: FederatedDataset) -> Run:
         """How the run serves clients that took no part in the training, as :meth:`evenhand.simulation.Run.serve`.

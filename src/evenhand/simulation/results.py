@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from evenhand import evaluation
+from evenhand._platform import check_process
+from evenhand.data import Features, Form
+from evenhand.data.loaders import new_rows, table_like
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import (
     ClassMetrics,
@@ -22,8 +26,9 @@ from evenhand.evaluation import (
 )
 from evenhand.report import PrivateSummary, RunView, Summary, covered, honest, run_html
 from evenhand.text import counted
+from evenhand.types import Model, Params, PyTree
 
-__all__ = ["Facts", "Results", "Who"]
+__all__ = ["Applied", "Facts", "Predicted", "Results", "Who"]
 
 NDArray = npt.NDArray[Any]
 Who: TypeAlias = Literal["all", "honest", "malicious"]
@@ -49,6 +54,73 @@ class Facts(NamedTuple):
     client_ids: tuple[str, ...]
     sizes: Mapping[str, NDArray]
     undefined: Mapping[str, str]
+
+
+class Applied(NamedTuple):
+    """What is applied to new rows.
+
+    Attributes:
+      model: what clients are served.
+      params: the global parameters; of several levels, those of each.
+      form: of the data that the model was trained on.
+      features: how the columns of a table become inputs; None: the model was trained on arrays.
+      client_column: what a client is in the table, such as ``"region / group"`` for two columns; empty: unknown.
+    """
+
+    model: Model
+    params: Params
+    form: Form
+    features: Features | None
+    client_column: str
+
+    @property
+    def gives(self) -> Literal["logits", "margin", "value"]:
+        """What the model's outputs are: a logit for each class, the margin of the second of two, or a value."""
+        if self.form.classes is None:
+            return "value"
+        return "margin" if self.model.name.startswith("svm(") else "logits"
+
+    def columns(self, scores: NDArray) -> dict[str, NDArray]:
+        """What is predicted from the model's ``scores``, ``(rows, outputs)``, and the scores as numbers to read."""
+        count = scores.shape[1]
+        if self.gives == "value":
+            names = ["prediction"] if count == 1 else [f"prediction_{j + 1}" for j in range(count)]
+            return {name: scores[:, j] for j, name in enumerate(names)}
+        names = self.form.names or ()
+        classes = [names[k] if k < len(names) else str(k) for k in range(max(2, count))]
+        if self.gives == "margin":
+            # A margin is no logarithm of odds, so it gives no probability.
+            chosen = np.where(np.isnan(scores[:, 0]), -1, scores[:, 0] > 0)
+            others = {"score": scores[:, 0]}
+        else:
+            shifted = scores.astype(np.float64) - scores.max(axis=1, keepdims=True)
+            shares = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
+            chosen = np.where(np.isnan(scores).any(axis=1), -1, scores.argmax(axis=1))
+            others = {f"probability_{name}": shares[:, k] for k, name in enumerate(classes)}
+        return {"prediction": np.array([*classes, ""])[chosen] if names else chosen, **others}
+
+
+class Predicted(NamedTuple):
+    """What the models of a run make of rows.
+
+    Attributes:
+      scores: logits, margins or values, ``(rows, outputs)``.
+      is_personal: whether the row's client has a personal model, or a level that it was served, ``(rows,)``.
+      models: which model gave the scores, ``(rows,)``: ``"personal"``, ``"global"``, or the name of a level.
+    """
+
+    scores: NDArray
+    is_personal: NDArray
+    models: NDArray
+
+
+class _Part(NamedTuple):
+    """Rows that one model predicts: their positions, its parameters, what it is called, and for whom it is personal."""
+
+    rows: NDArray
+    params: Params
+    name: str
+    is_personal: NDArray | bool
 
 
 class Results(ABC):
@@ -78,6 +150,110 @@ class Results(ABC):
     @abstractmethod
     def view(self, title: str = "run") -> RunView:
         """What reports and figures show."""
+
+    @abstractmethod
+    def applied(self) -> Applied:
+        """What is applied to new rows.
+
+        Raises:
+          EvenhandError: the model is not known.
+        """
+
+    @abstractmethod
+    def _personal_models(self, clients: Collection[str]) -> tuple[set[str], Iterator[tuple[str, Params]]]:
+        """Those of these clients that have personal models, and these models, each with its client."""
+
+    def predict_table(self, table: Any, *, client: str | Sequence[str] | None = None) -> Any:
+        """What the run predicts for the rows of a table: each client's personal model if it has one, else the global.
+
+        It is what ``evenhand predict`` writes: columns are encoded as they were for the training, and rows of unknown
+        clients, or without a client, get the global model.
+
+        Args:
+          table: a pandas or polars data frame, a pyarrow table, a Hugging Face data set, or the path of a file that
+            :func:`evenhand.data.load` reads.  It needs the columns of features; others are ignored.
+          client: the column of clients, or several whose combinations are clients; None: as in the training data.  A
+            table without it gets the global model.
+
+        Returns:
+          Columns, in the order of the rows: ``row`` (from 1), ``client`` where the table has it, ``prediction``,
+          ``probability_<class>`` for each class (``score`` for a support vector machine), and ``model``
+          (``"personal"``, ``"global"`` or the name of a level).  A data frame of pandas (with the index of the table)
+          or polars where ``table`` is one, else a dict of NumPy arrays.  Where a model that diverged predicts nothing,
+          ``prediction`` is ``""``, or -1 for classes without names.
+
+        Raises:
+          EvenhandError: a column is missing or of another kind, there are no rows, or the model is not known.
+
+        Example:
+          >>> import pyarrow, evenhand as eh
+          >>> columns = {"client": ["a", "b"] * 20, "age": list(range(40)), "label": ["no"] * 20 + ["yes"] * 20}
+          >>> data = eh.data.from_frame(pyarrow.table(columns))
+          >>> model = eh.models.softmax_regression(features=1, classes=2)
+          >>> work = eh.local.sgd(model, 0.5, epochs=5, batch_size=4)
+          >>> run = eh.simulate(eh.personalization.finetune(eh.algorithms.fedavg(work), work), data, rounds=5)
+          >>> predicted = run.predict_table(pyarrow.table({"client": ["a", "new"], "age": [5, 35]}))
+          >>> predicted["prediction"].tolist(), predicted["model"].tolist()
+          (['no', 'yes'], ['personal', 'global'])
+        """
+        check_process()
+        applied, source = self.applied(), str(table) if isinstance(table, str | Path) else "table"
+        column = client or applied.client_column or "client"
+        rows = new_rows(table, features=applied.features, client=column, label=None)
+        x = evaluation.unlabelled(rows.x, applied.form.shape, applied.form.dtype, source)
+        if not len(x):
+            raise EvenhandError(f"{source} has no rows: give at least one.")
+        predicted = self.predicted(x, rows.clients)
+        columns = {"row": np.arange(1, len(x) + 1)}
+        if rows.clients is not None:
+            columns["client"] = rows.clients
+        return table_like(table, {**columns, **applied.columns(predicted.scores), "model": predicted.models})
+
+    def predicted(
+        self,
+        x: NDArray,
+        clients: NDArray | None,
+        measure: Callable[[PyTree, NDArray], None] = lambda outcome, rows: None,
+    ) -> Predicted:
+        """Applies each client's model to its rows, and the global one to all others.
+
+        Args:
+          x: inputs, ``(rows, ...)``.
+          clients: the client of each row, ``""`` for none; None: there are none.
+          measure: called with the outputs of each model, and the positions of the rows that they are for.
+        """
+        applied, count = self.applied(), len(x)
+        scores, models = np.zeros((count, 0), np.float32), np.zeros(count, object)
+        is_personal = np.zeros(count, bool)
+        for part in self._parts([""] * count if clients is None else clients.tolist(), applied.params):
+            outcome = evaluation.outputs(applied.model, part.params, x[part.rows])
+            # A margin without the penalty that its model has beside it.
+            array = np.asarray(outcome.score if applied.gives == "margin" else outcome)
+            array = array.reshape(len(array), -1)
+            if not scores.shape[1]:
+                scores = np.zeros((count, array.shape[1]), array.dtype)
+            scores[part.rows], models[part.rows], is_personal[part.rows] = array, part.name, part.is_personal
+            measure(outcome, part.rows)
+        return Predicted(scores, is_personal, models.astype(str))
+
+    def _parts(self, clients: Sequence[str], shared: Params) -> Iterator[_Part]:
+        """The rows of these ``clients`` by the model that predicts them; ``shared`` parameters for all others."""
+        if self.level is not None:
+            level = dict(zip(self._evaluated_ids(), self.level.tolist(), strict=True))
+            places = np.array([level.get(name, 0) for name in clients])
+            is_served = np.array([name in level for name in clients])
+            for place in np.unique(places):
+                rows = np.flatnonzero(places == place)
+                yield _Part(rows, shared[place], self.info["levels"][place], is_served[rows])
+            return
+        rows_of: dict[str, list[int]] = {}
+        for row, name in enumerate(clients):
+            rows_of.setdefault(name, []).append(row)
+        own, personal = self._personal_models(rows_of)
+        if others := sorted(row for name, rows in rows_of.items() if name not in own for row in rows):
+            yield _Part(np.array(others), shared, "global", False)
+        for name, params in personal:
+            yield _Part(np.array(rows_of[name]), params, "personal", True)
 
     def client_metrics(self, split: str = "test") -> dict[str, NDArray]:
         """Loss and metrics of every client, ``(num_clients,)`` each, with the model that it is served.

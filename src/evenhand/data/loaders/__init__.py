@@ -1,6 +1,7 @@
 """Readers of files, folders, tables in memory and built-in data sets."""
 
 from evenhand.data.loaders._encode import NewRows, encode_table, load_features, new_rows
+from evenhand.data.loaders._frames import table_like
 from evenhand.data.loaders._leaf import load_leaf
 from evenhand.data.loaders._load import NAMES, PUBLISHED, from_frame, is_name, load, spreads
 
@@ -16,4 +17,5 @@ __all__ = [
     "load_leaf",
     "new_rows",
     "spreads",
+    "table_like",
 ]

@@ -62,20 +62,21 @@ def encode_table(table: Any, *, features: Features) -> npt.NDArray[np.float32]:
 
 
 def new_rows(
-    source: str | Path,
+    source: Any,
     *,
     features: Features | None = None,
     client: str | Sequence[str] = "client",
-    label: str = "label",
+    label: str | None = "label",
     features_array: str | None = None,
 ) -> NewRows:
     """Rows for a model to predict, with the clients and the labels that they name, if they name any.
 
     Args:
-      source: a table, as for :func:`encode_table`; an ``.npz`` archive; or a file of IDX images.
+      source: a table, as for :func:`encode_table`; or the path of an ``.npz`` archive or of a file of IDX images.
       features: how the columns of a table become inputs; None for a model that was trained on arrays.
-      client: the column or array of clients; for several columns, each combination is a client.
-      label: the column or array of labels; in ``.npz`` files, ``y`` also works.
+      client: the column or array of clients; for several columns, each combination is a client.  ``"region / group"``,
+        as a run names the two columns of its data, stands for both where there is no such column.
+      label: the column or array of labels; in ``.npz`` files, ``y`` also works.  None: labels are not read.
       features_array: the array of features in an ``.npz`` file; None: ``x``.
 
     Raises:
@@ -89,7 +90,15 @@ def new_rows(
       >>> rows.x.shape, rows.clients.tolist(), rows.labels
       ((2, 3), ['a', 'b'], None)
     """
-    path, together = Path(source), several(client)
+    together = several(client)
+    if not isinstance(source, str | Path):
+        if features is None:
+            raise EvenhandError(
+                "table: the model was trained on arrays, not on a table: give an array to run.predict, or the path of "
+                "an .npz file."
+            )
+        return _encoded(source, features, together, label)
+    path = Path(source)
     check_file(path)
     with readable(path):
         if features is not None:
@@ -101,7 +110,8 @@ def new_rows(
                 f"{path}: the model was trained on arrays: give an .npz file with the array {features_array or 'x'!r}."
             )
         id_array = together[0] if len(together) == 1 else ""
-        return NewRows(*new_arrays(path, features_array or "x", id_array, label))
+        rows = NewRows(*new_arrays(path, features_array or "x", id_array, label or ""))
+        return rows if label is not None else rows._replace(labels=None)
 
 
 def _encoded(table: Any, features: Features, client: Sequence[str], label: str | None) -> NewRows:
@@ -125,6 +135,8 @@ def _encoded(table: Any, features: Features, client: Sequence[str], label: str |
                     "with: add it."
                 )
     problems.check()
+    if len(client) == 1 and client[0] not in existing:
+        client = client[0].split(" / ")
     client = tuple(client) if existing.issuperset(client) else ()
     new = opened.read(Columns(wanted, label if label in existing else None, client), problems)
     problems.check()

@@ -9,7 +9,7 @@ import datetime
 import json
 import numbers
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,6 +56,21 @@ def library(frame: object) -> str | None:
     """``"pandas"``, ``"polars"``, ``"pyarrow"`` or ``"datasets"``, by where the type or a parent of it comes from."""
     roots = {base.__module__.partition(".")[0] for base in type(frame).__mro__}
     return next((name for name in ("pandas", "polars", "pyarrow", "datasets") if name in roots), None)
+
+
+def table_like(frame: object, columns: Mapping[str, NDArray]) -> Any:
+    """These columns as a table of the library that ``frame`` is of, pandas or polars; of any other, as a dict."""
+    match library(frame):
+        case "pandas":
+            import pandas  # pyright: ignore[reportMissingImports]  (not a dependency)
+
+            return pandas.DataFrame(dict(columns), index=getattr(frame, "index", None))
+        case "polars":
+            import polars  # pyright: ignore[reportMissingImports]  (not a dependency)
+
+            return polars.DataFrame(dict(columns))
+        case _:
+            return dict(columns)
 
 
 def open_frame(frame: Any, source: str, na: Sequence[str] = ()) -> Frame:
