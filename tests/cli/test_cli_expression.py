@@ -269,6 +269,15 @@ def test_an_expression_is_what_python_makes_of_it(text: str, made: Callable[[], 
         ("", "is not an expression"),
         ("fedavg() if x else fedavg()", "column 1: a method belongs here"),
         (
+            "fedprox(0.1), fedprox(1)",
+            "one method belongs here, and these are 2: several values of an argument go in braces, and "
+            "`evenhand study` tries each of them, as in fedprox({0.1, 1})",
+        ),
+        (
+            "fedavg(aggregator=(krum(1), mean()))",
+            "one aggregator belongs here, and these are 2: several values",
+        ),
+        (
             "side_by_side({})",
             "side_by_side needs methods, which an expression cannot give: call it from Python.",
         ),

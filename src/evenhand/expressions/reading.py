@@ -200,6 +200,10 @@ def _tree(text: str) -> ast.expr:
 
 def _value_of_call(reader: _Reader, node: ast.expr, kind: Kind) -> Any:
     """What a call of one of the kind's factories makes."""
+    if isinstance(node, ast.Tuple) and len(node.elts) > 1:
+        raise _wrong(
+            reader, node, f"one {kind.noun} belongs here, and these are {len(node.elts)}{_braces(node)}"
+        )
     name_node = node.func if isinstance(node, ast.Call) else node
     if not isinstance(name_node, ast.Name):
         raise _wrong(reader, node, f"{kind.with_article} belongs here, a call such as {kinds.example(kind)}")
@@ -217,6 +221,17 @@ def _value_of_call(reader: _Reader, node: ast.expr, kind: Kind) -> Any:
         raise ExpressionError(_as_expression(str(error))) from None
     except (TypeError, ValueError, ArithmeticError) as error:
         raise _wrong(reader, node, f"{kinds.signature(name, factory)} cannot take this ({error})") from None
+
+
+def _braces(several: ast.Tuple) -> str:
+    """Where several values go, as a clause, with these calls as the example if they differ in one argument by place."""
+    cure = ": several values of an argument go in braces, and `evenhand study` tries each of them"
+    calls = [node for node in several.elts if isinstance(node, ast.Call) and len(node.args) == 1]
+    names = {ast.unparse(call.func) for call in calls}
+    if len(calls) != len(several.elts) or len(names) != 1 or any(call.keywords for call in calls):
+        return cure
+    values = ", ".join(ast.unparse(call.args[0]) for call in calls)
+    return f"{cure}, as in {names.pop()}({{{values}}})"
 
 
 _IN_PYTHON = re.compile(r"\beh\.(?:\w+\.)+(\w+)(\((?:model|work)\b(?:, )?)?")
