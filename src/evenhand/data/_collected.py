@@ -12,9 +12,6 @@ from evenhand.data._dataset import FederatedDataset, PooledRows, build, from_arr
 from evenhand.data._validation import NDArray, Splitting
 from evenhand.errors import EvenhandError, expect
 
-_PIXEL = 255.0
-"""The largest of a byte, which becomes 1."""
-
 
 class RowsByNumber(Protocol):
     """A map-style data set: PyTorch's ``Dataset``, a partition of Hugging Face, a list of pairs."""
@@ -112,7 +109,7 @@ def _pooled(
             pairs.append(pair)
             ids.append(client)
     inputs, labels = zip(*pairs, strict=True)
-    return np.stack(inputs), np.stack(labels), np.array(ids)
+    return validation.pixels(np.stack(inputs)), np.stack(labels), np.array(ids)
 
 
 def _length(dataset: RowsByNumber, place: str) -> int:
@@ -141,6 +138,4 @@ def _pair(example: Any, x: str | None, y: str | None, place: str) -> tuple[NDArr
     else:
         raise EvenhandError(f"{place} is a {type(example).__name__}: give pairs (x, y) or dictionaries.")
     inputs, label = map(np.asarray, pair)
-    if inputs.dtype == np.uint8 and inputs.ndim > 1:
-        inputs = inputs.astype(np.float32) / np.float32(_PIXEL)
     return inputs, label

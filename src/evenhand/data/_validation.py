@@ -578,6 +578,12 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
     return np.random.default_rng([whole_number("seed", seed, 0, _LARGEST), zlib.crc32(purpose.encode())])
 
 
+def pixels(pictures: NDArray) -> NDArray:
+    """The bytes of pictures, of two axes or more each, as shares of 255 in float32; anything else as it is."""
+    is_picture = pictures.dtype == np.uint8 and pictures.ndim > 2
+    return pictures.astype(np.float32) / np.float32(255) if is_picture else pictures
+
+
 class Splitting(NamedTuple):
     """How each client's examples are divided.
 

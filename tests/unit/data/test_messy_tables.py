@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from evenhand.data import FederatedDataset, encode_table, from_frame, load
 from evenhand.data._features import Features
+from evenhand.data.loaders._table import _median_of_others
 from evenhand.errors import EvenhandError
 
 MESSY = """client,v,w,label
@@ -46,6 +47,38 @@ def assert_same(one: FederatedDataset, other: FederatedDataset) -> None:
     for first, second in ((one.train, other.train), (one.test, other.test)):
         np.testing.assert_array_equal(first.x, second.x)
         np.testing.assert_array_equal(first.y, second.y)
+
+
+def test_a_column_in_another_unit_at_one_client_is_noted() -> None:
+    """Creatinine in umol/l at one of six hospitals; what differs by nature, at many, or is mostly 0 is not noted."""
+    rng = np.random.default_rng(0)
+    hospital = np.repeat([f"h{k}" for k in range(6)], 30)
+    creatinine = rng.lognormal(0.1, 0.3, 180)
+    unlike = rng.lognormal(0, 0.1, 180) * np.repeat([1, 2, 4, 5, 6, 9], 30)
+    scattered = rng.lognormal(0, 0.1, 180) * np.repeat([1, 1, 1, 1, 50, 60], 30)
+    rare = (rng.random(180) < np.repeat([0, 0, 0, 0, 0, 0.9], 30)) * rng.lognormal(2, 1, 180)
+    columns: dict[str, Any] = {
+        "client": hospital,
+        "creatinine": np.where(hospital == "h3", 88.4, 1.0) * creatinine,
+        "grams": np.where(hospital == "h1", 0.001, 1.0) * creatinine,
+        "unlike": unlike,
+        "scattered": scattered,
+        "rare": rare,
+        "label": rng.integers(0, 2, 180),
+    }
+    notes = from_frame(pa.table(columns)).notes
+    assert len(notes) == 2 and all("compare the units" in note for note in notes)
+    assert notes[0].startswith("Column 'creatinine' may be in another unit at client 'h3' (median ")
+    assert notes[1].startswith("Column 'grams' may be in another unit at client 'h1' (median 0.001")
+    columns["creatinine"], columns["grams"] = creatinine, creatinine
+    assert from_frame(pa.table(columns)).notes == ()
+
+
+@pytest.mark.parametrize("count", [3, 4, 7, 8])
+def test_the_median_of_the_others_is_that_without_oneself(count: int) -> None:
+    values = np.random.default_rng(count).integers(0, 5, count).astype(float)
+    expected = [np.median(np.delete(values, k)) for k in range(count)]
+    np.testing.assert_array_equal(_median_of_others(values), expected)
 
 
 def test_rows_without_a_label_or_a_client_are_dropped_and_counted(messy: Path, tmp_path: Path) -> None:

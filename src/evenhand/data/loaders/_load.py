@@ -17,6 +17,7 @@ import numpy as np
 from evenhand.data._dataset import FederatedDataset
 from evenhand.data._features import Fill
 from evenhand.data.loaders._archive import files_in, is_archive, unpacked
+from evenhand.data.loaders._array_columns import array_dataset, learns_from_arrays
 from evenhand.data.loaders._arrays import is_idx, load_idx, load_idx_folder, load_npz, pooled
 from evenhand.data.loaders._collections import (
     BATCHES,
@@ -362,6 +363,8 @@ def from_frame(
     The table is read as :func:`evenhand.data.load` reads a file: one row per example, columns of client ids, a
     column with the label, and features in the others.  The types of its columns decide what is text and what
     is a number; categories are text.  Names of columns are turned into text.  The index of a pandas table is not read.
+    If the only feature is a column of arrays, such as pictures of Hugging Face or lists of tokens, the inputs are these
+    arrays: floats, or integers as tokens; bytes of pictures are divided by 255.
 
     Args:
       frame: a ``pandas.DataFrame``, ``polars.DataFrame``, ``pyarrow.Table`` or ``datasets.Dataset``.
@@ -414,6 +417,9 @@ def from_frame(
             raise EvenhandError(
                 f"{name}: {column!r} is in the index and not a column: give frame.reset_index() instead."
             )
+    arrays = learns_from_arrays(frame, opened, options)
+    if arrays is not None:
+        return array_dataset(frame, opened, arrays, name, options)
     return table_dataset(name, in_memory(opened), options)
 
 
