@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from evenhand.data._dataset import FederatedDataset, Split, assign, remarks_on_spelling
+from evenhand.data._dataset import Assignment, FederatedDataset, Split, assign, remarks_on_spelling
 from evenhand.data._features import Fill, Series, encode, fit, fit_target
 from evenhand.data._validation import NDArray, first_repeated, is_missing, spelled
 from evenhand.data.loaders import _cells as cells
@@ -296,9 +296,11 @@ def table_dataset(source: str, opened: Opened, options: Options) -> FederatedDat
     y, classes, features, client = _checked(source, columns, table, options, problems)
     _ask_about_ids(source, table.features, options)
     client_column = " / ".join(columns.client)
+    is_named = client is not None
     if client is None:
         client = owners(y, options.clients or 1, options.alpha, options.seed, source)
     assignment = assign(client, options.splitting, name=source, subject=f"column {client_column!r}")
+    units = _remarks_on_units(features, assignment) if is_named else ()
     if table.weight is not None:
         # After the split, so that no example is among the training and among the test examples.
         counts = table.weight.values.astype(np.int64)
@@ -318,7 +320,7 @@ def table_dataset(source: str, opened: Opened, options: Options) -> FederatedDat
         name=source,
         classes=classes,
         features=fitted,
-        notes=notes + remarks_on_spelling(assignment.ids),
+        notes=notes + remarks_on_spelling(assignment.ids) + units,
         client_column=client_column,
     )
 
@@ -399,6 +401,68 @@ def _without_empty(
         lambda series: series.at(kept), lambda ids: ids[kept], lambda i: table.row(int(kept[i]))
     )
     return left, (note,)
+
+
+_APART = 10.0
+"""The factor, in either direction, from which on a client's median is far from that of the others."""
+_NAMED = 3
+_FEWEST_CLIENTS, _FEWEST_CELLS = 3, 5
+"""Clients with so many cells that hold a number, each, without which medians say nothing of units."""
+
+
+def _remarks_on_units(features: Sequence[Series], assignment: Assignment) -> tuple[str, ...]:
+    """A sentence on each column of numbers that is on another scale at one client, as if in another unit.
+
+    The rule: over training rows, the client's median is more than ten times the median of the other clients' medians,
+    or less than a tenth of it.  Where that is so of more than a quarter of the clients, they are merely unlike.
+    """
+    sentences = list[str]()
+    rows = assignment.parts[0]
+    for series in features:
+        if series.categories is not None:
+            continue
+        clients, medians = _medians(series.values[rows], assignment.codes[rows])
+        if len(clients) < _FEWEST_CLIENTS:
+            continue
+        others = _median_of_others(medians)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors = medians / others
+        # A median of 0, as of a rare event, is in no other unit.
+        is_far = (factors > _APART) | ((factors > 0) & (factors < 1 / _APART))
+        apart = np.flatnonzero(is_far & np.isfinite(factors))
+        if not len(apart) or len(apart) > max(1, len(clients) // 4):
+            continue
+        shown = [
+            f"{assignment.ids[clients[j]]!r:.40} (median {medians[j]:.4g}, of the other clients {others[j]:.4g})"
+            for j in apart[:_NAMED]
+        ]
+        more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
+        sentences.append(
+            f"Column {series.name!r} may be in another unit at client {', '.join(shown)}{more}: compare the units, and "
+            "convert them to one. The medians are over training rows."
+        )
+    return tuple(sentences)
+
+
+def _medians(values: NDArray, codes: NDArray) -> tuple[NDArray, NDArray]:
+    """The clients with enough numbers, and the median of each."""
+    present = ~np.isnan(values)
+    values, codes = values[present], codes[present]
+    order = np.lexsort((values, codes))
+    values, counts = values[order], np.bincount(codes)
+    starts = np.cumsum(counts) - counts
+    clients = np.flatnonzero(counts >= _FEWEST_CELLS)
+    low, high = starts[clients] + (counts[clients] - 1) // 2, starts[clients] + counts[clients] // 2
+    return clients, (values[low] + values[high]) / 2
+
+
+def _median_of_others(values: NDArray) -> NDArray:
+    """For each of some numbers, the median of the others."""
+    order = np.argsort(values, kind="stable")
+    ranks, ascending, count = np.empty(len(values), int), values[order], len(values) - 1
+    ranks[order] = np.arange(len(values))
+    low, high = (np.where(i < ranks, ascending[i], ascending[i + 1]) for i in ((count - 1) // 2, count // 2))
+    return (low + high) / 2
 
 
 def _ask_about_ids(source: str, features: Sequence[Series], options: Options) -> None:
