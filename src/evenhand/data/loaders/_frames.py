@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from evenhand.data._features import Series
-from evenhand.data._validation import NDArray, canonical, object_ids
+from evenhand.data._validation import NDArray, canonical, object_ids, pixels
 from evenhand.data.loaders._cells import BOOLEANS, MOST_LISTED, Row, as_categories, dates, mixed
 from evenhand.data.loaders._source import open_text
 from evenhand.errors import Argument, EvenhandError
@@ -446,3 +446,62 @@ def _object(source: str, line: int, text: str) -> list[tuple[str, Any]]:
             f'{source}: line {line} is not a JSON object: write one per line, such as {{"client": "a", "label": 1}}.'
         )
     return entries
+
+
+# --- columns of arrays: pictures, lists of numbers, tokens -----------------------------------------------------
+
+
+def array_column(frame: Any, name: str, source: str) -> NDArray:
+    """A column of arrays as one, ``(n, ...)``.
+
+    Raises:
+      EvenhandError: a cell is empty, or arrays have several shapes.
+    """
+    arrays = list[NDArray]()
+    for i, value in enumerate(array_cells(frame, name) or ()):
+        if value is None:
+            raise EvenhandError(f"{source}: row {i} has no array in column {name!r}: leave out the row.")
+        try:
+            arrays.append(np.asarray(value))
+        except ValueError:
+            raise EvenhandError(
+                f"{source}: row {i} has lists of several lengths in column {name!r}: pad them to one length."
+            ) from None
+        if arrays[i].shape != arrays[0].shape:
+            raise EvenhandError(
+                f"{source}: column {name!r} has arrays of shape {arrays[0].shape} in row 0 and {arrays[i].shape} in "
+                f"row {i}: pad, crop or resize them to one shape."
+            )
+    if not arrays:
+        raise EvenhandError(f"{source}: the table has no rows.")
+    return pixels(np.stack(arrays))
+
+
+def array_cells(frame: Any, name: str) -> Sequence[Any] | None:
+    """The cells of a column that holds arrays, by what its type says or, in pandas, its first cell does."""
+    match library(frame):
+        case "datasets":
+            feature = frame.features[name]
+            if type(feature).__name__ == "Image":  # decoded row by row
+                return [row[name] for row in frame.select_columns([name])]
+            is_list = isinstance(feature, list) or type(feature).__name__ in _LISTS
+            return frame.with_format("arrow")[:].column(name).to_pylist() if is_list else None
+        case "pyarrow":
+            from pyarrow import types
+
+            kind = frame.schema.field(name).type
+            is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+            return frame.column(name).to_pylist() if is_list else None
+        case "polars":
+            return frame[name].to_list() if type(frame[name].dtype).__name__ in ("List", "Array") else None
+        case "pandas":
+            column = frame[name].tolist()
+            first: Any = next((value for value in column if value is not None), None)
+            is_array = isinstance(first, list | tuple) or (hasattr(first, "__array__") and np.ndim(first) > 0)
+            return column if is_array else None
+        case _:
+            return None
+
+
+_LISTS = {"Array2D", "Array3D", "Array4D", "Array5D", "LargeList", "List", "Sequence"}
+"""Features of Hugging Face that are arrays."""

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.data._dataset import FederatedDataset
-from evenhand.data._features import Fill
+from evenhand.data._dataset import FederatedDataset, Split
+from evenhand.data._features import Fill, Series
+from evenhand.data._validation import as_features
 from evenhand.data.loaders._archive import files_in, is_archive, unpacked
-from evenhand.data.loaders._array_columns import array_dataset, learns_from_arrays
 from evenhand.data.loaders._arrays import is_idx, load_idx, load_idx_folder, load_npz, pooled
 from evenhand.data.loaders._collections import (
     BATCHES,
@@ -28,7 +28,7 @@ from evenhand.data.loaders._collections import (
     load_omniglot,
 )
 from evenhand.data.loaders._download import Remote, cache_folder, fetch
-from evenhand.data.loaders._frames import open_frame
+from evenhand.data.loaders._frames import Frame, array_cells, array_column, open_frame
 from evenhand.data.loaders._leaf import holds_leaf, leaf_dataset
 from evenhand.data.loaders._source import Encode, Options, bare_suffix, check_file, kind_of, readable
 from evenhand.data.loaders._sparse import LIBSVM, libsvm_files, load_cells, load_libsvm
@@ -417,10 +417,47 @@ def from_frame(
             raise EvenhandError(
                 f"{name}: {column!r} is in the index and not a column: give frame.reset_index() instead."
             )
-    arrays = learns_from_arrays(frame, opened, options)
+    arrays = _array_feature(frame, opened, options)
     if arrays is not None:
-        return array_dataset(frame, opened, arrays, name, options)
+        return _array_dataset(frame, opened, arrays, name, options)
     return table_dataset(name, in_memory(opened), options)
+
+
+def _array_feature(frame: Any, opened: Frame, options: Options) -> str | None:
+    """The column that a model learns from, if it is a single one and may hold arrays."""
+    others = {options.label, options.weight, *options.client, *options.drop}
+    columns = (
+        [name for name in opened.names if name not in others]
+        if options.features is None
+        else options.features
+    )
+    return columns[0] if len(columns) == 1 and array_cells(frame, columns[0]) is not None else None
+
+
+def _array_dataset(frame: Any, opened: Frame, column: str, source: str, options: Options) -> FederatedDataset:
+    """The data set of a table whose only feature is a column of arrays.
+
+    The table is read with the numbers of the rows in the place of that column, so that labels, clients and splits are
+    those of any other table.
+    """
+    arrays = as_features(array_column(frame, column, source), source)
+
+    def series(name: str) -> Series:
+        return (
+            Series(column, np.arange(len(arrays), dtype=np.float64))
+            if name == column
+            else opened.series(name)
+        )
+
+    numbers = options._replace(features=(column,), standardize=False, standardize_target=False)
+    data = table_dataset(source, in_memory(opened._replace(series=series)), numbers)
+
+    def filled(split: Split) -> Split:
+        return split._replace(x=arrays[split.x[:, 0].astype(np.int64)])
+
+    return replace(
+        data, train=filled(data.train), valid=filled(data.valid), test=filled(data.test), features=None
+    )
 
 
 # --- data sets by name: the digits, and those that are downloaded once and checked ----------------------------
