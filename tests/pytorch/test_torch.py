@@ -326,6 +326,25 @@ def test_parameters_without_gradients_are_constants() -> None:
     assert not torch.equal(exported[3].weight, weights["3.weight"])
 
 
+def test_frozen_parameters_are_those_of_the_module() -> None:
+    """As if they did not require gradients; thawed, they are exported with the others."""
+    module = made(mlp)
+    model = eh.models.from_torch(module, loss="cross_entropy", sample=normal(1, 4), frozen="0")
+    run = train(model, eh.algorithms.fedavg)
+    exported = eh.models.to_torch(mlp(), eh.models.thaw(model, run.params))
+    assert torch.equal(exported[0].weight, module[0].weight)
+    module[0].requires_grad_(False)
+    other = train(
+        eh.models.from_torch(module, loss="cross_entropy", sample=normal(1, 4)), eh.algorithms.fedavg
+    )
+    assert np.array_equal(run.params["3"]["weight"], other.params["3"]["weight"])
+    assert not torch.equal(exported[3].weight, module[3].weight)
+    with pytest.raises(
+        EvenhandError, match="the parameters are drawn from a key, so there are no values to keep"
+    ):
+        eh.models.from_torch(mlp, loss="cross_entropy", sample=normal(1, 4), frozen="0")
+
+
 def test_the_examples_of_the_documentation_run() -> None:
     """They are skipped where PyTorch is missing, as it is where all other examples are tested."""
     for function in (eh.models.from_torch, eh.models.to_torch):

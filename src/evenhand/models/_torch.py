@@ -21,8 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand._jaxpr.layout import channels_last
+from evenhand._paths import Patterns
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
+from evenhand.models._frozen import frozen_start
 from evenhand.models._modules import STATISTICS, Functions, check_rows_first
 from evenhand.models._recurrence import recurrence
 from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
@@ -40,6 +42,7 @@ def from_torch(
     loss: LossLike,
     sample: npt.ArrayLike,
     metrics: Mapping[str, PerRow] | None = None,
+    frozen: Patterns = (),
 ) -> Model:
     r"""A model made from a PyTorch module, which JAX trains.
 
@@ -59,11 +62,12 @@ def from_torch(
       sample: inputs of the right shape and dtype, ``(rows, ...)``, e.g. ``x[:1]``; their values do not matter.  An
         array of NumPy or JAX, or a tensor.
       metrics: name -> ``(outputs, y) -> (rows,)``; None: those that go with the loss (accuracy, errors), if any.
+      frozen: patterns of the parameters of a module that stay as they are, as of :func:`freeze`: ``"backbone"``.
 
     Raises:
       EvenhandError: PyTorch or torchax is missing, or they are of versions that do not fit; the module changes a buffer
         in training, as BatchNorm does; it has no parameters to train; its outputs do not have rows first; it uses an
-        operation that torchax lacks.
+        operation that torchax lacks; or ``frozen`` is given for parameters that are drawn.
 
     Edge cases: LSTM and GRU are loops over time here, and compile once whatever the length.  Sequences packed by
     ``pack_padded_sequence`` are refused: pad them.  Models of one module share compiled programs only if they are one
@@ -106,7 +110,7 @@ def from_torch(
         return forward(_flat(params), x, key, training=True)[0]
 
     check_rows_first(Functions(init, apply, None), inputs)
-    return Model(
+    model = Model(
         init=init,
         apply=apply,
         losses=row_loss,
@@ -114,6 +118,7 @@ def from_torch(
         apply_train=apply_train if _differ(forward, start, inputs) else None,
         name=name,
     )
+    return frozen_start(model, frozen, _nested(start) if draw is None else None, "from_torch")
 
 
 def to_torch(module: torch.nn.Module, params: Params) -> torch.nn.Module:
@@ -122,7 +127,8 @@ def to_torch(module: torch.nn.Module, params: Params) -> torch.nn.Module:
     Args:
       module: the module that the model was made from, or another of its kind; its buffers and the parameters without
         ``requires_grad`` stay.
-      params: trained parameters, such as ``run.params`` or ``run.personal_params(k)``.
+      params: trained parameters, such as ``run.params`` or ``run.personal_params(k)``; of a model with ``frozen=``,
+        what :func:`thaw` makes of them.
 
     Raises:
       EvenhandError: the names or shapes of the parameters are not those of the module.
