@@ -218,6 +218,26 @@ def test_a_study_of_one_seed_has_no_differences_and_one_under_conditions_has_all
     assert "Minus" not in text and parsed(study._repr_html_()).tags.count("tr") == 1 + 4
 
 
+def test_a_figure_has_a_bar_for_each_client_with_a_part_for_each_class() -> None:
+    figure: Any = DATA.figure("valid")
+    (axes,) = figure.axes
+    counts = DATA.label_counts("valid")
+    for label, bars in enumerate(axes.containers):
+        assert [bar.get_height() for bar in bars] == counts[:, label].tolist()
+        assert [bar.get_y() for bar in bars] == counts[:, :label].sum(axis=1).tolist()
+    assert axes.get_xlabel() == "5 clients" and axes.get_ylabel() == "validation examples"
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "no"
+    assert figure._repr_png_()[0].startswith(b"\x89PNG")
+
+
+def test_of_many_clients_a_figure_shows_some_and_says_so() -> None:
+    sizes = [1 + k % 70 for k in range(300)]
+    (axes,) = data(sizes, tuple(map(str, range(300)))).figure().axes
+    heights = np.sum([[bar.get_height() for bar in bars] for bars in axes.containers], axis=0)
+    assert len(heights) == 60 and heights[0] == 70 and heights[-1] == 1 and np.all(np.diff(heights) <= 0)
+    assert axes.get_xlabel() == "60 of 300 clients, from the largest to the smallest"
+
+
 # --- comparisons and figures ---------------------------------------------------------------------------------------
 
 

@@ -14,17 +14,20 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from evenhand.data import _validation as validation
-from evenhand.data._display import as_html
+from evenhand.data._display import as_html, label_figure
 from evenhand.data._features import Features, Form
 from evenhand.data._validation import NDArray, Splitting, generator
 from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
 from evenhand.text import counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # --- the type -----------------------------------------------------------------------------------------------
 
@@ -283,6 +286,19 @@ class FederatedDataset:
         cells = np.repeat(np.arange(self.num_clients) * self.num_classes, rows.sizes) + rows.y
         counts = np.bincount(cells, minlength=self.num_clients * self.num_classes)
         return counts.reshape(self.num_clients, self.num_classes)
+
+    def figure(self, split: Literal["train", "valid", "test"] = "train") -> Figure:
+        """Labels by client: a bar for each client, as long as it has examples, with a part for each class.
+
+        Of more than 60 clients, the figure shows 60 from the largest to the smallest, and says so.
+
+        Args:
+          split: of which examples.
+
+        Raises:
+          EvenhandError: as :meth:`label_counts`.
+        """
+        return label_figure(self, split, self.label_counts(split))
 
     def describe(self) -> str:
         """A few lines to read: clients, examples per client with mean and standard deviation, features."""

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from evenhand import notebook
 from evenhand.memory import is_mapped
-from evenhand.text import counted, listed
+from evenhand.text import counted, listed, visible
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     # Through the package: a data set lends this module nothing but its type.
     from evenhand.data import FederatedDataset, Split
 
@@ -106,3 +109,48 @@ def _of_labels(data: FederatedDataset) -> str:
     return (
         f"{counted(classes, 'class')} (with their shares of the training examples): {', '.join(texts)}{more}"
     )
+
+
+# --- a figure of labels by client ---------------------------------------------------------------------------------
+
+_MOST_BARS = 60
+"""Clients that a figure shows; of more, as many from the largest to the smallest."""
+_MOST_TICKS = 30
+"""Clients whose names fit below their bars."""
+_MOST_NAMES = 20
+"""Classes that a legend names; of more, its first and its last."""
+
+
+def label_figure(data: FederatedDataset, split: str, counts: npt.NDArray[np.int64]) -> Figure:
+    """A bar for each client, with a part for each of its classes."""
+    # matplotlib takes a second, and few processes draw data.
+    from matplotlib import colormaps
+
+    from evenhand._figure import ShownFigure
+
+    shown, text = np.arange(len(counts)), counted(len(counts), "client")
+    if len(counts) > _MOST_BARS:
+        ranked = np.argsort(-counts.sum(axis=1), kind="stable")
+        shown = ranked[np.linspace(0, len(counts) - 1, _MOST_BARS).round().astype(int)]
+        text = f"{_MOST_BARS} of {len(counts):,} clients, from the largest to the smallest"
+    figure = ShownFigure(figsize=(7.0, 3.2), layout="constrained")
+    axes = figure.subplots()
+    names = data.classes or tuple(map(str, range(counts.shape[1])))
+    colours = colormaps["viridis"](np.linspace(0, 1, max(len(names), 2)))
+    below = np.zeros(len(shown))
+    for label, name in enumerate(names):
+        heights = counts[shown, label]
+        is_named = len(names) <= _MOST_NAMES or label in (0, len(names) - 1)
+        # A name that begins with an underscore is not in the legend.
+        title = visible(name) if is_named else "_"
+        axes.bar(np.arange(len(shown)), heights, bottom=below, color=colours[label], label=title, width=0.85)
+        below += heights
+    few = len(shown) <= _MOST_TICKS
+    ticks = [visible(data.client_ids[k])[:12] for k in shown] if few else []
+    axes.set_xticks(np.arange(len(ticks)), ticks, rotation=90 if len(ticks) > 8 else 0)
+    axes.set_xlabel(text)
+    axes.set_ylabel(f"{_TITLES[split]} examples")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.01)
+    figure.legend(loc="outside right upper", title="class", frameon=False, fontsize="small", reverse=True)
+    return figure

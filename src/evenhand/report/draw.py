@@ -6,7 +6,6 @@ per method; lines are labelled where they end, or in a legend that the figure gr
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
+from evenhand._figure import ShownFigure
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import SPLIT_NAMES, is_share
 from evenhand.report.formatting import GRID, INK, MUTED, PALETTE
@@ -262,31 +262,11 @@ _LETTERS = 54
 """How many letters a row of a legend holds, counting 7 for each line's sample."""
 
 
-_CSS_DPI = 96
-"""Pixels that a web page counts to an inch; pictures have twice as many, for screens that draw two dots for each."""
-
-
-_FONTS: dict[Any, Any] = {"pdf.fonttype": 42, "ps.fonttype": 42}
-"""TrueType: publishers refuse the Type 3 fonts that matplotlib embeds by default."""
-
-
-class _Shown(Figure):
-    """A figure that a notebook shows even if pyplot was never imported, which tells it how to show any other."""
-
-    savefig = rc_context(_FONTS)(Figure.savefig)
-
-    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=2 * _CSS_DPI)
-        width, height = (round(_CSS_DPI * inches) for inches in self.get_size_inches())
-        return buffer.getvalue(), {"width": width, "height": height}
-
-
 def single_panel(x: str, y: str) -> tuple[Figure, Axes]:
     """A figure with one pair of axes."""
     # A plain `Figure`: pyplot would keep each one in memory until it is closed.
     with rc_context(_STYLE):
-        figure = _Shown(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        figure = ShownFigure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -299,7 +279,7 @@ def panels(names: Sequence[str], colours: Sequence[str], x: str, y: str) -> tupl
     rows = -(-len(names) // columns)
     with rc_context(_STYLE):
         height = max(_HEIGHT, 0.55 + (1.0 if columns == 1 else 1.15) * rows)
-        figure = _Shown(figsize=(_WIDTH, height), layout="constrained")
+        figure = ShownFigure(figsize=(_WIDTH, height), layout="constrained")
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         figure.supxlabel(x, fontsize=9, color=INK)
         figure.supylabel(y, fontsize=9, color=INK)
