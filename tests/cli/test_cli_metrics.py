@@ -102,6 +102,76 @@ def test_the_terminal_and_the_page_show_them_and_whom_they_cover(
     assert f'<td class="number best">{better}</td>' in section[0]
 
 
+@pytest.fixture(scope="module")
+def by_auc(root: Path) -> Path:
+    """The run "a" again, and one with another step size, with the AUC as their headline."""
+    options = ["--data", str(root / "t.csv"), *ROUNDS, *METRICS, "--headline", "auc", "--quiet"]
+    assert main(["run", "fedavg", *options, "--out", str(root / "c")]) == 0
+    assert main(["run", "fedavg", *options, "--out", str(root / "d"), "--lr", "0.01"]) == 0
+    return root
+
+
+def section_of(path: Path, title: str) -> str:
+    found = re.search(f"<h2>{title}</h2>.*?</section>", path.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return words(re.sub(r"<[^>]+>", " ", found[0]))
+
+
+def test_the_headline_is_the_metric_that_was_asked_for(
+    by_auc: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The page, its order of clients, and a comparison of two runs; the numbers are those of the run without it."""
+    values = load_run(by_auc / "a").client_metrics("test")["auc"]
+    np.testing.assert_array_equal(load_run(by_auc / "c").client_metrics("test")["auc"], values)
+    page = (by_auc / "c" / "report.html").read_text("utf-8")
+    assert f"the average client gets a test auc of {np.nanmean(values):.4f}" in page
+    assert "accuracy" in section_of(by_auc / "c" / "report.html", "More metrics")
+    clients = section_of(by_auc / "c" / "report.html", "The clients, worst served first")
+    assert "Ordered by test auc, of 8 of 12 clients" in clients
+    assert "test auc test accuracy test macro f1" in clients
+    ids = load_run(by_auc / "c").view().client_ids
+    order = [ids[k] for k in np.argsort(values, kind="stable")]  # undefined ones last
+    assert re.findall(r"\bc\d+\b", clients) == order
+    assert f"c0 16 4 – {100 * load_run(by_auc / 'a').client_metrics('test')['accuracy'][0]:.1f}" in clients
+    assert main(["compare", str(by_auc / "c"), str(by_auc / "d"), "--out", str(tmp_path / "x.html")]) == 0
+    shown = words(capsys.readouterr().out)
+    assert "test auc over 8 of 12 clients" in shown and "(test auc 0." in shown and "accuracy, %" in shown
+    assert "test auc of the 8 clients worst off" in shown
+    assert "(test auc" in (tmp_path / "x.html").read_text("utf-8")
+
+
+def test_compare_and_report_take_another_headline(
+    by_auc: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of runs with and without one it is the accuracy, unless it is given."""
+    pair = ["compare", str(by_auc / "a"), str(by_auc / "d")]
+    assert main(pair) == 0
+    assert "test accuracy in %" in words(capsys.readouterr().out)
+    assert main([*pair, "--headline", "macro_f1", "--out", str(tmp_path / "x.html")]) == 0
+    assert "test macro_f1 in %" in words(capsys.readouterr().out)
+    assert "test macro_f1 per client" in (tmp_path / "x.html").read_text("utf-8")
+    path = tmp_path / "r.html"
+    assert main(["report", str(by_auc / "a"), "--headline", "auc", "--out", str(path)]) == 0
+    assert "gets a test auc of" in path.read_text("utf-8")
+    assert main(["report", str(by_auc / "a"), "--headline", "brier", "--out", str(path)]) == 2
+    assert "No split has a brier per client" in capsys.readouterr().err
+
+
+def test_the_table_of_clients_has_each_metric_and_the_remark_who_has_few_examples(by_auc: Path) -> None:
+    """All twelve clients, though more than ten; four test rows each: every client with both classes has few of one."""
+    clients = section_of(by_auc / "a" / "report.html", "The clients, worst served first")
+    assert "test accuracy test auc test macro f1" in clients
+    assert sorted(re.findall(r"\bc\d+\b", clients)) == sorted(f"c{k}" for k in range(12))
+    saved = load_run(by_auc / "a")
+    for name in ("auc", "macro_f1"):
+        lowest = np.nanmin(saved.client_metrics("test")[name])
+        assert (f"{lowest:.4f}" if name == "auc" else f"{100 * lowest:.1f}") in clients
+    remark = "Of 8 clients with test examples of several classes, 8 have fewer than 10 of their rarest class"
+    assert f"{remark}: their auc and macro_f1 rest on few examples and are noisy." in section_of(
+        by_auc / "a" / "report.html", "More metrics"
+    )
+
+
 def test_a_run_without_metrics_has_no_section(
     root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -146,7 +216,8 @@ def test_a_study_chooses_by_a_metric(root: Path, capsys: pytest.CaptureFixture[s
     assert main([*words_of, *by_auc]) == 0
     shown = words(capsys.readouterr().out)
     assert re.search(r"test auc over \d+ of 12 clients, those for which it is defined", shown)
-    assert "macro_f1, % fedavg" in shown
+    assert "macro_f1, % fedavg" in shown and "accuracy, % fedavg" in shown
+    assert re.search(r"rarest class: their auc, by which settings were chosen, rests on few examples", shown)
     assert re.search(
         r"The validation auc, by which settings were chosen, is undefined for \d+ of 12 clients", shown
     )
@@ -167,6 +238,14 @@ def test_a_study_chooses_by_a_metric(root: Path, capsys: pytest.CaptureFixture[s
     page = (tmp_path / "s" / "study.html").read_text("utf-8")
     assert "More metrics" in page and "chosen by the validation auc (worst10)" in page
     assert "Test auc per client, over 8 of 12 clients, those for which it is defined" in page
+    assert main(["compare", str(tmp_path / "s")]) == 0
+    shown = words(capsys.readouterr().out)
+    assert "test auc over 8 of 12 clients, those for which it is defined" in shown
+    assert "test auc of the 8 clients worst off" in shown
+    assert main(["report", str(tmp_path / "s"), "--headline", "accuracy"]) == 2
+    assert (
+        "the page of a study is about the metric by which its settings were chosen" in capsys.readouterr().err
+    )
     assert main([*words_of, *by_auc[:2], "--metrics", "balanced_accuracy"]) == 2
     assert "its metrics is" in capsys.readouterr().err
 
@@ -183,6 +262,16 @@ def test_list_shows_each_metric(capsys: pytest.CaptureFixture[str]) -> None:
         (
             ["run", "fedavg", "--metrics", "auc,macro_f"],
             "There is no metric 'macro_f' (perhaps you meant macro_f1)",
+        ),
+        (["run", "fedavg", "--headline", "auc"], "--headline auc: it is not measured: add --metrics auc."),
+        (
+            ["run", "fedavg", "--metrics", "auc", "--headline", "macro_f1"],
+            "--headline macro_f1: it is not measured: add --metrics auc,macro_f1.",
+        ),
+        (["run", "fedavg", "--headline", "acuracy"], "(perhaps you meant accuracy)"),
+        (
+            ["run", "fedavg", "--metrics", "auc", "--headline", "auc", "--keep", "best:train:mean"],
+            "--headline auc with --keep best:train:mean",
         ),
         (["run", "fedavg", "--metrics", "r2"], "r2 needs targets that are numbers"),
         (["study", "fedavg", "--metrics", "auc,"], "There is no metric ''"),

@@ -27,6 +27,7 @@ from evenhand import local, watch
 from evenhand.cli._arguments import hyphenated, options_of
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, EvenhandWarning, ModelError, perhaps
+from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.expressions import braced, parse, with_noise
 from evenhand.expressions.reading import NOISE, outermost, takes
 from evenhand.models import linear_regression
@@ -380,6 +381,10 @@ class TrainingOptions(SharedOptions):
     """clients trained in parallel on a device"""
     checkpoint: float | Literal["off"] = 10.0
     """seconds between checkpoints, for `evenhand resume`; 0: at each evaluation; off: none"""
+    headline: Annotated[
+        str | None, arg(metavar="METRIC", help_behavior_hint="(default: accuracy, else loss)")
+    ] = None
+    """metric of the summary, the report and `evenhand compare`: accuracy, loss, or one of --metrics, such as auc"""
     keep: str = "last"
     """evaluated round that the results are from: last, or best:SPLIT:STATISTIC, such as best:valid:worst10"""
     diagnostics: bool = False
@@ -400,6 +405,38 @@ class TrainingOptions(SharedOptions):
     """take options from the config.json of an earlier run; options given here take precedence"""
     dry_run: bool = False
     """time a few rounds, print the estimated work, memory and time of the run, and write nothing"""
+
+
+def check_headline(options: TrainingOptions, model: Model | None = None) -> None:
+    """Refuses a headline that the run will not have.
+
+    Args:
+      options: of the run.
+      model: what is trained; None: it is not known yet.
+
+    Raises:
+      EvenhandError: it is not measured, or not in the round that is kept.
+    """
+    name, asked = options.headline, [metric.name for metric in resolved(options.metrics or ())]
+    if name is None:
+        return
+    if name in asked:
+        if options.keep != "last":
+            raise EvenhandError(
+                f"--headline {name} with --keep {options.keep:.60}: the metrics of --metrics are measured after the "
+                "last round only: leave one of the two out."
+            )
+        return
+    if name in BUILT_IN:
+        metrics = ",".join([*asked, name])
+        raise EvenhandError(f"--headline {name}: it is not measured: add --metrics {metrics}.")
+    names = ["loss", *(() if model is None else model.metrics), *asked]
+    if model is not None and name not in names:
+        hint = perhaps(name, names)
+        raise EvenhandError(
+            f"--headline {name!r:.40}: the model does not measure it{hint}: choose from {', '.join(names)}, or add it "
+            "to --metrics."
+        )
 
 
 def check_private(options: TrainingOptions, model: Model | None = None) -> None:

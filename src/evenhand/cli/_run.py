@@ -27,6 +27,7 @@ from evenhand.cli._options import (
     LocalOptions,
     Recipe,
     TrainingOptions,
+    check_headline,
     check_private,
     check_watch,
     trackers,
@@ -192,6 +193,7 @@ class RunCommand:
         """The method, which fits the private metrics and the budget of privacy that were asked for."""
         algorithm = self.algorithm(model, console, data)
         check_private(self.training, algorithm.client_model)
+        check_headline(self.training, algorithm.client_model)
         limit = self.training.limit
         return algorithm if limit is None else limit.checked(algorithm, data, resumed=resumed)
 
@@ -220,6 +222,7 @@ class RunCommand:
         metrics = resolved(self.training.metrics or ())
         check_watch(self.training.watch)
         check_private(self.training)
+        check_headline(self.training)
         if (rule := rule_of(self.training.keep)) is not None:
             rule.check_metric([metric.name for metric in metrics])
 

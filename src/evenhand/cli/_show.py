@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Folders: TypeAlias = Positional[tuple[Path, ...]]
+_HEADLINE = "(default: that of the runs or the study, else accuracy or loss)"
 
 # --- evenhand compare: saved runs side by side, over all clients and client by client -----------------------
 
@@ -60,6 +61,8 @@ class CompareCommand:
     """write a page with figures to this file, such as compare.html"""
     clients: int = 10
     """number of worst-off clients to list individually"""
+    headline: Annotated[str | None, arg(metavar="METRIC", help_behavior_hint=_HEADLINE)] = None
+    """metric to compare by, such as auc, if all runs have measured it"""
 
     def execute(self) -> int:
         """Prints the tables and returns the exit code."""
@@ -69,7 +72,7 @@ class CompareCommand:
                 "There is nothing to compare: name run folders, e.g. `evenhand compare runs/a runs/b`."
             )
         saved = load_saved(self.runs)
-        comparison = compare([run.view for run in saved])
+        comparison = compare([run.view for run in saved], self.headline)
         console = Console(highlight=False)
         kept = ((name, run.info.get("kept")) for name, run in comparison.named_runs)
         rounds = [f"{name}: {words}." for name, words in kept if words is not None]
@@ -84,7 +87,8 @@ class CompareCommand:
         elif self.clients > 0 and any(run.whole is not None for run in comparison.runs):
             say(console, "The honest clients differ between the runs, so they are not listed individually.")
         if self.out is not None:
-            say(console, f"Report: {write_report(self.out, [run.view for run in saved])}")
+            path = write_report(self.out, [run.view for run in saved], metric=self.headline)
+            say(console, f"Report: {path}")
         return 0
 
 
@@ -99,17 +103,25 @@ class ReportCommand:
     """a folder written by `evenhand run` or `evenhand study`"""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: in that folder)")] = None
     """file for the page"""
+    headline: Annotated[str | None, arg(metavar="METRIC", help_behavior_hint=_HEADLINE)] = None
+    """metric that the page of a run is about, such as auc, if the run has measured it"""
 
     def execute(self) -> int:
         """Writes the page and returns the exit code."""
         is_of_study = study_in(self.run)
         path = self.out or self.run / (PAGE if is_of_study else REPORT)
         if is_of_study:
+            if self.headline is not None:
+                raise EvenhandError(
+                    f"--headline has no effect on {self.run}: the page of a study is about the metric by which its "
+                    f"settings were chosen; `evenhand compare {self.run} --headline {self.headline:.40} --out FILE` "
+                    "writes a page about another one."
+                )
             load(self.run).report(path)
         else:
             [saved] = load_saved([self.run])
             with writing(path), replacing(path) as temporary:
-                write_report(temporary, [saved.view])
+                write_report(temporary, [saved.view], metric=self.headline)
         print(visible(path))
         return 0
 

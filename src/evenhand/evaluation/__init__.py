@@ -4,9 +4,11 @@ from evenhand.evaluation import metrics, private_metrics
 from evenhand.evaluation._baseline import Baseline, baseline, blank_loss
 from evenhand.evaluation._classes import (
     CLASS_COLUMNS,
+    RAREST,
     ClassIndex,
     ClassMetrics,
     by_class,
+    class_columns,
     class_spread,
     class_totals,
     index_classes,
@@ -81,6 +83,7 @@ __all__ = [
     "CLASS_COLUMNS",
     "ERROR_NAMES",
     "OF_THE_DATA",
+    "RAREST",
     "SPLITS",
     "SPLIT_NAMES",
     "Baseline",
@@ -100,6 +103,7 @@ __all__ = [
     "blank_loss",
     "by_class",
     "check_metrics",
+    "class_columns",
     "class_spread",
     "class_totals",
     "column",

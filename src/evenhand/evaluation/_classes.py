@@ -17,6 +17,9 @@ import numpy.typing as npt
 CLASS_COLUMNS = ("classes", "class_spread", "worst_class")
 """What is measured per client; see :func:`class_spread`."""
 
+RAREST = "rarest"
+"""The column of :func:`class_columns` with the examples of a client's rarest class, which no file of texts has."""
+
 _TABLE = 2**22
 """About how many numbers a table of clients by classes has; it is made for some clients at a time."""
 _READABLE = 50
@@ -173,6 +176,23 @@ def class_spread(metrics: ClassMetrics, clients: int) -> dict[str, npt.NDArray[n
     deviation = above - (np.bincount(client, above, clients) / divisor)[client]
     spread = np.sqrt(np.bincount(client, deviation**2, clients) / divisor)
     return {"classes": number, "class_spread": np.where(number > 0, spread, np.nan), "worst_class": worst}
+
+
+def class_columns(metrics: ClassMetrics, clients: int) -> dict[str, npt.NDArray[np.float64]]:
+    """What :func:`class_spread` gives, and ``"rarest"``: how many examples a client has of the rarest of its classes.
+
+    The latter, ``(clients,)``, is 0 for a client with fewer than two classes.
+
+    Example:
+      >>> table = ClassMetrics(np.array([0, 0, 2]), np.array([3, 7, 3]), np.array([75, 25, 9]), np.ones(3))
+      >>> class_columns(table, 3)["rarest"].tolist()
+      [25.0, 0.0, 0.0]
+    """
+    columns, rarest = class_spread(metrics, clients), np.zeros(clients)
+    if len(metrics.clients):
+        starts = np.flatnonzero(np.diff(metrics.clients, prepend=-1))
+        rarest[metrics.clients[starts]] = np.minimum.reduceat(metrics.counts, starts)
+    return columns | {RAREST: np.where(columns["classes"] > 1, rarest, 0.0)}
 
 
 def summarize_classes(columns: Mapping[str, NDArray]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 from evenhand.data import FederatedDataset
 from evenhand.evaluation._baseline import Baseline, sampled
 from evenhand.evaluation._classes import ClassMetrics, ClassTotals, NDArray, Ranking, class_totals, ranking
-from evenhand.evaluation.metrics import SPLIT_NAMES, SPLITS, column, is_share, of_global
+from evenhand.evaluation.metrics import OF_CLASSES, SPLIT_NAMES, SPLITS, column, is_share, of_global
 from evenhand.text import counted, listed
 from evenhand.types import Need
 
@@ -52,10 +52,10 @@ class Finding(NamedTuple):
         ``"scales"`` (the features' scales differ too much), ``"unmeasured"`` (clients without rows in the split that
         the numbers are about), ``"untrained"`` (clients that never trained a personal model),
         ``"client_diverged"`` (some clients' personal models), ``"unchosen"`` (clients that cannot choose among the
-        models of several levels), ``"no_guarantee"`` (too few uploads for what a robust
-        aggregator guarantees), ``"schedule"`` (a schedule that restarts each round), ``"unaccounted"`` (noise without a guarantee),
-        ``"few_expected"`` (noise that few clients share) or ``"unavailable"`` (clients that
-        were available in no round).
+        models of several levels), ``"no_guarantee"`` (too few uploads for what a robust aggregator guarantees),
+        ``"schedule"`` (a schedule that restarts each round), ``"unaccounted"`` (noise without a guarantee),
+        ``"few_expected"`` (noise that few clients share) or ``"unavailable"`` (clients that were available in no
+        round).
       sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
       split: the split whose numbers it is about, such as ``"test"``; ``"unseen"`` for the test numbers of clients that
         took no part in the training; empty: no single one.
@@ -349,9 +349,6 @@ def _constant(against: Baseline | None, noun: str) -> Finding | None:
     return Finding("guessing", f"{text} {cure}")
 
 
-_FINER = ("auc", "average_precision", "balanced_accuracy", "macro_f1")
-"""Metrics that show what an accuracy hides."""
-
 _SLOW = (
     "Train for more rounds, change the client step size, or check that features and labels belong together."
 )
@@ -409,7 +406,7 @@ def _guessing(
     if not given.is_guess:
         return None
     called, against = [_called(c, names) for c in given.classes.tolist()], constant()
-    most, is_seen = called[int(np.argmax(given.counts))], any(name in asked for name in _FINER)
+    most, is_seen = called[int(np.argmax(given.counts))], any(name in asked for name in OF_CLASSES)
     if against is not None and against.loss_per_row < against.constant_per_row:
         return _unseen_by_accuracy(against, most, given, whose, is_seen=is_seen, order=order)
     examples = f"{SPLIT_NAMES[split]} examples{whose}"

@@ -70,6 +70,10 @@ _SHARES = ("accuracy", "macro_f1", "calibration_error", BACKDOOR)
 _LOWER_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity", "brier", BACKDOOR)
 
 
+OF_CLASSES = ("auc", "average_precision", "balanced_accuracy", "macro_f1")
+"""Metrics of classes that count alike, however rare they are: they show what an accuracy hides."""
+
+
 def column(split: str, metric: str, statistic: str = "") -> str:
     """The column of a history for a metric of a split, or a statistic of it over clients: ``"test_accuracy_mean"``."""
     return "_".join(filter(None, (split, metric, statistic)))

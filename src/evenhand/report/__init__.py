@@ -14,7 +14,6 @@ from evenhand.report._comparison import (
     may_be_starred,
     may_win,
     metric_remarks,
-    undefined_sentence,
     verdict,
 )
 from evenhand.report._families import Gain, attendance, backdoor_line, gains, in_words, privacy_line
@@ -27,12 +26,14 @@ from evenhand.report._view import (
     among,
     covered,
     direction,
+    few_sentence,
     headline_split,
     honest,
     latest,
     read_clients_csv,
     statistics,
     swing,
+    undefined_sentence,
     write_clients_csv,
 )
 from evenhand.report.page import ReportPath, Summary, run_html, write_report
@@ -62,6 +63,7 @@ __all__ = [
     "covered",
     "differences",
     "direction",
+    "few_sentence",
     "figures",
     "further",
     "gains",

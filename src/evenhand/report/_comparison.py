@@ -22,7 +22,16 @@ from evenhand import notebook
 from evenhand.evaluation import SPLIT_NAMES, Finding, is_share, least_pairs, of_global, paired_difference
 from evenhand.evaluation.metrics import BACKDOOR
 from evenhand.report import _view
-from evenhand.report._view import Coverage, Runs, RunView, direction, honest, undefined_at
+from evenhand.report._view import (
+    Coverage,
+    Runs,
+    RunView,
+    direction,
+    few_sentence,
+    honest,
+    undefined_at,
+    undefined_sentence,
+)
 from evenhand.report.formatting import COMPARED, Value, capital, factor, over_seeds, value
 from evenhand.text import counted, isolated, listed, visible
 
@@ -48,7 +57,8 @@ def compare(runs: Runs, metric: str | None = None) -> Comparison:
 
     Args:
       runs: a run, several, or several by name; see :mod:`evenhand.report.figures`.
-      metric: what they are compared by; None: the accuracy if all runs have one, else the loss.
+      metric: what they are compared by; None: the headline that all runs name, else the accuracy if all runs have
+        one, else the loss.
 
     Raises:
       EvenhandError: there is no run, or the runs have no metric in common.
@@ -153,7 +163,8 @@ class Comparison(NamedTuple):
     Attributes:
       methods: in the order of their first runs; of a run under attack, its honest clients
         (:func:`evenhand.report.honest`).
-      metric: what :func:`compare` was asked for; without that the accuracy if all runs have one, else the loss.
+      metric: what :func:`compare` was asked for; without that the headline that all runs name (``evenhand run
+        --headline``, the metric of a study's choice), else the accuracy if all runs have one, else the loss.
       split: ``"test"`` if all runs have results on it, else ``"valid"``, else ``"train"``.
       obstacles: differences because of which the methods' numbers must not be compared, such as
         ``"data (alpha 0.1, 0.5)"``; empty for a fair comparison.
@@ -382,7 +393,7 @@ SEEDS = ("seed", "data_seed")
 """Settings that may differ between the runs of a method."""
 
 _IDLE = (
-    *("lanes", "checkpoint", "eval_every", "quiet", "out", "overwrite", "config", "watch"),
+    *("lanes", "checkpoint", "eval_every", "quiet", "out", "overwrite", "config", "watch", "headline"),
     *("private_metrics", "private_limit"),
 )
 """Settings that do not affect the numbers."""
@@ -628,39 +639,24 @@ def tail_name(clients: float) -> str:
 
 
 def further(subject: Comparison) -> list[Comparison]:
-    """The comparison by each further metric that was asked for in all runs, on the same split."""
+    """The comparison by each further metric that was asked for in all runs, on the same split.
+
+    The accuracy or, without one, the loss comes first where the headline is about another metric.
+    """
     first, *others = [list(run.info.get("metrics") or ()) for run in subject.runs]
-    names = [name for name in first if name != subject.metric and not name.startswith(of_global(""))]
-    return [subject._replace(metric=name) for name in names if all(name in asked for asked in others)]
+    names = [name for name in first if not name.startswith(of_global("")) and all(name in x for x in others)]
+    names = dict.fromkeys([_view.usual_metric(subject.runs), *names])
+    return [subject._replace(metric=name) for name in names if name != subject.metric]
 
 
 def metric_remarks(subject: Comparison) -> list[str]:
-    """For how many clients each metric is undefined, and which metrics some of the runs lack, in sentences."""
+    """For how many clients metrics are undefined or rest on few examples, and which some runs lack, in sentences."""
     shown = dict.fromkeys([subject.metric, *(about.metric for about in further(subject))])
     measured = dict.fromkeys(name for run in subject.runs for name in run.info.get("metrics") or ())
     # No option asks for the success of a backdoor: runs without one have none.
     others = (*shown, BACKDOOR)
     lacking = [name for name in measured if name not in others and not name.startswith(of_global(""))]
     remarks = [undefined_sentence(subject.runs, subject.split, name) for name in shown]
+    remarks.append(few_sentence(subject.runs, subject.split, list(shown)))
     missing = f"Not every run has the {listed(lacking)} of its clients: repeat the others with --metrics."
     return list(filter(None, [*remarks, missing if lacking else ""]))
-
-
-def undefined_sentence(runs: Sequence[RunView], split: str, metric: str, reader: str = "") -> str:
-    """Of how many clients a metric is undefined in the run with the most of them; empty where it is for none.
-
-    Args:
-      runs: the runs, at least one.
-      split: whose examples are measured.
-      metric: the metric.
-      reader: what is said of the metric between commas, such as "by which settings were chosen".
-    """
-    counts = [int(np.count_nonzero(undefined_at(run, split, metric))) for run in runs]
-    run, count = runs[int(np.argmax(counts))], max(counts)
-    if not count:
-        return ""
-    clients = int(np.count_nonzero(_view.has_examples(run, split)))
-    reason = visible(run.info["metrics"][metric])
-    clause = reason if count > 1 else reason.replace("have ", "has ", 1)
-    name = f"The {SPLIT_NAMES[split]} {visible(metric)}{f', {reader},' if reader else ''}"
-    return f"{name} is undefined for {count:,} of {counted(clients, 'client')}, which {clause}."

@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from evenhand import evaluation
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import CLASS_COLUMNS, SPLIT_NAMES, SPLITS, Finding, column, is_share
-from evenhand.text import counted, spreadsheet_cell, spreadsheet_name
+from evenhand.evaluation import CLASS_COLUMNS, RAREST, SPLIT_NAMES, SPLITS, Finding, column, is_share
+from evenhand.evaluation.metrics import OF_CLASSES
+from evenhand.text import counted, listed, spreadsheet_cell, spreadsheet_name, visible
 
 NDArray = npt.NDArray[Any]
 
@@ -50,9 +51,10 @@ class RunView(NamedTuple):
         (``metric``, ``split`` and ``mean``: what the best constant answer gives the same clients, where the run is
         judged by its loss or the accuracy is no better), ``"tried"`` (settings of the budget, such as the cohort, that
         a study has chosen as hyper-parameters), ``"levels"`` (the names of the models from which each client is served
-        one), ``"kept"`` (which round the numbers of clients are of, in words, if that is not the last one).
+        one), ``"kept"`` (which round the numbers of clients are of, in words, if that is not the last one),
+        ``"headline"`` (the metric that reports are about, in place of the accuracy or the loss).
       config: every setting of the run, possibly nested.
-      classes: split -> what :func:`~evenhand.evaluation.class_spread` gives, ``(K,)`` each; only for splits with
+      classes: split -> what :func:`~evenhand.evaluation.class_columns` gives, ``(K,)`` each; only for splits with
         classes, and not for runs saved by versions that did not measure it.
       findings: what to know before trusting the numbers, the worst first.
       malicious: which clients are, bool ``(K,)``; None: no client of this view is.
@@ -226,9 +228,20 @@ def has_examples(run: RunView, split: str) -> NDArray:
 
 
 def common_metric(runs: Sequence[RunView]) -> str:
-    """The metric that a report is about: the accuracy if all runs have one, else the loss."""
-    everywhere = all(any("accuracy" in metrics for metrics in run.clients.values()) for run in runs)
-    return evaluation.primary_metric(["accuracy"] if everywhere else [])
+    """The metric that a report is about: the headline that all runs name and have, else :func:`usual_metric`."""
+    first, *others = [run.info.get("headline") for run in runs]
+    is_shared = first is not None and all(other == first for other in others) and _have(runs, str(first))
+    return str(first) if is_shared else usual_metric(runs)
+
+
+def usual_metric(runs: Sequence[RunView]) -> str:
+    """The accuracy if all runs have one, else the loss."""
+    return evaluation.primary_metric(["accuracy"] if _have(runs, "accuracy") else [])
+
+
+def _have(runs: Sequence[RunView], metric: str) -> bool:
+    """Whether all runs have a metric on some split."""
+    return all(any(metric in metrics for metrics in run.clients.values()) for run in runs)
 
 
 def headline_split(runs: Sequence[RunView], metric: str) -> str:
@@ -276,6 +289,50 @@ def undefined_at(run: RunView, split: str, metric: str) -> NDArray:
     if metric not in clients or metric not in (run.info.get("metrics") or ()):
         return np.zeros(len(run.client_ids), bool)
     return evaluation.undefined(clients, metric)
+
+
+def undefined_sentence(runs: Sequence[RunView], split: str, metric: str, reader: str = "") -> str:
+    """Of how many clients a metric is undefined in the run with the most of them; empty where it is for none.
+
+    Args:
+      runs: the runs, at least one.
+      split: whose examples are measured.
+      metric: the metric.
+      reader: what is said of the metric between commas, such as "by which settings were chosen".
+    """
+    counts = [int(np.count_nonzero(undefined_at(run, split, metric))) for run in runs]
+    run, count = runs[int(np.argmax(counts))], max(counts)
+    if not count:
+        return ""
+    clients = int(np.count_nonzero(has_examples(run, split)))
+    reason = visible(run.info["metrics"][metric])
+    clause = reason if count > 1 else reason.replace("have ", "has ", 1)
+    name = f"The {SPLIT_NAMES[split]} {visible(metric)}{f', {reader},' if reader else ''}"
+    return f"{name} is undefined for {count:,} of {counted(clients, 'client')}, which {clause}."
+
+
+_FEW = 10
+
+
+def few_sentence(runs: Sequence[RunView], split: str, metrics: Sequence[str], reader: str = "") -> str:
+    """At how many clients metrics rest on fewer than ten examples of a class, in the run with the most of them.
+
+    Empty if there are none, if none of the metrics is of classes (:data:`evenhand.evaluation.metrics.OF_CLASSES`), and
+    for runs saved by versions that did not count examples of classes.  ``reader`` as for :func:`undefined_sentence`.
+    """
+    names = [metric for metric in metrics if metric in OF_CLASSES]
+    rarest = [run.classes[split][RAREST] for run in runs if RAREST in run.classes.get(split, {})]
+    counts = [int(np.sum((rows > 0) & (rows < _FEW))) for rows in rarest]
+    if not names or not any(counts):
+        return ""
+    at, count = int(np.argmax(counts)), max(counts)
+    several, has = int(np.sum(rarest[at] > 0)), "has" if count == 1 else "have"
+    rests, are = ("rests", "is") if len(names) == 1 else ("rest", "are")
+    whose, clause = "its" if count == 1 else "their", f", {reader}," if reader else ""
+    return (
+        f"Of {counted(several, 'client')} with {SPLIT_NAMES[split]} examples of several classes, {count:,} {has} fewer "
+        f"than {_FEW} of {whose} rarest class: {whose} {listed(names)}{clause} {rests} on few examples and {are} noisy."
+    )
 
 
 # --- the course of a metric ---------------------------------------------------------------------------------------

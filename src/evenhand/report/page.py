@@ -26,11 +26,13 @@ from evenhand.text import counted, isolated
 __all__ = ["ReportPath", "Summary", "body", "document", "page", "run_html", "write_report"]
 
 
-def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> ReportPath:
+def write_report(
+    path: str | Path, runs: Runs, *, title: str | None = None, metric: str | None = None
+) -> ReportPath:
     """Writes a page on how well and how evenly the runs serve their clients.
 
     The page is self-contained: figures are inline, there are no scripts, and nothing is ever fetched.
-    It is about the accuracy if all runs have one, else the loss; on test examples if there are any.
+    It is about the metric that :func:`~evenhand.report.compare` chooses, on test examples if there are any.
 
     Args:
       path: the file to write; its folder is created if needed.
@@ -38,6 +40,7 @@ def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> R
         mapping from names to a run or to runs (one per seed).  Runs that differ only in their seeds are shown as one
         method; see :func:`~evenhand.report.compare`.
       title: the page's heading; None: the names of the methods.
+      metric: what the page is about, such as ``"auc"``; None: as in :func:`~evenhand.report.compare`.
 
     Returns:
       The path; a notebook shows the page.
@@ -45,15 +48,15 @@ def write_report(path: str | Path, runs: Runs, *, title: str | None = None) -> R
     Raises:
       EvenhandError: no run, or runs without a metric in common.
     """
-    text, path = page(_view.views(runs), title), ReportPath(path)
+    text, path = page(_view.views(runs), title, metric), ReportPath(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path
 
 
-def page(runs: Runs, title: str | None) -> str:
+def page(runs: Runs, title: str | None, metric: str | None = None) -> str:
     """The whole page about the runs."""
-    subject = compare(runs)
+    subject = compare(runs, metric)
     heading = _heading(subject) if title is None else title
     header = f"<header>\n<h1>{escape(heading)}</h1>\n{_facts(subject)}\n</header>"
     return document(heading, [header, *body(subject)])
@@ -137,7 +140,8 @@ def _heading(subject: Comparison) -> str:
 
 # --- the sections, from top to bottom -----------------------------------------------------------------------------
 
-_WORST = 10
+_WORST, _ALL = 10, 30
+"""How many of many clients are listed, and up to how many all of them are."""
 
 
 def _facts(subject: Comparison) -> str:
@@ -219,36 +223,58 @@ def _cards(method: Method, subject: Comparison) -> str:
 
 
 def _worst_clients(subject: Comparison) -> str:
-    """The ten worst-served clients, and what the other methods give them; means over seeds."""
+    """The clients, or the ten worst-served of many, and what each method gives them; means over seeds."""
     if not subject.same_clients:
         return ""
-    run, metric, split, several = subject.runs[0], subject.metric, subject.split, len(subject.methods) > 1
-    served = [np.mean(method.clients(split, metric), axis=0) for method in subject.methods]
-    # Nothing is worse than a model that has diverged.
-    merits = np.where(np.isnan(served[0]), -np.inf, _view.direction("mean", metric) * served[0])
-    measured = _view.has_examples(run, split)
-    ranked = [int(k) for k in np.argsort(merits, kind="stable") if measured[k]]
+    run, split, quantity = subject.runs[0], subject.split, subject.quantity
+    ranked = _ranked(subject)
     if not ranked:
         return ""
-    shown, rows = ranked[:_WORST], list[Row]()
-    top = formatting.full((float(x) for values in served for x in values[shown]), is_share=subject.is_share)
+    shown = ranked if len(ranked) <= _ALL else ranked[:_WORST]
     splits = [s for s in SPLITS if s in run.sizes and s in ("train", split)]
-    for k in shown:
+    several, columns = len(subject.methods) > 1, _metric_columns(subject, shown)
+    rows = list[Row]()
+    for i, k in enumerate(shown):
         counts = [Value(f"{int(run.sizes[s][k]):,}") for s in splits]
-        numbers = [float(values[k]) for values in served]
-        bars = [formatting.bar(value(x, metric), x / top, i) for i, x in enumerate(numbers)]
         often = [] if run.availability is None else [Value(formatting.percent(float(run.availability[k])))]
-        rows.append([run.client_ids[k], *counts, *often, *bars])
-    title = "The ten worst-served clients" if len(ranked) > _WORST else "The clients, worst served first"
-    quantity = subject.quantity
-    names = [f"{quantity}, {name}" for name in subject.names] if several else [quantity]
+        rows.append([run.client_ids[k], *counts, *often, *(cells[i] for _, cells in columns)])
+    title = "The clients, worst served first" if len(shown) == len(ranked) else "The ten worst-served clients"
     more = f" by {subject.names[0]}, and what they get from the others" if several else ""
     more += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
     client = f"Client ({subject.client_kind})" if subject.client_kind else "Client"
     examples = [f"{'training' if s == 'train' else s} examples" for s in splits]
-    head = [client, *examples, *([] if run.availability is None else ["available"]), *names]
+    often = [] if run.availability is None else ["available"]
+    head = [client, *examples, *often, *(name for name, _ in columns)]
     caption = f"Ordered by {quantity}{more}, of {subject.covered.text}"
     return section(title, Table(head, rows).html(caption))
+
+
+def _ranked(subject: Comparison) -> list[int]:
+    """The positions of the clients with examples, worst served by the first method first."""
+    (first, *_), metric, split = subject.methods, subject.metric, subject.split
+    served = np.mean(first.clients(split, metric), axis=0)
+    # Nothing is worse than a model that has diverged, and what is undefined is neither bad nor good.
+    merits = np.where(np.isnan(served), -np.inf, _view.direction("mean", metric) * served)
+    merits[np.any([_view.undefined_at(run, split, metric) for run in first.runs], axis=0)] = np.inf
+    has = _view.has_examples(subject.runs[0], split)
+    return [int(k) for k in np.argsort(merits, kind="stable") if has[k]]
+
+
+def _metric_columns(subject: Comparison, shown: Sequence[int]) -> list[tuple[str, list[Cell | Value]]]:
+    """The head and the cells of a column for each metric and method: bars of the headline, and numbers of others."""
+    columns: list[tuple[str, list[Cell | Value]]] = []
+    for about in (subject, *_comparison.further(subject)):
+        metric = about.metric
+        served = [np.mean(method.clients(about.split, metric), axis=0)[shown] for method in about.methods]
+        top = formatting.full((float(x) for values in served for x in values), is_share=about.is_share)
+        for i, (method, values) in enumerate(zip(about.methods, served, strict=True)):
+            texts = [value(float(x), metric) for x in values]
+            cells: list[Cell | Value] = [Value(text) for text in texts]
+            if about is subject:
+                cells = [formatting.bar(text, x / top, i) for text, x in zip(texts, values, strict=True)]
+            name = about.quantity.replace("_", " ")
+            columns.append((f"{name}, {method.name}" if len(about.methods) > 1 else name, cells))
+    return columns
 
 
 def _time(subject: Comparison) -> str:
@@ -283,7 +309,7 @@ def _time(subject: Comparison) -> str:
 
 
 def _diagnostics(subject: Comparison) -> str:
-    """How unlike the clients' gradients are, and how exactly they work, where runs have measured it."""
+    """Heterogeneity of the clients' gradients, and exactness of their work, if runs have measured it."""
     measured = [
         (name, run.info["diagnostics"]) for name, run in subject.named_runs if run.info.get("diagnostics")
     ]

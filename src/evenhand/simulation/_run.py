@@ -469,7 +469,7 @@ class Run(Results):
             clients={name: self.clients[name] for name in sizes},
             info=info,
             config=config or {},
-            classes={name: evaluation.class_spread(cells, len(ids)) for name, cells in classes.items()},
+            classes={name: evaluation.class_columns(cells, len(ids)) for name, cells in classes.items()},
             findings=self.findings,
             malicious=self._evaluated_of(self.malicious) if self.malicious.any() else None,
             last_round=self._evaluated_of(self.last_round),

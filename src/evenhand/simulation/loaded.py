@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from evenhand.data import FederatedDataset, Form, load_features
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import ClassMetrics, Finding, class_spread, outputs, unlabelled
+from evenhand.evaluation import ClassMetrics, Finding, class_columns, outputs, unlabelled
 from evenhand.privacy import Account
 from evenhand.records import check_format, foreign, read_arrays, read_json, recovered, sum_of_file
 from evenhand.report import RunView, read_clients_csv, write_report
@@ -390,7 +390,7 @@ def _exact(view: RunView, arrays: Arrays) -> RunView:
         sizes={split: unpacked(arrays, "sizes")[split][evaluated] for split in view.sizes},
         client_ids=tuple(ids[k] for k in evaluated),
         clients={split: clients[split] for split in view.clients},
-        classes={split: class_spread(cells[split], len(evaluated)) for split in view.classes},
+        classes={split: class_columns(cells[split], len(evaluated)) for split in view.classes},
         malicious=malicious if arrays["malicious"].any() else None,
         last_round=arrays["last_round"][evaluated],
         availability=arrays["availability"][evaluated] if "availability" in arrays else None,
@@ -479,6 +479,7 @@ def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict
         "diagnostics": files.dict_in(summary, "info").get("diagnostics"),
         "metrics": {name: str(reason) for name, reason in files.dict_in(summary, "metrics").items()},
         "kept": files.dict_in(summary, "kept").get("words"),
+        "headline": config["options"].get("headline"),
         "command": None if SAVED_BY in config else command,
         "versions": config["versions"],
     }
@@ -498,6 +499,7 @@ _CONFIG = {
     **dict.fromkeys(("options", "data", "versions"), (dict,)),
     **dict.fromkeys(("method", "data.name", "data.fingerprint", "versions.*"), (str,)),
     "options.seed": (int,),
+    "options.headline": (str, NoneType),
     "data.client_column": (str, NoneType),  # earlier versions did not say
     "without_effect": (list, NoneType),  # earlier versions did not say
 }

@@ -19,6 +19,7 @@ from evenhand.report import (
     RunView,
     covered,
     direction,
+    few_sentence,
     formatting,
     headline_split,
     undefined_sentence,
@@ -195,7 +196,10 @@ class Study:
 
     def views(self, method: str) -> list[RunView]:
         """The runs of a method at its chosen setting, titled by the method's name: what reports and figures take."""
-        return [run._replace(title=method) for run in self._views(self.best(method))]
+        about = {"headline": self.metric}
+        return [
+            run._replace(title=method, info={**run.info, **about}) for run in self._views(self.best(method))
+        ]
 
     def export(self, path: str | Path, table: Literal["settings", "methods"] = "settings") -> Path:
         """Writes a table: CSV, Markdown or LaTeX, by the ending ``.csv``, ``.md`` or ``.tex``.
@@ -350,7 +354,8 @@ def _remarks(study: Study) -> Iterator[str]:
     outcomes, split = study.outcomes, study.rule.split
     if study.chooses and (runs := seen(outcomes)):
         reader = "by which settings were chosen"
-        yield from filter(None, [undefined_sentence(runs, split, study.metric, reader)])
+        sentences = [undefined_sentence(runs, split, study.metric, reader)]
+        yield from filter(None, [*sentences, few_sentence(runs, split, [study.metric], reader)])
     views = [outcome.view for outcome in outcomes if outcome.view is not None]
     for kind in OF_THE_DATA:
         yield from _once([next((x for x in view.findings if x.kind == kind), None) for view in views])

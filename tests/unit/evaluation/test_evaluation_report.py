@@ -131,7 +131,19 @@ def test_numbers_are_those_of_the_summary(one: tuple[str, Page]) -> None:
     assert "0.3<" in text  # not 0.30000000000000004
     assert "20.0<" in text  # 50 rounds in 2.5 seconds
     worst = min(run.clients["test"]["accuracy"][:-1])
-    assert text.index(f"{100 * worst:.1f}\u202f%", text.index("ten worst-served")) > 0
+    assert text.index(f"{100 * worst:.1f}\u202f%", text.index("The clients, worst served first")) > 0
+
+
+def test_of_more_than_thirty_clients_the_ten_worst_are_listed(tmp_path: Path) -> None:
+    for clients, listed, title in (
+        (31, 30, "The clients, worst served first"),
+        (32, 10, "The ten worst-served clients"),
+    ):
+        text = write_report(
+            tmp_path / "r.html", view(clients=clients)
+        ).read_text()  # the last has no test rows
+        table = text[text.index(f"<h2>{title}</h2>") :].partition("</section>")[0]
+        assert table.count("user ") == listed
 
 
 def test_comparison_names_the_best(tmp_path: Path) -> None:
