@@ -137,6 +137,7 @@ def test_the_headline_is_the_metric_that_was_asked_for(
     shown = words(capsys.readouterr().out)
     assert "test auc over 8 of 12 clients" in shown and "(test auc 0." in shown and "accuracy, %" in shown
     assert "test auc of the 8 clients worst off" in shown
+    assert "more test metrics over 12 clients, where defined" in shown
     assert "(test auc" in (tmp_path / "x.html").read_text("utf-8")
 
 
@@ -254,6 +255,17 @@ def test_list_shows_each_metric(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "metrics"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in BUILT_IN)
+
+
+def test_figures_of_runs_with_such_a_headline_have_the_loss_by_round(
+    by_auc: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert (
+        main(["figures", str(by_auc / "c"), str(by_auc / "d"), "--out", str(tmp_path), "--format", "svg"])
+        == 0
+    )
+    names = [Path(line).stem for line in capsys.readouterr().out.splitlines()]
+    assert names == ["training_loss", "client_curve", "client_histogram", "size_scatter"]
 
 
 @pytest.mark.parametrize(

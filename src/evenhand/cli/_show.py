@@ -172,13 +172,16 @@ class FiguresCommand:
                 for name, figure in study.under(case).figures.all().items()
             }
         views = [run.view for run in load_saved(self.runs)]
+        curves: dict[str, Figure] = {}
+        if figures.has_curve(views):
+            curves["learning_curve"] = figures.learning_curve(views)
+            for name, x in (("communication", "bytes"), ("time", "time")):
+                if figures.has_recorded(views, x):
+                    curves[name] = figures.metric_against(views, x)
+        else:  # a headline that is measured after the last round
+            curves["training_loss"] = figures.learning_curve(views, metric="loss", split="train")
         return {
-            "learning_curve": figures.learning_curve(views),
-            **{
-                name: figures.metric_against(views, x)
-                for name, x in (("communication", "bytes"), ("time", "time"))
-                if figures.has_recorded(views, x)
-            },
+            **curves,
             "client_curve": figures.client_curve(views),
             "client_histogram": figures.client_histogram(views),
             "size_scatter": figures.size_scatter(views),

@@ -20,6 +20,7 @@ from evenhand.report import (
     Comparison,
     RunView,
     caution,
+    covered,
     differences,
     further,
     metric_remarks,
@@ -195,7 +196,10 @@ def metric_table(subject: Comparison) -> RenderableType | None:
         return None
     words = ["metric", *(["method"] if several else [])]
     table = Table([*words, "mean", "worst\n10 %", "best\n10 %", "clients"], rows, len(words))
-    return _Drawn(f"more {subject.split} metrics over {subject.covered.text}, where defined", table)
+    clients = covered(
+        subject.runs, subject.split
+    ).text  # of any metric, also where the headline's is undefined
+    return _Drawn(f"more {subject.split} metrics over {clients}, where defined", table)
 
 
 def difference_table(subject: Comparison, baseline: str | None = None) -> RenderableType | None:
