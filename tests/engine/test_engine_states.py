@@ -173,7 +173,7 @@ def test_a_checkpoint_that_lacks_half_of_a_state_is_refused_in_a_sentence(
         patch.setattr(name, halved)
         stopped(method, tmp_path, **HOW)
     with pytest.raises(
-        eh.EvenhandError, match=r"lacks a part of the aggregator's state.*on 2 devices.*begin anew"
+        eh.EvenhandError, match=r"lacks a part of the aggregator's state.*on 2 devices.*start over"
     ):
         eh.simulate(method, DATA, rounds=ROUNDS, checkpoint=tmp_path, **HOW)
     fresh = eh.simulate(method, DATA, rounds=ROUNDS, checkpoint=Checkpoint(tmp_path, fresh=True), **HOW)
