@@ -24,7 +24,7 @@ from evenhand.text import counted
 
 
 def personal(subject: Comparison) -> str:
-    """The section on global and personal models; empty where nobody has a model of its own."""
+    """The section on global and personal models; empty if nobody has a personal model."""
     methods = personalized(subject)
     if not methods:
         return ""
@@ -38,7 +38,7 @@ def personal(subject: Comparison) -> str:
 
 
 def personalized(subject: Comparison) -> tuple[Method, ...]:
-    """The methods whose clients have models of their own."""
+    """The methods whose clients have personal models."""
     place = (subject.split, subject.metric)
     return tuple(method for method in subject.methods if all(gains(run, *place) for run in method.runs))
 
@@ -132,7 +132,7 @@ def untrained(run: RunView) -> int:
 
 
 def in_words(run: RunView, split: str, metric: str) -> str:
-    """The same in a sentence or two; empty where clients have no models of their own."""
+    """The same in a sentence or two; empty where clients have no personal models."""
     by_group = {gain.group: gain for gain in gains(run, split, metric)}
     left_out, kind = untrained(run), "client" if run.malicious is None else "honest client"
     models, examples = int(trained(honest(run)).sum()), f"{SPLIT_NAMES[split]} examples"
@@ -140,7 +140,7 @@ def in_words(run: RunView, split: str, metric: str) -> str:
     for group, name in (("all", kind), ("honest", kind), ("unseen in training", "unseen client")):
         if (gain := by_group.get(group)) is not None:
             noun = counted(gain.clients, name)
-            if name == kind and gain.clients < models:  # some with a model of their own are not measured
+            if name == kind and gain.clients < models:  # some with a personal model are not measured
                 has = "has" if gain.clients == 1 else "have"
                 noun += f" that trained and {has} {examples}" if left_out else f" with {examples}"
             elif name == kind and left_out:

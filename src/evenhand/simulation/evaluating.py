@@ -52,7 +52,7 @@ class Serve(NamedTuple):
         shared = self.global_params(server)
         if self.personal_params is None:
             return shared
-        # What a client has kept since the start is no model of its own, and may be far behind the global one.
+        # What a client has kept since the start is no personal model, and may be far behind the global one.
         return tree.select(own[k], self.personal_params(server, tree.take(clients, k)), shared)
 
 
@@ -65,7 +65,7 @@ class Served(NamedTuple):
     """What one evaluation finds.
 
     Attributes:
-      clients: split -> metric -> a number for each client that is evaluated; where clients have models of their own,
+      clients: split -> metric -> a number for each client that is evaluated; if clients have personal models,
         also ``"global_<metric>"``, with the global model.
       classes: split -> the accuracy of each class at each client, clients as positions among those evaluated; only
         for splits whose rows have classes.
@@ -298,7 +298,7 @@ class Evaluation:
 
     @property
     def _is_personal(self) -> bool:
-        """Whether clients are served models of their own."""
+        """Whether clients are served personal models."""
         return self.algorithm.adapt is not None or self.algorithm.personal_params is not None
 
     def measured(

@@ -9,7 +9,7 @@
 * ``clients.csv``: one line per client.
 * ``params.npz``: the parameters of the global model, by names such as ``dense/kernel``;
   ``flax.traverse_util.unflatten_dict(dict(numpy.load(path)), sep="/")`` is what ``Model.apply`` takes.
-* ``personal/``: the models of clients, where the method gives them models of their own; see
+* ``personal/``: the models of clients, where the method gives them personal models; see
   :func:`write_personal`.
 * ``results.npz``: every measured number of the round that the results describe, bit for bit, which the texts round or
   leave out.
@@ -364,7 +364,7 @@ def write_personal(
       folder: the run folder.
       ids: of all clients.
       models: the positions of some clients, and their parameters with a leading axis, until all have come.
-      own: which clients have a model of their own, ``(num_clients,)``; the others are left out.
+      own: which clients have a personal model, ``(num_clients,)``; the others are left out.
     """
     with (
         records.writing(folder / PERSONAL),
@@ -381,7 +381,7 @@ def write_personal(
 
 
 def read_index(folder: Path) -> list[Personal]:
-    """The clients that have a model of their own in a run folder, and where it is; none without ``personal/``.
+    """The clients that have a personal model in a run folder, and where it is; none without ``personal/``.
 
     Raises:
       EvenhandError: the index is not one that a run wrote.
