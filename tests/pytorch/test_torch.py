@@ -314,8 +314,9 @@ def test_parameters_without_gradients_are_constants() -> None:
         for x in (data.train.x, data.test.x)
     )
     head = eh.models.from_torch(module[3], loss="cross_entropy", sample=normal(1, 8))
-    parts = [data.train._replace(x=features), data.valid._replace(x=np.zeros((0, 8), np.float32))]
-    alone = eh.data.FederatedDataset(*parts, data.test._replace(x=below), data.client_ids)
+    train_part, test_part = data.train._replace(x=features), data.test._replace(x=below)
+    valid_part = data.valid._replace(x=np.zeros((0, 8), np.float32))
+    alone = eh.data.FederatedDataset(train_part, valid_part, test_part, data.client_ids)
     work = eh.local.sgd(head, 0.1, epochs=1, batch_size=3)
     expected = eh.simulate(eh.algorithms.fedavg(work), alone, rounds=3, cohort=3)
     assert np.allclose(run.params["3"]["weight"], expected.params["weight"], atol=1e-6)

@@ -268,7 +268,7 @@ def test_an_auc_is_clearly_above_a_half_by_its_spread_under_random_scores():
         got = ranking(held, np.array([mean, mean, np.nan]))
         assert (got is not None) == clearly
         assert got is None or (got.auc, got.clients) == (pytest.approx(mean), 2)
-    many = ClassMetrics(*(np.array(x) for x in ([0, 0], [0, 1], [10**5, 10**5])), np.ones(2))
+    many = ClassMetrics(np.array([0, 0]), np.array([0, 1]), np.array([10**5, 10**5]), np.ones(2))
     assert ranking(many, np.array([0.54])) is None and ranking(many, np.array([0.56])) is not None
     assert ranking(held, np.full(3, np.nan)) is None
 

@@ -411,7 +411,8 @@ def test_figures_embed_fonts_that_publishers_accept(study: Study, tmp_path: Path
         assert b"/Subtype /Type3" not in fonts and b"/FontFile2" in fonts
         figure.savefig(path := tmp_path / f"{name}.eps")
         assert b"/FontType 42" in path.read_bytes()
-    assert {name: matplotlib.rcParams[name] for name in before} == before == dict.fromkeys(before, 3)
+    settings: Any = matplotlib.rcParams
+    assert {name: settings[name] for name in before} == before == dict.fromkeys(before, 3)
 
 
 def test_names_that_spreadsheets_and_terminals_would_act_on_are_made_safe() -> None:
