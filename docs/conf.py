@@ -98,6 +98,13 @@ def _relinked(app, name, source):
     source[0] = re.sub(r"\]\((?!https?:|#)([^)\s]+)\)", relinked, source[0])
 
 
+def _without_source(app, name, template, context, tree):
+    """Pages of the reference are made by the build: there is no file to view or to edit."""
+    if name.startswith("reference/"):
+        context["theme_top_of_page_buttons"] = []
+
+
 def setup(app):
     """Called by Sphinx."""
+    app.connect("html-page-context", _without_source)
     app.connect("source-read", _relinked)

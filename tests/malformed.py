@@ -452,7 +452,7 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
         _text("rows.svm", "1 1000000:1\n" * 1000),
         "1,000 rows of 1,000,000 features do not fit",
     ),
-    "libsvm without clients": (_text("rows.svm", "1 2:1\n0 1:1\n"), "the rows name no clients"),
+    "libsvm without clients": (_text("rows.svm", "1 2:1\n0 1:1\n"), "the rows have no client ids"),
     # MATLAB
     "mat that is text": (_text("cells.mat", GOOD_CSV), "not a MATLAB file"),
     "mat that is empty": (_bytes("cells.mat", b""), "not a MATLAB file"),

@@ -69,6 +69,8 @@ def test_the_environment_of_the_tests_is_sound(examined: Callable[[], Examined])
     assert devices == {"platform": "cpu", "kind": "cpu", "count": len(jax.devices())}
     assert shown["extras"]["parquet"] == "installed"
     assert not set(doctor.DEVELOPMENT) & shown["extras"].keys()
+    provided = metadata.metadata("evenhand").get_all("Provides-Extra") or []
+    assert {name for name in provided if name.endswith("test") or name == "docs"} <= set(doctor.DEVELOPMENT)
     for name, state in shown["extras"].items():
         assert state in ("installed", f"pip install 'evenhand[{name}]'")
 

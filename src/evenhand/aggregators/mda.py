@@ -20,7 +20,7 @@ _MOST_SETS = 200_000
 
 
 def mda(malicious: int, *, weighted: bool = False) -> Stack:
-    r"""MDA (minimum-diameter averaging): the mean of all but ``malicious`` uploads, the set with the least diameter.
+    r"""MDA (minimum-diameter averaging): the mean of the m - f uploads with the smallest diameter, f ``malicious``.
 
     .. math::
         S^* = \arg\min_{|S| = m - f} \ \max_{i, j \in S} \|\Delta_i - \Delta_j\|, \qquad

@@ -220,7 +220,7 @@ def ideal_adadps(
     decay: float = 0.9,
     eps: float = 1e-3,
 ) -> Work:
-    r"""AdaDPS-RMSProp whose second moment is that of clean private gradients.  **It is not private**, noise or not.
+    r"""AdaDPS-RMSProp whose second moment is that of clean private gradients.  Not private, even with noise.
 
     .. math::
         v^t = \beta v^{t-1} + (1 - \beta) \Big(\frac1{|B|} \sum_{i \in B} g_i\Big)^2, \qquad

@@ -65,7 +65,7 @@ def load_libsvm(path: Path, options: Options) -> FederatedDataset:
     y, classes = _labels(path, np.concatenate([part.labels for part in parts]), options)
     if path.is_file():
         if options.clients is None:
-            fault = f"{path}: the rows name no clients: spread them over N clients with "
+            fault = f"{path}: the rows have no client ids: spread them over N clients with "
             raise EvenhandError(
                 fault, Argument("clients", "N"), ", or name a folder with a file for each client."
             )
