@@ -193,7 +193,7 @@ HOSTILE: dict[str, tuple[Builder, str]] = {
     "npz header that promises terabytes": (_npz_member("x", _npy_head("'<f8'", "(6, 10**12)")), "damaged"),
     "npz header that promises gigabytes": (
         _npz_member("x", _npy_head("'<f8'", "(6, 1000000000)")),
-        "promises",
+        "declares",
     ),
     "npz of |S0": (_npz_member("client", _npy_head("'|S0'", "(1000000000,)")), "only empty texts"),
     "npz of <U0": (_npz_member("y", _npy_head("'<U0'", "(1000000000,)")), "only empty texts"),
