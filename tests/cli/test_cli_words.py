@@ -161,8 +161,8 @@ def test_every_option_says_what_it_takes(
         ),
         (
             "list food",
-            "list takes one of all, methods, aggregators, risks, losses, weightings, parts, systems, schedules, "
-            "attacks, metrics, data, models, centralized, theory, diagnostics, not 'food'",
+            "list takes one of all, methods, aggregators, risks, losses, weightings, work, parts, systems, schedules, "
+            "attacks, metrics, data, models, centralized, theory, diagnostics, privacy, not 'food'",
         ),
         ("list mehtods", "(perhaps you meant methods)"),
         ("compare --clients -3 a", "--clients -3: give a whole number from 0 "),

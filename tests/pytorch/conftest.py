@@ -9,7 +9,7 @@ if find_spec("torch") is None or find_spec("torchax") is None:
         raise RuntimeError(
             "torch or torchax is not installed: scripts/torch makes an environment that has them."
         )
-    collect_ignore_glob = ["test_*.py"]
+    collect_ignore_glob = ["*.py"]
 else:
     import tolerance
 

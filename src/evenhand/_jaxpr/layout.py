@@ -119,9 +119,7 @@ def _step(equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     if name == "jit":  # its operations may be ours; those of other calls bring derivatives of their own
         return _run(inner(equation)[0], operands)
     if any(isinstance(value, _Turned) for value in operands):
-        if name in _ELEMENTWISE and all(
-            getattr(value, "ndim", 0) in (0, 4) for value in map(_last, operands)
-        ):
+        if name in _ELEMENTWISE:  # of arrays with as many axes, and of numbers
             return [_Turned(as_it_is(equation, list(map(_last, operands)))[0])]
         if name in _WINDOWS:
             return [_Turned(_bound(equation, operands[0].array, _windows(equation.params)))]

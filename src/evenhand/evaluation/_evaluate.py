@@ -416,11 +416,11 @@ class _Apart:
     def __call__(self, *arguments: Any) -> Array:
         form = tree.form(arguments)
         if form not in self._ready:
-            self._ready[form] = self._compile(arguments)
+            # Traced here: each function in between stands in what an error in a model is read through.
+            self._ready[form] = self._compile(self._whole.trace(*arguments).jaxpr)
         return self._ready[form](*arguments)
 
-    def _compile(self, arguments: tuple[Any, ...]) -> Callable[..., Array]:
-        program = self._whole.trace(*arguments).jaxpr
+    def _compile(self, program: Any) -> Callable[..., Array]:
         try:
             if not (is_switched_on() and has_large_arrays(program)):
                 return self._whole

@@ -188,7 +188,7 @@ class Results(ABC):
         Example:
           >>> import pyarrow, evenhand as eh
           >>> columns = {"client": ["a", "b"] * 20, "age": list(range(40)), "label": ["no"] * 20 + ["yes"] * 20}
-          >>> data = eh.data.from_frame(pyarrow.table(columns))
+          >>> data = eh.data.from_frame(pyarrow.table(columns), features=["age"])
           >>> model = eh.models.softmax_regression(features=1, classes=2)
           >>> work = eh.local.sgd(model, 0.5, epochs=5, batch_size=4)
           >>> run = eh.simulate(eh.personalization.finetune(eh.algorithms.fedavg(work), work), data, rounds=5)

@@ -134,7 +134,7 @@ def test_buckets_are_means_of_so_many_uploads_dealt_at_random_in_any_order(size:
         (lambda: agg.bucketing(0, agg.mean()), r"bucketing\(size=\)"),
         (
             lambda: agg.nnm(1, agg.risk_weighted(eh.risks.superquantile(0.5))),
-            r"nnm\(then=\): this aggregator weighs",
+            r"nnm\(then=\): this aggregator weights",
         ),
         (lambda: agg.aggregate(agg.mda(10), jnp.ones((30, 2))), "has 30,045,015 sets to try"),
     ],

@@ -188,8 +188,8 @@ def test_secure_sums_are_counted_over_the_run_so_far() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: agg.secure(agg.krum(1)), r"must see every upload.*geometric_median\(\)"),
-        (lambda: agg.secure(agg.nnm(1, then=agg.mean())), "must see every upload"),
+        (lambda: agg.secure(agg.krum(1)), r"must see each upload.*geometric_median\(\)"),
+        (lambda: agg.secure(agg.nnm(1, then=agg.mean())), "must see each upload"),
         (lambda: agg.secure(agg.risk_weighted(eh.risks.tilted(1.0))), "in the clear"),
         (lambda: agg.secure(agg.bounded_weights(2.0, then=agg.mean())), "in the clear"),
         (lambda: agg.bounded_weights(2.0, then=agg.secure(agg.mean())), "would see the weights"),

@@ -255,7 +255,7 @@ def test_as_a_method_it_takes_losses_weightings_and_batches() -> None:
 
 def test_a_pooled_method_takes_no_attack_and_resumes(tmp_path: Path) -> None:
     data = clients()
-    with pytest.raises(eh.EvenhandError, match="trains on the examples of all clients together"):
+    with pytest.raises(eh.EvenhandError, match="trains on the pooled examples of all clients"):
         eh.simulate(method(MODEL), data, rounds=1, attack=eh.attacks.sign_flip(0.5))
     pooled = method(MODEL, learning_rate=0.1, batch_size=8)
     whole = eh.simulate(pooled, data, rounds=4, eval_every=2)

@@ -242,7 +242,8 @@ def test_a_model_larger_than_the_machine_is_refused_with_its_number_of_parameter
     wide = A.fedavg(eh.local.sgd(eh.models.mlp(3, classes=2, hidden=(10**9, 10**5)), SGD, epochs=1))
     parameters = 4 * 10**9 + 10**14 + 10**5 + 2 * 10**5 + 2
     with pytest.raises(
-        eh.EvenhandError, match=f"has {parameters:,} parameters, .* GiB at least.*: give a smaller one"
+        eh.EvenhandError,
+        match=f"has {parameters:,} parameters, .* at least .* GiB of memory.*: give a smaller one",
     ):
         eh.simulate(wide, data, rounds=0)
     odd = eh.data.from_arrays(np.ones((4, 3), np.float32), np.array([0, 1, 0, 2**31 - 2]), [0, 0, 1, 1])

@@ -356,7 +356,7 @@ def test_personal_evaluation_side_by_side_does_not_convolve(
     one, two = (evaluate_personal(model, params, prepared, lanes=lanes) for lanes in (1, 2))
     close(two, one)
     compiled, *args = seen[-1]
-    assert ("convolution(" in compiled.lower(*args).as_text("hlo")) == (not lowers)
+    assert ("convolution(" in compiled._whole.lower(*args).as_text("hlo")) == (not lowers)
 
 
 def test_with_nothing_to_lower_the_function_itself_is_called() -> None:

@@ -294,9 +294,9 @@ def test_the_tight_sensitivity_is_the_norm_of_what_a_client_sends():
 
 
 def test_coarse_noise_is_refused_or_warned_of():
-    with pytest.raises(EvenhandError, match="from 1/2"):
+    with pytest.raises(EvenhandError, match="at least 1/2"):
         concentrated(histogram(8, largest=1.0, sigma=0.49), clients=100)
-    with pytest.raises(EvenhandError, match="from 1/2"):
+    with pytest.raises(EvenhandError, match="at least 1/2"):
         concentrated(EXACT, clients=100)
     with pytest.warns(EvenhandWarning, match="psi=21"):
         found = concentrated(histogram(8, largest=1.0, sigma=0.5), clients=256)
