@@ -16,7 +16,7 @@ _FONTS: dict[Any, Any] = {"pdf.fonttype": 42, "ps.fonttype": 42}
 
 
 class ShownFigure(Figure):
-    """A figure that a notebook shows even if pyplot was never imported, which tells it how to show any other."""
+    """A figure that a notebook shows even if pyplot was never imported, which registers how other figures are shown."""
 
     savefig = rc_context(_FONTS)(Figure.savefig)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from evenhand._jaxpr import JaxprEqn
@@ -109,7 +110,7 @@ def _last(value: Any) -> Any:
     """The value with its channels last, if it is a picture; numbers stay as they are."""
     if isinstance(value, _Turned):
         return value.array
-    return lax.transpose(value, _LAST) if getattr(value, "ndim", 0) == 4 else value
+    return lax.transpose(value, _LAST) if jnp.ndim(value) == 4 else value
 
 
 def _step(equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:

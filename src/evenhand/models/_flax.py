@@ -200,20 +200,7 @@ def _instance(module: Any) -> Functions:
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(definition, state, _reseeded(randomness, key))
 
-    evaluating, training = call_modes(type(module))
-
-    def apply(params: Params, x: Array) -> PyTree:
-        loaded = load(params, jax.random.key(0))
-        loaded.eval()
-        return loaded(x, **evaluating)
-
-    def apply_train(params: Params, x: Array, key: Key) -> PyTree:
-        loaded = load(params, key)
-        loaded.train()
-        return loaded(x, **training)
-
-    differs = bool(training) or bool(jax.tree.leaves(randomness))
-    return Functions(constant_init(params), apply, apply_train if differs else None, params)
+    return _functions(type(module), constant_init(params), load, randomness)._replace(start=params)
 
 
 def _reseeded(randomness: Any, key: Key) -> Any:
@@ -252,6 +239,17 @@ def _factory(factory: Callable[[Any], Any]) -> Functions:
     def init(key: Key) -> Params:
         return nnx.to_pure_dict(nnx.state(make(key), nnx.Param))
 
+    example = nnx.eval_shape(lambda: make(jax.random.key(0)))
+    _check_state(example)
+    return _functions(type(example), init, load, nnx.state(example, nnx.RngState))
+
+
+def _functions(
+    kind: type, init: Callable[[Key], Params], load: Callable[[Params, Key], Any], randomness: Any
+) -> Functions:
+    """The functions of an nnx module that ``load`` makes of parameters and a key."""
+    evaluating, training = call_modes(kind)
+
     def apply(params: Params, x: Array) -> PyTree:
         module = load(params, jax.random.key(0))
         module.eval()
@@ -262,10 +260,7 @@ def _factory(factory: Callable[[Any], Any]) -> Functions:
         module.train()
         return module(x, **training)
 
-    example = nnx.eval_shape(lambda: make(jax.random.key(0)))
-    _check_state(example)
-    evaluating, training = call_modes(type(example))
-    differs = bool(training) or bool(jax.tree.leaves(nnx.state(example, nnx.RngState)))
+    differs = bool(training) or bool(jax.tree.leaves(randomness))
     return Functions(init, apply, apply_train if differs else None)
 
 

@@ -1,4 +1,4 @@
-"""What the adapters of modules share: their functions, how a module is told that it trains, and what is refused."""
+"""What the adapters of modules share: their functions, the arguments that switch to training, and what is refused."""
 
 from __future__ import annotations
 
