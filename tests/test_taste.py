@@ -23,7 +23,7 @@ ROOT = Path(evenhand.__file__).parent
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 # What each package may import, bottom up; each may also import its own modules.
-_BASE = {"_platform", "_paths", "errors", "text", "types", "tree", "_jaxpr", "streams"}
+_BASE = {"_platform", "_paths", "_low_rank", "errors", "text", "types", "tree", "_jaxpr", "streams"}
 _WORK = _BASE | {"local", "lowering", "sampling", "systems", "server_opt"}
 _METHODS = _WORK | {"risks", "secure", "aggregators", "algorithms"}
 _MEASURED = _METHODS | {
@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tree": {"types"},
     "_jaxpr": {"types"},
     "_paths": {"errors", "types"},
+    "_low_rank": {"_paths", "errors", "types"},
     "streams": {"types"},
     "devices": set(),
     "rounds": _WORK | {"aggregators", "risks", "devices"},
@@ -62,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory": set(),
     "_figure": set(),
     "data": {"_figure", "errors", "memory", "notebook", "records", "text", "types"},
-    "models": {"_jaxpr", "_paths", "_platform", "errors", "text", "types"},
+    "models": {"_jaxpr", "_low_rank", "_paths", "_platform", "errors", "text", "types"},
     "risks": {"errors", "types"},
     "secure": {"errors", "types"},
     "theory": {"errors"},
@@ -516,8 +517,9 @@ SOURCES = {path: (ROOT / path).read_text("utf-8") for path in FILES}
 
 def test_rooms_have_few_files_and_no_splinters() -> None:
     # 212 with the federated methods; each method of central training that came since is one more, and so are three for
-    # what a notebook shows and what a dry run estimates, and ten for models and data of other libraries.
-    assert len(FILES) <= 296, f"{len(FILES)} files"
+    # what a notebook shows and what a dry run estimates, ten for models and data of other libraries, three for low-rank
+    # factors, and one for texts in tables.
+    assert len(FILES) <= 300, f"{len(FILES)} files"
     assert not splinters(SOURCES), "\n".join(splinters(SOURCES))
 
 

@@ -7,6 +7,7 @@ from evenhand.algorithms.delta_fl import delta_fl
 from evenhand.algorithms.delta_fl_levels import delta_fl_levels
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.algorithms.feddane import feddane
+from evenhand.algorithms.fedex_lora import fedex_lora
 from evenhand.algorithms.fedmgda import fedmgda
 from evenhand.algorithms.fedprox import fedprox, fedprox_adaptive
 from evenhand.algorithms.fedprox_measured import fedprox_measured
@@ -25,6 +26,7 @@ __all__ = [
     "delta_fl_levels",
     "fedavg",
     "feddane",
+    "fedex_lora",
     "fedmgda",
     "fedprox",
     "fedprox_adaptive",

@@ -199,8 +199,14 @@ def _public(kind: Kind) -> Mapping[str, Callable[..., Any]]:
     }
 
 
+_ON_OTHER_MODELS = {algorithms.fedex_lora: "a model of eh.models.lora"}
+"""Methods for models that only Python code makes."""
+
+
 def _inexpressible(factory: Callable[..., Any]) -> list[str]:
-    """The arguments that a call must give and an expression cannot."""
+    """What a call must give and an expression cannot: arguments, or a model of another kind."""
+    if factory in _ON_OTHER_MODELS:
+        return [_ON_OTHER_MODELS[factory]]
     hints = get_type_hints(factory)
     needed = (name for name, entry in parameters(factory).items() if entry.default is entry.empty)
     return [name for name in needed if not _is_expressible(hints[name])]

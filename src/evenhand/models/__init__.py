@@ -2,7 +2,8 @@
 
 To make a model of your own use :func:`from_flax`, :func:`from_torch`, :func:`from_equinox` or :func:`from_functions`;
 the losses and metrics here fit all.  :func:`with_loss` gives any model another loss, such as one of
-:mod:`evenhand.models.losses`; :func:`freeze` trains a part of its parameters only.
+:mod:`evenhand.models.losses`; :func:`freeze` trains a part of its parameters only, and :func:`lora` low-rank
+changes of them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from evenhand.models._flax import from_flax
 from evenhand.models._frozen import freeze, thaw
 from evenhand.models._images import lenet, resnet20, resnet32
 from evenhand.models._linear import Margin, linear_regression, softmax_regression, svm
+from evenhand.models._lora import lora
 from evenhand.models._networks import (
     cnn_cifar,
     cnn_femnist,
@@ -63,6 +65,7 @@ __all__ = [
     "lenet",
     "linear_regression",
     "logistic",
+    "lora",
     "losses",
     "lstm",
     "lstm_classifier",

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from evenhand._low_rank import LowRank
 from evenhand._paths import KeyPath, Patterns, chosen_by, leaf_at, named_path, nested
 from evenhand.errors import EvenhandError, ModelError, expect
 from evenhand.types import Array, Key, Model, Params, PyTree
@@ -100,13 +101,15 @@ def freeze(model: Model, params: Params, frozen: Patterns) -> Model:
 def thaw(model: Model, params: Params) -> Params:
     """All parameters of the model that was frozen: the trained ones, and the frozen ones, as its ``apply`` takes them.
 
+    The factors of :func:`lora` are merged into the weights.
+
     Args:
-      model: what :func:`freeze` returned, or the same with another loss or in standard units.
+      model: what :func:`freeze` or :func:`lora` returned, or the same with another loss or in standard units.
       params: its parameters, such as ``run.params``, or those of one client.
 
     Returns:
-      A tree like the parameters of the model that was given to :func:`freeze`: for another run, for the export, or for
-      :func:`to_equinox`.  Of a model that was frozen more than once, those of the first one.
+      A tree like the parameters of the model that was given to :func:`freeze` or :func:`lora`: for another run, for the
+      export, or for :func:`to_equinox`.  Of a model that was frozen more than once, those of the first one.
 
     Raises:
       EvenhandError: no parameter of the model is frozen.
@@ -124,14 +127,14 @@ def thaw(model: Model, params: Params) -> Params:
     function: Any = model.apply
     was_frozen = False
     while function is not None:
-        if isinstance(function, _Completed):
+        if isinstance(function, _Completed | LowRank):
             params, was_frozen = function.whole(params), True
         # Other models around it, such as one in standard units, have the same parameters.
         function = getattr(function, "function", None)
     if not was_frozen:
         raise EvenhandError(
-            f"thaw: no parameter of {model.name or 'this model'} is frozen: give the model that eh.models.freeze, or "
-            "frozen=, made."
+            f"thaw: no parameter of {model.name or 'this model'} is frozen: give the model that eh.models.freeze, "
+            "eh.models.lora or frozen= made."
         )
     return params
 

@@ -75,7 +75,7 @@ def after(method: Algorithm, rounds: int = 1) -> float:
     return float(method.global_params(state))
 
 
-OTHERS = {"afl", "averaged", "delta_fl_levels", "side_by_side"}
+OTHERS = {"afl", "averaged", "delta_fl_levels", "fedex_lora", "side_by_side"}
 
 
 def test_no_method_of_the_tables_is_missing() -> None:
