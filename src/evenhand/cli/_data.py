@@ -14,7 +14,7 @@ from tyro.conf import arg
 
 from evenhand import data as federated
 from evenhand.cli._arguments import changed, typed
-from evenhand.data import Features, FederatedDataset, Fill, Form
+from evenhand.data import Column, Features, FederatedDataset, Fill, Form, TextEncoding
 from evenhand.data.loaders import PUBLISHED, NewRows, is_name, new_rows, spreads
 from evenhand.errors import Argument, EvenhandError, whole_number
 from evenhand.evaluation import unlabelled
@@ -63,7 +63,7 @@ SOURCES = (
 """Name, what it is, source."""
 
 _FOR_TABLES = {
-    *("features", "drop", "categorical", "weight_column"),
+    *("features", "drop", "categorical", "text_column", "weight_column"),
     *("fill", "standardize", "standardize_target", "drop_empty", "na"),
 }
 """Options that only tables have."""
@@ -96,6 +96,8 @@ class DataOptions:
     """tables: columns to leave out"""
     categorical: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
     """columns whose numbers are categories, such as region codes; also the label, if its numbers are classes"""
+    text_column: Annotated[str | None, arg(metavar="A,B,C", help_behavior_hint=_NONE)] = None
+    """tables: columns of free text, such as reviews; their words are hashed, or see --vocabulary and --vectors"""
     fill: Annotated[Fill | None, arg(metavar=_FILLS, help_behavior_hint=_REFUSED)] = None
     """tables: how to fill missing feature values; with mean or median, missing text becomes a separate category"""
     standardize: bool = True
@@ -116,6 +118,10 @@ class DataOptions:
     """with --vectors: number of words read per text; mean: average the vectors of all words of a text"""
     vocabulary: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: none)")] = None
     """text: bag of words, over this many of the most frequent words of all training texts"""
+    buckets: Annotated[
+        int | None, arg(metavar="INT", help_behavior_hint="(default: 1024 for --text-column)")
+    ] = None
+    """text: hash words into this many inputs; no client sees the words of others"""
     clients: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: from the data)")] = None
     """number of clients (for data without client ids); HDF5: read only this many, the first ones"""
     min_examples: int = 1
@@ -198,9 +204,14 @@ class DataOptions:
             data = data.select(line for line in lines if line.strip())
         return data.min_examples(self.min_examples) if self.min_examples > 1 else data
 
-    def _encode(self) -> Callable[[Any], Any] | None:
-        """What turns a text into numbers; None: nothing, or counts of words."""
-        ways = {"--text": self.text, "--vectors": self.vectors, "--vocabulary": self.vocabulary}
+    def encoder(self) -> Callable[[Any], Any] | None:
+        """What turns a text into numbers; None: nothing, or words that are counted or hashed."""
+        ways = {
+            "--text": self.text,
+            "--vectors": self.vectors,
+            "--vocabulary": self.vocabulary,
+            "--buckets": self.buckets,
+        }
         given = [option for option, value in ways.items() if value not in (None, False)]
         if len(given) > 1:
             raise EvenhandError(f"{given[0]} and {given[1]} exclude each other: give one of them.")
@@ -235,13 +246,23 @@ class DataOptions:
             seed=self.data_seed,
             clients=self.clients,
             alpha=self.alpha,
-            encode=self._encode(),
+            text=_names("--text-column", self.text_column or ""),
+            encode=self.encoder(),
             vocabulary=self.vocabulary,
+            buckets=self.buckets,
             # Clients are kept by name before they are counted.
             min_examples=whole_number("min_examples", self.min_examples, 1)
             if self.clients_from is None
             else 1,
         )
+
+    def text_columns(self) -> list[Column]:
+        """The columns of free text, as every client alone encodes them."""
+        encode = self.encoder()
+        text = (
+            TextEncoding.hashed(self.buckets) if encode is None else TextEncoding.of(encode, "[data] vectors")
+        )
+        return [Column(name, "text", text=text) for name in _names("--text-column", self.text_column or "")]
 
     def new_rows(self, path: Path, features: Features | None) -> NewRows:
         """Rows for a trained model to predict, read as the data that it was trained on."""
@@ -251,6 +272,8 @@ class DataOptions:
             client=_names("--client-column", self.client_column),
             label=self.label_column,
             features_array=self.features_array,
+            # Word vectors are read again, as a run folder does not hold them.
+            encode=None if self.vectors is None or self.text_column is None else self.encoder(),
         )
 
     def labelled_rows(self, data: FederatedDataset, path: Path) -> tuple[NDArray, NDArray]:
@@ -385,7 +408,8 @@ def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[s
     is_spread = kind in ("built in", "pictures") or (kind == "table" and options.get("clients") == clients)
     is_fixed = is_tested and not is_spread
     holds_text = kind in ("LEAF", "clients") or name == "imdb"
-    no_text = (not holds_text, f"{name} holds no text")
+    no_column = "no column is named with --text-column" if kind == "table" else f"{name} holds no text"
+    no_text = (not holds_text and options.get("text_column") is None, no_column)
     unread = (options.get("vectors") is None, "it is for --vectors only")
     no_stragglers = 0 <= share <= 1 and round(cohort * (1 - share)) == cohort
     named = f"{name} has client ids"
@@ -402,11 +426,13 @@ def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[s
     reasons = {
         "client_column": no_columns,
         "label_column": no_columns,
+        "text_column": no_columns,
         "standardize": (kind != "table", f"{name} is not a table"),
         "text": (not holds_text, f"{name} is not LEAF data, which alone can hold text"),
         "vectors": no_text,
         "words": unread,
         "vocabulary": no_text,
+        "buckets": no_text,
         "clients": (options.get("clients") != clients, f"{named}, of {clients} clients"),
         "alpha": (is_real or not is_spread, alpha),
         "test_fraction": (is_tested, f"{name} comes with a test part"),

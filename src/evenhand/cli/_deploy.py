@@ -505,7 +505,11 @@ def own_data(path: str, file: ClientFile) -> FederatedDataset:
     if path.endswith(".npz") and (parts := _parts_in(Path(path), name)) is not None:
         return parts
     chosen = construct(DataOptions, {**options, "data": path})
-    if "numbers" in file.data or "categories" in file.data:
+    if chosen.vocabulary is not None and chosen.text_column is not None:
+        raise EvenhandError(
+            "[data] vocabulary: each client would count the words of its own texts: write buckets = 1024 in its place."
+        )
+    if "numbers" in file.data or "categories" in file.data or chosen.text_column is not None:
         return _rows_of_table(path, chosen, file)
     # Columns of numbers as they are: their scale is that of all clients, which no client knows alone.
     data = replace(chosen, standardize=False, standardize_target=False).pooled().load()
@@ -527,7 +531,7 @@ def _rows_of_table(path: str, options: DataOptions, file: ClientFile) -> Federat
         Column(str(name), "category", categories=tuple(map(str, values)))
         for name, values in categories.items()
     ]
-    features = Features((*numbers, *texts), options.standardize)
+    features = Features((*numbers, *texts, *options.text_columns()), options.standardize)
     rows = new_rows(path, features=features, label=options.label_column)
     if rows.labels is None:
         raise EvenhandError(f"{path} has no column {options.label_column!r}: set label_column in [data].")

@@ -161,7 +161,7 @@ _COMMANDS: dict[str, type[Command]] = {
 
 _DEPLOY = "deploy"
 """The first word of commands of two words."""
-_RENAMED = {"client": "client-column", "label": "label-column", "weight": "weight-column"}
+_RENAMED = {name: f"{name}-column" for name in ("client", "label", "text", "weight")}
 """Arguments of the library whose options have other names."""
 
 

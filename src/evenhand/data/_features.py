@@ -1,21 +1,22 @@
-"""Columns of a table turned into inputs of a model: fitted on the training rows, applied to any rows."""
+"""How the columns of a table become inputs of a model, as fitted on its training rows; and the form of examples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, named
+from evenhand.errors import Argument, EvenhandError, whole_number
 from evenhand.text import counted
 
 NDArray: TypeAlias = npt.NDArray[Any]
 Fill: TypeAlias = Literal["mean", "median", "most-frequent"]
+Encode: TypeAlias = Callable[[Any], npt.ArrayLike]
 
-MISSING_CATEGORY = "(missing)"
-"""What an empty cell of text counts as, where empty cells are filled by a mean or a median."""
+BUCKETS = 1024
+"""Inputs that the words of a text column are hashed into unless a caller says otherwise."""
 
 
 class Series(NamedTuple):
@@ -47,30 +48,152 @@ class Series(NamedTuple):
         return self._replace(values=self.values[rows])
 
 
+class TextEncoding(NamedTuple):
+    """How the texts of a column become inputs of a model.
+
+    Attributes:
+      way: ``"hashed"`` as by :func:`encode_hashed`; ``"counted"`` as by :func:`encode_counts`; ``"function"``: as by
+        the caller's ``encode``.
+      shape: of the inputs of one text, ``(buckets,)`` or ``(words,)`` unless a function gives others.
+      dtype: of these inputs: ``"float32"``, or ``"int32"`` for tokens.
+      words: those that are counted.
+      function: the caller's; None where a run folder describes the column, as a folder holds no functions.
+    """
+
+    way: Literal["hashed", "counted", "function"]
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "int32"] = "float32"
+    words: tuple[str, ...] = ()
+    function: Encode | None = None
+
+    @staticmethod
+    def hashed(buckets: int | None = None) -> TextEncoding:
+        """That of :func:`encode_hashed`; None: into 1,024 buckets."""
+        size = whole_number("buckets", BUCKETS if buckets is None else buckets, 1, 2**31 - 1)
+        return TextEncoding("hashed", (size,))
+
+    @staticmethod
+    def of(encode: Encode, where: str) -> TextEncoding:
+        """That of a caller's function, whose array for an empty text shows the shape and the kind of all.
+
+        Raises:
+          EvenhandError: it is no function, or gives no array of numbers; ``where`` is the source and the column.
+        """
+        if not callable(encode):
+            raise EvenhandError(
+                f"{where}: encode is no function but a {type(encode).__name__}: give a function from a text to "
+                "numbers, such as evenhand.data.encode_tokens(tokenizer, length=64)."
+            )
+        first = array_of(encode, "", where)
+        return TextEncoding(
+            "function", first.shape, "int32" if first.dtype.kind == "i" else "float32", function=encode
+        )
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the inputs cannot stand beside those of other columns: tokens, and sequences of vectors."""
+        return self.dtype == "int32" or len(self.shape) != 1
+
+    def inputs(self, name: str) -> tuple[str, ...]:
+        """The names of the inputs of the column ``name``; empty for arrays of several axes."""
+        if self.way == "counted":
+            return tuple(f"{name}: {word}" for word in self.words)
+        return tuple(f"{name} [{i}]" for i in range(self.shape[0])) if len(self.shape) == 1 else ()
+
+    def describe(self) -> str:
+        """What becomes of a text, in a few words."""
+        match self.way:
+            case "hashed":
+                return f"hashed into {self.shape[0]:,} inputs"
+            case "counted":
+                return f"as shares of {self.shape[0]:,} words"
+            case "function":
+                kind = "tokens" if self.dtype == "int32" else "numbers"
+                return f"as {' × '.join(map(str, self.shape))} {kind}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``features.json`` holds of it; :meth:`from_json` reads it back, without the function."""
+        return {"way": self.way, "shape": list(self.shape), "dtype": self.dtype, "words": list(self.words)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> TextEncoding:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+          KeyError, TypeError, ValueError: ``value`` is something else.
+        """
+        ways: Mapping[str, Literal["hashed", "counted", "function"]] = {
+            "hashed": "hashed",
+            "counted": "counted",
+            "function": "function",
+        }
+        kinds: Mapping[str, Literal["float32", "int32"]] = {"float32": "float32", "int32": "int32"}
+        encoding = TextEncoding(
+            ways[value["way"]],
+            tuple(int(size) for size in value["shape"]),
+            kinds[value["dtype"]],
+            tuple(map(str, value["words"])),
+        )
+        if encoding.way != "function" and len(encoding.shape) != 1:
+            raise ValueError(f"words have no inputs of shape {encoding.shape}")
+        return encoding
+
+
+def array_of(encode: Encode, text: str, where: str) -> NDArray:
+    """The array that a function gives for one text, float32 or int32.
+
+    Raises:
+      EvenhandError: it gives no array of numbers.
+    """
+    result = encode(text)
+    try:
+        array = np.asarray(result)
+    except (TypeError, ValueError):
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf" or not array.ndim:
+        raise EvenhandError(
+            f"{where}: encode gives a {type(result).__name__} for the text {text[:40]!r}, and no array of numbers: "
+            "give a function such as evenhand.data.encode_tokens(tokenizer, length=64)."
+        )
+    kind = np.int32 if array.dtype.kind in "iu" else np.float32
+    with np.errstate(over="ignore"):
+        converted = array.astype(kind)
+    if not np.isfinite(converted).all() or (kind is np.int32 and np.any(converted != array)):
+        raise EvenhandError(
+            f"{where}: encode gives a number for the text {text[:40]!r} that is not a finite 32-bit number: give "
+            "another function."
+        )
+    return converted
+
+
 class Column(NamedTuple):
     """How one column of a table becomes inputs of a model.
 
     Attributes:
       name: the column's name.
       kind: ``"number"`` is one input, ``(value - mean) / deviation``; ``"category"`` is one input per category,
-        1 for that of the row and 0 for the others.
+        1 for that of the row and 0 for the others; ``"text"`` is what ``text`` makes of it.
       mean: the mean of the training rows; 0 where numbers are left as they are.
       deviation: their standard deviation; 1 where numbers are left as they are.  It is 0 where all training rows are
         alike, and then the input is 0 for every row.
       categories: those of the training rows, sorted; for any other text, all inputs are 0.
-      fill: what an empty cell counts as; None: empty cells are refused.
+      fill: what an empty cell counts as; None: empty cells are refused, except in a column of text.
+      text: of a column of text, how a text becomes inputs; an empty cell is the text ``""``.
     """
 
     name: str
-    kind: Literal["number", "category"]
+    kind: Literal["number", "category", "text"]
     mean: float = 0.0
     deviation: float = 1.0
     categories: tuple[str, ...] = ()
     fill: float | str | None = None
+    text: TextEncoding | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the column's inputs."""
+        if self.text is not None:
+            return self.text.inputs(self.name)
         if self.kind == "number":
             return (self.name,)
         return tuple(f"{self.name} = {category}" for category in self.categories)
@@ -174,7 +297,10 @@ class Features(NamedTuple):
     def describe(self) -> str:
         """Some sentences to read."""
         numbers = [column for column in self.columns if column.kind == "number"]
-        texts = [f"{column.name} ({len(column.categories)})" for column in self.columns if column.categories]
+        categories = [
+            f"{column.name} ({len(column.categories)})" for column in self.columns if column.categories
+        ]
+        texts = [column.text for column in self.columns if column.text is not None]
         constant = [column.name for column in numbers if column.deviation == 0]
         parts: list[str] = []
         if self.scaled:
@@ -183,8 +309,11 @@ class Features(NamedTuple):
         if len(numbers) > len(self.scaled):
             kind = "of zeros and ones" if self.standardized else "of numbers"
             parts.append(f"{counted(len(numbers) - len(self.scaled), 'column')} {kind} left unscaled")
-        if texts:
-            parts.append(f"{counted(len(texts), 'column')} of text one-hot encoded: {few(texts)}")
+        if categories:
+            parts.append(f"{counted(len(categories), 'column')} of text one-hot encoded: {few(categories)}")
+        for ending in dict.fromkeys(text.describe() for text in texts):
+            names = [x.name for x in self.columns if x.text is not None and x.text.describe() == ending]
+            parts.append(f"{counted(len(names), 'column')} of free text {ending}: {few(names)}")
         sentences = [f"Features: {'; '.join(parts)}."]
         if constant:
             sentences.append(f"All training rows are alike in {few(constant)}, which is therefore not used.")
@@ -201,6 +330,8 @@ class Features(NamedTuple):
         """What ``features.json`` holds; :meth:`from_json` reads it back."""
 
         def entry(column: Column) -> dict[str, Any]:
+            if column.text is not None:
+                return {"name": column.name, "kind": column.kind, **column.text.to_json()}
             scale = {"mean": column.mean, "deviation": column.deviation}
             content = scale if column.kind == "number" else {"categories": list(column.categories)}
             return {"name": column.name, "kind": column.kind, **content, "fill": column.fill}
@@ -222,6 +353,9 @@ class Features(NamedTuple):
         """
         columns: list[Column] = []
         for entry in value["columns"]:
+            if entry["kind"] == "text":
+                columns.append(Column(str(entry["name"]), "text", text=TextEncoding.from_json(entry)))
+                continue
             name, fill = str(entry["name"]), entry["fill"]
             if entry["kind"] == "number":
                 mean, deviation = float(entry["mean"]), float(entry["deviation"])
@@ -238,127 +372,28 @@ class Features(NamedTuple):
         )  # folders of earlier versions have neither
         return Features(tuple(columns), bool(value["standardized"]), target, tuple(map(str, na)))
 
+    def encoded_by(self, encode: Encode | None, source: str) -> Features:
+        """The same with the function ``encode`` for the texts that a function encodes; None: as it is.
 
-def fit(
-    table: Sequence[Series], rows: NDArray, source: str, *, standardize: bool, fill: Fill | None
-) -> Features:
-    """Finds means, deviations, categories and what fills empty cells, from the given rows alone.
+        Args:
+          encode: the function; a run folder does not hold it.
+          source: what the table is called in errors.
 
-    Numbers that are all 0 or 1 are left as they are, like the inputs of a category.
+        Raises:
+          EvenhandError: there is no such text.
+        """
+        if encode is None:
+            return self
+        if not any(column.text is not None and column.text.way == "function" for column in self.columns):
+            fault = f"{source}: no column of text was encoded by a function for the training: leave out "
+            raise EvenhandError(fault, Argument("encode", "FUNCTION"), ".")
 
-    Args:
-      table: the columns.
-      rows: positions of the training rows.
-      source: what the table is called in errors.
-      standardize: whether numbers get mean 0 and deviation 1 over ``rows``.
-      fill: what an empty cell counts as.  ``"mean"`` and ``"median"`` are those of the column, and empty text
-        becomes a category of its own; ``"most-frequent"`` is the most frequent value of either.
+        def column(before: Column) -> Column:
+            if before.text is None or before.text.way != "function":
+                return before
+            return before._replace(text=before.text._replace(function=encode))
 
-    Raises:
-      EvenhandError: a column is empty in all of ``rows``.
-    """
-    columns: list[Column] = []
-    for series in table:
-        values = series.values[rows]
-        if series.missing[rows].all():
-            fault = f"{source}: column {series.name!r} is empty in every training row: leave it out with "
-            raise EvenhandError(fault, named("drop", series.name), ".")
-        if series.categories is None:
-            columns.append(_number_column(series.name, values, standardize, fill))
-        else:
-            columns.append(_category_column(series.name, values, series.categories, fill))
-    return Features(tuple(columns), standardize)
-
-
-def fit_target(name: str, y: NDArray) -> Target:
-    """The scale of the training rows' targets ``y``, of any shape."""
-    mean, deviation = _moments(np.asarray(y, np.float64))
-    return Target(name, mean, deviation if deviation > 0 else 1.0)
-
-
-def _moments(values: NDArray) -> tuple[float, float]:
-    """The mean and the standard deviation."""
-    shift = values.reshape(-1)[0]  # so that a large offset costs no digits
-    mean = float(shift + np.mean(values - shift))
-    return mean, float(np.sqrt(np.mean((values - mean) ** 2)))
-
-
-def encode(features: Features, table: Sequence[Series], rows: NDArray, source: str) -> NDArray:
-    """The inputs of some rows, float32 ``(len(rows), inputs)``.
-
-    Args:
-      features: what was fitted.
-      table: the same columns in the same order.
-      rows: positions of the rows.
-      source: what the table is called in errors.
-    """
-    x = np.zeros((len(rows), len(features.inputs)), np.float32)
-    at = 0
-    for column, series in zip(features.columns, table, strict=True):
-        if column.kind == "number":
-            with np.errstate(over="ignore"):
-                x[:, at] = _scaled(column, series.values[rows])
-            if not np.isfinite(x[:, at]).all():
-                raise EvenhandError(
-                    f"{source}: column {column.name!r} has cells beyond the range of a 32-bit number once they "
-                    "are standardised: repair them or drop the column."
-                )
-        else:
-            positions = _positions(column, series)[series.values[rows]]
-            present = np.flatnonzero(positions >= 0)
-            x[present, at + positions[present]] = 1.0
-        at += len(column.inputs)
-    return x
-
-
-def _number_column(name: str, values: NDArray, standardize: bool, fill: Fill | None) -> Column:
-    present = values[~np.isnan(values)]
-    filler = None if fill is None else _filler(present, fill)
-    values = present if filler is None else np.where(np.isnan(values), filler, values)
-    mean, deviation = 0.0, 1.0
-    if standardize and values.min() == values.max():
-        mean, deviation = float(values[0]), 0.0
-    elif standardize and (np.abs(values - 0.5) != 0.5).any():
-        mean, deviation = _moments(values)
-    return Column(name, "number", mean, deviation, fill=filler)
-
-
-def _filler(present: NDArray, fill: Fill) -> float:
-    if fill == "mean":
-        return float(np.mean(present))
-    if fill == "median":
-        return float(np.median(present))
-    values, counts = np.unique(present, return_counts=True)
-    return float(values[np.argmax(counts)])
-
-
-def _category_column(name: str, codes: NDArray, categories: tuple[str, ...], fill: Fill | None) -> Column:
-    counts = np.bincount(codes[codes >= 0], minlength=len(categories))
-    present = sorted(categories[i] for i in np.flatnonzero(counts))
-    if fill is None:
-        return Column(name, "category", categories=tuple(present))
-    if fill == "most-frequent":
-        most = min(category for category, n in zip(categories, counts, strict=True) if n == counts.max())
-        return Column(name, "category", categories=tuple(present), fill=most)
-    if (codes < 0).any() and MISSING_CATEGORY not in present:
-        present.append(MISSING_CATEGORY)
-    return Column(name, "category", categories=tuple(present), fill=MISSING_CATEGORY)
-
-
-def _scaled(column: Column, values: NDArray) -> NDArray:
-    if column.deviation == 0:
-        return np.zeros(len(values))
-    if column.fill is not None:
-        values = np.where(np.isnan(values), column.fill, values)
-    return (values - column.mean) / column.deviation
-
-
-def _positions(column: Column, series: Series) -> NDArray:
-    """The position of the input for each text of ``series`` and, last, for an empty cell; -1 for none."""
-    places = {category: position for position, category in enumerate(column.categories)}
-    positions = [places.get(text, -1) for text in series.categories or ()]
-    empty = -1 if column.fill is None else places.get(str(column.fill), -1)
-    return np.array([*positions, empty], np.int64)
+        return self._replace(columns=tuple(map(column, self.columns)))
 
 
 def _amount(value: float) -> str:

@@ -163,7 +163,13 @@ class Results(ABC):
     def _personal_models(self, clients: Collection[str]) -> tuple[set[str], Iterator[tuple[str, Params]]]:
         """Those of these clients that have personal models, and these models, each with its client."""
 
-    def predict_table(self, table: Any, *, client: str | Sequence[str] | None = None) -> Any:
+    def predict_table(
+        self,
+        table: Any,
+        *,
+        client: str | Sequence[str] | None = None,
+        encode: Callable[[Any], Any] | None = None,
+    ) -> Any:
         """What the run predicts for the rows of a table: each client's personal model if it has one, else the global.
 
         It is what ``evenhand predict`` writes: columns are encoded as they were for the training, and rows of unknown
@@ -174,6 +180,8 @@ class Results(ABC):
             :func:`evenhand.data.load` reads.  It needs the columns of features; others are ignored.
           client: the column of clients, or several whose combinations are clients; None: as in the training data.  A
             table without it gets the global model.
+          encode: the function that encoded free text for the training, if the run was loaded from a folder, which
+            does not hold it.
 
         Returns:
           Columns, in the order of the rows: ``row`` (from 1), ``client`` where the table has it, ``prediction``,
@@ -199,7 +207,7 @@ class Results(ABC):
         check_process()
         applied, source = self.applied(), str(table) if isinstance(table, str | Path) else "table"
         column = client or applied.client_column or "client"
-        rows = new_rows(table, features=applied.features, client=column, label=None)
+        rows = new_rows(table, features=applied.features, client=column, label=None, encode=encode)
         x = evaluation.unlabelled(rows.x, applied.form.shape, applied.form.dtype, source)
         if not len(x):
             raise EvenhandError(f"{source} has no rows: give at least one.")

@@ -11,7 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from evenhand.data import FederatedDataset, encode_table, from_frame, load, load_features
-from evenhand.data._features import Features, Series, encode, fit
+from evenhand.data._features import Features, Series
+from evenhand.data._fitting import encode, fit
 from evenhand.errors import EvenhandError
 from evenhand.records import sum_of
 

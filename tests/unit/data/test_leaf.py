@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from evenhand.data import encode_characters, load, load_leaf
-from evenhand.data.loaders._words import ALPHABET
+from evenhand.data._text import ALPHABET
 from evenhand.errors import EvenhandError
 
 

@@ -15,8 +15,8 @@ from PIL import Image
 
 import published
 from evenhand.data import FederatedDataset, encode_words, load, load_vectors, loaders
+from evenhand.data._text import ALPHABET
 from evenhand.data.loaders._download import Remote
-from evenhand.data.loaders._words import ALPHABET
 from evenhand.errors import EvenhandError
 
 pytest.importorskip("h5py")

@@ -96,6 +96,9 @@ MOST_LISTED = 10
 
 _FEW = 20
 
+_SENTENCE = 5.0
+"""Words of a text, on average over the distinct ones, from which on texts are sentences and no names."""
+
 _LARGEST_CLASS = 10_000
 
 _DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}([T ].*)?")
@@ -177,6 +180,30 @@ def prepared(source: str, series: Series, row: Row, *, categorical: bool, is_tra
             raise EvenhandError(f"{source}: {where}, {fault}: repair it or drop the row.")
     elif not is_trained:
         _check_texts(source, series, row, categorical=categorical)
+    return series
+
+
+def free_text(source: str, series: Series, *, is_trained: bool = False) -> Series:
+    """A column of free text.
+
+    Args:
+      source: what the table is called in errors.
+      series: the column as read.
+      is_trained: the model is already trained, so that a few texts may well spell numbers.
+
+    Raises:
+      EvenhandError: it holds numbers, or true and false.
+    """
+    if series.missing.all():
+        return Series(series.name, np.full(len(series.values), -1, np.int32), ())
+    content = "numbers" if series.categories is None else ""
+    if series.categories == BOOLEANS:
+        content = "true and false"
+    elif series.categories is not None and not is_trained:
+        content = "numbers" if all(number(text) is not None for text in series.categories) else ""
+    if content:
+        fault = f"{source}: column {series.name!r} holds {content}, not text: leave it out of "
+        raise EvenhandError(fault, Argument("text", "NAMES"), ".")
     return series
 
 
@@ -274,9 +301,19 @@ def too_many(source: str, name: str, texts: Sequence[str]) -> EvenhandError:
     if all(_DATE.fullmatch(text) for text in texts[:100]):
         return dates(source, name, f"dates such as {show(texts[0])}")
     fault = f"{source}: column {name!r} holds {len(texts):,} different texts such as {show(texts[0])}"
-    cure = "an id or free text rather than categories: leave it out with "
-    group = f", or group them into at most {MOST_CATEGORIES:,}."
-    return EvenhandError(f"{fault}, {cure}", Argument("drop", "NAMES"), group)
+    cure = "an id or free text rather than categories: learn from its words with "
+    group = f" if it is an id, or group them into at most {MOST_CATEGORIES:,}."
+    leave = " if it is free text, leave it out with "
+    return EvenhandError(f"{fault}, {cure}", named("text", name), leave, named("drop", name), group)
+
+
+def _sentences(source: str, name: str, texts: Sequence[str], words: float) -> EvenhandError:
+    """The error for a column of sentences that are not declared as categories."""
+    fault = f"{source}: column {name!r} holds {len(texts):,} different texts of {words:.0f} words on average"
+    cure = f"{fault}, such as {show(texts[0])}: learn from its words with "
+    one_each = " if it is free text, make an input of each text with "
+    parts = (named("text", name), one_each, named("categorical", name), ", or leave it out with ")
+    return EvenhandError(cure, *parts, named("drop", name), ".")
 
 
 def dates(source: str, name: str, content: str) -> EvenhandError:
@@ -313,6 +350,9 @@ def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) ->
         raise _decimal_comma(source, where, series.name, texts[0])
     if len(texts) > max(_FEW, len(codes) // 2) or all(_DATE.fullmatch(text) for text in texts):
         raise too_many(source, series.name, texts)
+    words = float(np.mean([len(text.split()) for text in texts]))
+    if words >= _SENTENCE and len(texts) > min(_FEW, max(2, len(codes) // 2)):
+        raise _sentences(source, series.name, texts, words)
 
 
 def _decimal_comma(source: str, where: str, name: str, cell: str, further: str = "") -> EvenhandError:

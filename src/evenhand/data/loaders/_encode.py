@@ -11,10 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.data._features import Column, Features, Series, encode
+from evenhand.data._features import Column, Encode, Features, Series
+from evenhand.data._fitting import encode as inputs_of
 from evenhand.data._validation import NDArray, canonical, is_missing, spelled
 from evenhand.data.loaders._arrays import idx_images, is_idx, new_arrays
-from evenhand.data.loaders._cells import Problems, Row, as_categories, check_filled, prepared, with_na
+from evenhand.data.loaders._cells import (
+    Problems,
+    Row,
+    as_categories,
+    check_filled,
+    free_text,
+    prepared,
+    with_na,
+)
 from evenhand.data.loaders._frames import open_frame
 from evenhand.data.loaders._source import check_file, listing, readable, several
 from evenhand.data.loaders._table import Columns, Header, in_memory, open_table
@@ -38,14 +47,18 @@ class NewRows(NamedTuple):
     unseen: Mapping[str, tuple[int, str]] = MappingProxyType({})
 
 
-def encode_table(table: Any, *, features: Features) -> npt.NDArray[np.float32]:
+def encode_table(table: Any, *, features: Features, encode: Encode | None = None) -> npt.NDArray[Any]:
     """The inputs, ``(rows, inputs)``, that a model trained on one table gets for the rows of another.
+
+    They are float32, unless texts became tokens.
 
     Args:
       table: a file of a table that :func:`evenhand.data.load` reads, or whatever :func:`evenhand.data.from_frame`
         takes.  Columns may be in any order, and there may be others besides.
       features: of the data set that the model was trained on, or from :func:`load_features`.  Nothing is fitted
         again: a text that no training row had belongs to none of the categories.
+      encode: the function that encoded free text for the training, if ``features`` were loaded, as a folder does not
+        hold it.
 
     Raises:
       EvenhandError: a column is missing, is of another kind, or has empty cells that ``features`` does not fill.
@@ -58,7 +71,7 @@ def encode_table(table: Any, *, features: Features) -> npt.NDArray[np.float32]:
       >>> encode_table(pyarrow.table({"sex": ["m"], "age": [65]}), features=data.features)
       array([[0.5, 0. , 1. ]], dtype=float32)
     """
-    return _encoded(table, features, (), None).x
+    return _encoded(table, features, (), None, encode).x
 
 
 def new_rows(
@@ -68,6 +81,7 @@ def new_rows(
     client: str | Sequence[str] = "client",
     label: str | None = "label",
     features_array: str | None = None,
+    encode: Encode | None = None,
 ) -> NewRows:
     """Rows for a model to predict, with the clients and the labels that they name, if they name any.
 
@@ -78,6 +92,7 @@ def new_rows(
         as a run names the two columns of its data, stands for both where there is no such column.
       label: the column or array of labels; in ``.npz`` files, ``y`` also works.  None: labels are not read.
       features_array: the array of features in an ``.npz`` file; None: ``x``.
+      encode: as of :func:`encode_table`.
 
     Raises:
       EvenhandError: there is no such file, or it does not have the columns or arrays that the model needs.
@@ -97,12 +112,12 @@ def new_rows(
                 "table: the model was trained on arrays, not on a table: give an array to run.predict, or the path of "
                 "an .npz file."
             )
-        return _encoded(source, features, together, label)
+        return _encoded(source, features, together, label, encode)
     path = Path(source)
     check_file(path)
     with readable(path):
         if features is not None:
-            return _encoded(path, features, together, label)
+            return _encoded(path, features, together, label, encode)
         if is_idx(path.name):
             return NewRows(idx_images(path))
         if path.suffix.lower() != ".npz":
@@ -114,18 +129,21 @@ def new_rows(
         return rows if label is not None else rows._replace(labels=None)
 
 
-def _encoded(table: Any, features: Features, client: Sequence[str], label: str | None) -> NewRows:
+def _encoded(
+    table: Any, features: Features, client: Sequence[str], label: str | None, encode: Encode | None
+) -> NewRows:
     """The rows of a table; its columns of clients and of labels are read if it has them."""
     wanted, na = tuple(column.name for column in features.columns), features.na
     if isinstance(table, str | Path):
         source, path = str(table), Path(table)
         check_file(path)
         with readable(path):
-            categorical = [column.name for column in features.columns if column.kind == "category"]
+            categorical = [column.name for column in features.columns if column.kind != "number"]
             opened = open_table(path, wanted, categorical, na, is_trained=True)
     else:
         source = "table"
         opened = in_memory(open_frame(table, source, na))
+    features = features.encoded_by(encode, source)
     existing, problems = Header(source, opened.names).existing, Problems(source)
     for name in wanted:
         with problems.noted():
@@ -142,11 +160,11 @@ def _encoded(table: Any, features: Features, client: Sequence[str], label: str |
     problems.check()
     pairs = list(zip(features.columns, [with_na(series, na) for series in new.features], strict=True))
     with problems.noted():
-        unfilled = [series for column, series in pairs if column.fill is None]
+        unfilled = [series for column, series in pairs if column.fill is None and column.text is None]
         check_filled(source, unfilled, new.row, is_trained=True)
     inputs = problems.accepted(lambda pair: _checked(source, *pair, new.row), pairs)
     problems.check()
-    x = encode(features, inputs, np.arange(len(inputs[0].values)), source)
+    x = inputs_of(features, inputs, np.arange(len(inputs[0].values)), source)
     unseen = {series.name: _unseen(column, series) for (column, _), series in zip(pairs, inputs, strict=True)}
     return NewRows(
         x,
@@ -158,7 +176,7 @@ def _encoded(table: Any, features: Features, client: Sequence[str], label: str |
 
 def _unseen(column: Column, series: Series) -> tuple[int, str] | None:
     """How many rows have a text that is none of the column's categories, and the first such text."""
-    if column.kind == "number" or not series.categories:
+    if column.kind != "category" or not series.categories:
         return None
     strange = np.array([*(text not in column.categories for text in series.categories), False], bool)
     rows = np.flatnonzero(strange[series.values])
@@ -212,6 +230,8 @@ def load_features(path: str | Path) -> Features:
 
 
 def _checked(source: str, column: Column, series: Series, row: Row) -> Series:
+    if column.kind == "text":
+        return free_text(source, series, is_trained=True)
     categorical = column.kind == "category"
     series = prepared(source, series, row, categorical=categorical, is_trained=True)
     if not categorical and series.categories is not None:

@@ -11,9 +11,10 @@ import numpy as np
 
 from evenhand.data import _validation as validation
 from evenhand.data._dataset import FederatedDataset, PooledRows, build
+from evenhand.data._features import Encode
+from evenhand.data._text import encode_counts, encode_hashed, most_frequent
 from evenhand.data._validation import NDArray
-from evenhand.data.loaders._source import Encode, Options, check_file, kind_of, open_text, readable
-from evenhand.data.loaders._words import encode_counts, most_frequent
+from evenhand.data.loaders._source import Options, check_file, kind_of, open_text, readable
 from evenhand.errors import EvenhandError
 
 
@@ -79,6 +80,8 @@ def leaf_dataset(train: Path, test: Path | None, options: Options) -> FederatedD
         train = train / "train"
     if options.vocabulary is not None and options.encode is None:
         options = options._replace(encode=encode_counts(most_frequent(_texts(train), options.vocabulary)))
+    if options.buckets is not None:
+        options = options._replace(encode=encode_hashed(options.buckets))
     users = _read(train, options.encode)
     for user in users.values():
         if not len(user.y):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evenhand.data._dataset import FederatedDataset, Split
-from evenhand.data._features import Fill, Series
+from evenhand.data._features import Encode, Fill, Series
 from evenhand.data._validation import as_features
 from evenhand.data.loaders._archive import files_in, is_archive, unpacked
 from evenhand.data.loaders._arrays import is_idx, load_idx, load_idx_folder, load_npz, pooled
@@ -30,7 +30,7 @@ from evenhand.data.loaders._collections import (
 from evenhand.data.loaders._download import Remote, cache_folder, fetch
 from evenhand.data.loaders._frames import Frame, array_cells, array_column, open_frame
 from evenhand.data.loaders._leaf import holds_leaf, leaf_dataset
-from evenhand.data.loaders._source import Encode, Options, bare_suffix, check_file, kind_of, readable
+from evenhand.data.loaders._source import Options, bare_suffix, check_file, kind_of, readable
 from evenhand.data.loaders._sparse import LIBSVM, libsvm_files, load_cells, load_libsvm
 from evenhand.data.loaders._table import in_memory, open_table, table_dataset
 from evenhand.data.loaders._texts import (
@@ -42,7 +42,7 @@ from evenhand.data.loaders._texts import (
     load_imdb,
     load_sent140,
 )
-from evenhand.errors import EvenhandError, nearest, whole_number
+from evenhand.errors import Argument, EvenhandError, nearest, whole_number
 
 _TEXTS = (".csv", ".tsv", ".data", ".jsonl", ".ndjson")
 _TABLES = (*_TEXTS, ".parquet", ".pq")
@@ -68,8 +68,10 @@ def load(
     seed: int = 0,
     clients: int | None = None,
     alpha: float = 0.5,
+    text: str | Sequence[str] = (),
     encode: Encode | None = None,
     vocabulary: int | None = None,
+    buckets: int | None = None,
     min_examples: int = 1,
     features_array: str | None = None,
 ) -> FederatedDataset:
@@ -140,10 +142,14 @@ def load(
         MNIST and its family, CIFAR-10 and IMDB, and an error for files that should name their clients.  For HDF5: how
         many clients to read, the first ones; None: all.  For Omniglot: how many tasks; None: 400.
       alpha: concentration of that partition.
+      text: columns of a table that hold free text, such as reviews, from whose words a model learns: they are hashed
+        into 1,024 inputs, unless one of the next three options is given.
       encode: text only: turns a text, or an entry of LEAF's ``x``, into numbers, such as
         :func:`evenhand.data.encode_words`.
       vocabulary: text only, in place of ``encode``: ``x`` is the share of each of so many words among the words of the
         text, the most frequent ones of all training texts.
+      buckets: text only, in place of ``encode``: words are hashed into so many inputs, as by
+        :func:`evenhand.data.encode_hashed`.
       min_examples: keep the clients with at least so many examples, as :meth:`FederatedDataset.min_examples`; texts of
         the others are never encoded.
 
@@ -221,7 +227,7 @@ def _file(path: Path, options: Options) -> FederatedDataset:
         return leaf_dataset(path, None, options)
     if suffix in _TABLES or (suffix == ".gz" and bare_suffix(path) in _TEXTS):
         header = [options.label, *options.client]
-        table = open_table(path, header, options.categorical, options.na, is_trained=False)
+        table = open_table(path, header, options.categorical, options.na, text=options.text, is_trained=False)
         return table_dataset(str(path), table, options)
     if is_archive(path):
         return _published_files(path, options, "the archive")
@@ -256,6 +262,7 @@ def _check_no_table(source: Path, options: Options) -> None:
         "drop_empty": options.drop_empty,
         "na": bool(options.na),
         "weight": options.weight is not None,
+        "text": bool(options.text),
         "several client columns": len(options.client) != 1,
     }
     for name, is_given in given.items():
@@ -356,6 +363,10 @@ def from_frame(
     seed: int = 0,
     clients: int | None = None,
     alpha: float = 0.5,
+    text: str | Sequence[str] = (),
+    encode: Encode | None = None,
+    vocabulary: int | None = None,
+    buckets: int | None = None,
     name: str = "frame",
 ) -> FederatedDataset:
     """Reads a federated data set from a pandas, polars or pyarrow table, or from a Hugging Face data set.
@@ -385,6 +396,11 @@ def from_frame(
       seed: of the split and the partition.
       clients: how many clients to spread the rows of a table without a client column over.
       alpha: concentration of that partition.
+      text: columns of free text; their words are hashed, unless one of the next three options is given.
+      encode: a function from a text to numbers, such as :func:`evenhand.data.encode_tokens`.  A column of integers
+        (tokens), or of several axes, must be the only feature.
+      vocabulary: in place of ``encode``: count so many words, as in :func:`evenhand.data.load`.
+      buckets: in place of ``encode``: hash the words into so many inputs, as in :func:`evenhand.data.load`.
       name: what the data set is called.
 
     Raises:
@@ -411,6 +427,11 @@ def from_frame(
         raise EvenhandError(f"{frame}: from_frame reads tables in memory: give a file to evenhand.data.load.")
     if clients is not None and clients < 1:
         raise EvenhandError(f"clients must be at least 1, not {clients}.")
+    ways = {"encode": encode, "vocabulary": vocabulary, "buckets": buckets}
+    for way, value in ways.items():
+        if value is not None and not options.text:
+            fault = f"{name}: {way} is for columns of free text, and none is named: name them with "
+            raise EvenhandError(fault, Argument("text", "NAMES"), ".")
     opened = open_frame(frame, name, options.na)
     for column in (label, *options.client):
         if column in opened.hidden:

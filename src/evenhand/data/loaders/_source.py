@@ -8,21 +8,17 @@ from __future__ import annotations
 import gzip
 import stat
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeAlias
+from typing import Any, NamedTuple, TextIO
 
-import numpy.typing as npt
-
-from evenhand.data._features import Fill, few
+from evenhand.data._features import Encode, Fill, few
 from evenhand.data._validation import Splitting
 from evenhand.errors import EvenhandError
 
 # --- options ------------------------------------------------------------------------------------------------
 
-
-Encode: TypeAlias = Callable[[Any], npt.ArrayLike]
 
 DEFAULT_LABEL = "label"
 
@@ -49,8 +45,10 @@ class Options(NamedTuple):
     seed: int = 0
     clients: int | None = None
     alpha: float = 0.5
+    text: tuple[str, ...] = ()
     encode: Encode | None = None
     vocabulary: int | None = None
+    buckets: int | None = None
     min_examples: int = 1
     features_array: str | None = None
 
@@ -59,11 +57,18 @@ class Options(NamedTuple):
         """The options among the arguments of a function, by name; its others are no options.
 
         Raises:
-          EvenhandError: the fractions leave nothing for training.
+          EvenhandError: the fractions leave nothing for training, or several options say what a text becomes.
         """
         options = Options(**{name: value for name, value in arguments.items() if name in Options._fields})
         options.splitting.check()
-        return options._replace(client=several(options.client), na=several(options.na))
+        ways = {"encode": options.encode, "vocabulary": options.vocabulary, "buckets": options.buckets}
+        given = [name for name, value in ways.items() if value is not None]
+        if len(given) > 1:
+            raise EvenhandError(
+                f"{given[0]} and {given[1]} exclude each other, as each says what a text becomes: give one of them."
+            )
+        names = (several(option) for option in (options.client, options.na, options.text))
+        return options._replace(**dict(zip(("client", "na", "text"), names, strict=True)))
 
     @property
     def splitting(self) -> Splitting:

@@ -9,7 +9,8 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from evenhand.data._dataset import Assignment, FederatedDataset, Split, assign, remarks_on_spelling
-from evenhand.data._features import Fill, Series, encode, fit, fit_target
+from evenhand.data._features import Features, Fill, Series
+from evenhand.data._fitting import encode, fit, fit_target, text_encoding
 from evenhand.data._validation import NDArray, first_repeated, is_missing, spelled
 from evenhand.data.loaders import _cells as cells
 from evenhand.data.loaders._cells import Problems, Row
@@ -95,7 +96,13 @@ def in_memory(frame: Frame) -> Opened:
 
 
 def open_table(
-    path: Path, header: Sequence[str], categorical: Sequence[str], na: Sequence[str], *, is_trained: bool
+    path: Path,
+    header: Sequence[str],
+    categorical: Sequence[str],
+    na: Sequence[str],
+    *,
+    text: Sequence[str] = (),
+    is_trained: bool,
 ) -> Opened:
     """A file of a table.
 
@@ -104,6 +111,7 @@ def open_table(
       header: names of columns, by which the header of a ``.data`` file is known.
       categorical: columns whose numbers are categories.
       na: further spellings of an empty cell.
+      text: columns of free text.
       is_trained: the rows are for a model that is already trained.
 
     Raises:
@@ -124,8 +132,9 @@ def open_table(
             layout = layout_of(path, header)
 
             def read_text(columns: Columns, problems: Problems) -> Frame:
+                fixed = {*categorical, *text}
                 parsed = {
-                    name: CellColumn(name, fixed=name in categorical, feature=not is_trained)
+                    name: CellColumn(name, fixed=name in fixed, feature=not is_trained and name not in text)
                     for name in columns.features
                 }
                 parsed |= {name: CellColumn(name, fixed=True) for name in columns.client}
@@ -197,7 +206,8 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
         if options.weight is not None:
             _check_weight_column(header, taken, options.weight)
             taken[options.weight] = "weight"
-    for option, given in (("drop", options.drop), ("categorical", options.categorical)):
+    columns_of = {"drop": options.drop, "categorical": options.categorical, "text": options.text}
+    for option, given in columns_of.items():
         with problems.noted():
             _check_names(header, option, given)
             for name in given:
@@ -212,6 +222,8 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
         with problems.noted():
             _check_names(header, "features", options.features, "feature column")
             _check_features(header, features, taken, options.drop)
+    with problems.noted():
+        _check_text(source, features, options)
     problems.check()
     if not features:
         raise EvenhandError(
@@ -276,6 +288,19 @@ def _check_features(
             raise EvenhandError(f"{header.source}: feature column {name!r} is named twice: name it once.")
 
 
+def _check_text(source: str, features: Sequence[str], options: Options) -> None:
+    for name in options.text:
+        where = f"{source}: column {name!r} is"
+        if name in options.drop:
+            raise EvenhandError(f"{where} both free text and to be dropped: name it in one of the two.")
+        if name in options.categorical:
+            raise EvenhandError(f"{where} both free text and categorical: name it in one of the two.")
+        if options.features is not None and name not in features:
+            fault = f"{where} free text but not among the features: add it to "
+            out = (", or leave it out of ", Argument("text", "NAMES"), ".")
+            raise EvenhandError(fault, Argument("features", "NAMES"), *out)
+
+
 # --- the data set -------------------------------------------------------------------------------------------
 
 
@@ -306,7 +331,7 @@ def table_dataset(source: str, opened: Opened, options: Options) -> FederatedDat
         counts = table.weight.values.astype(np.int64)
         train, valid, test = (np.repeat(part, counts[part]) for part in assignment.parts)
         assignment = assignment._replace(parts=(train, valid, test))
-    fitted = fit(features, assignment.parts[0], source, standardize=options.standardize, fill=options.fill)
+    fitted = _fitted(source, features, assignment.parts[0], options)
     scaled = options.regression and options.standardize_target
     target = fit_target(options.label, y[assignment.parts[0]]) if scaled else None
     fitted = fitted._replace(target=target, na=options.na)
@@ -342,11 +367,14 @@ def _checked(
             y.setflags(write=False)
     with problems.noted():
         if options.fill is None:
-            cells.check_filled(source, table.features, row)
-    features = problems.accepted(
-        lambda series: cells.prepared(source, series, row, categorical=series.name in options.categorical),
-        table.features,
-    )
+            cells.check_filled(source, [x for x in table.features if x.name not in options.text], row)
+
+    def prepared(series: Series) -> Series:
+        if series.name in options.text:
+            return cells.free_text(source, series)
+        return cells.prepared(source, series, row, categorical=series.name in options.categorical)
+
+    features = problems.accepted(prepared, table.features)
     with problems.noted():
         if table.weight is not None:
             _check_weights(source, table.weight, row)
@@ -355,6 +383,24 @@ def _checked(
             _check_ids(source, name, ids, row)
     problems.check()
     return y, classes, features, _clients(source, table)
+
+
+def _fitted(source: str, features: Sequence[Series], rows: NDArray, options: Options) -> Features:
+    """How the columns become inputs, from the training rows."""
+    encoders = {
+        name: text_encoding(options.encode, options.vocabulary, options.buckets, f"{source}: column {name!r}")
+        for name in options.text
+    }
+    fitted = fit(features, rows, source, standardize=options.standardize, fill=options.fill, text=encoders)
+    for column in fitted.columns:
+        if column.text is not None and column.text.is_alone and len(fitted.columns) > 1:
+            others = listing([other.name for other in fitted.columns if other is not column])
+            fault = f"{source}: each text of column {column.name!r} becomes {column.text.dtype} {column.text.shape}"
+            cure = f"{fault}, which cannot stand beside {others}: choose it alone with "
+            raise EvenhandError(
+                cure, named("features", column.name), ", or encode texts as vectors of floats."
+            )
+    return fitted
 
 
 def _with_na(table: ReadTable, na: Sequence[str]) -> ReadTable:

@@ -1,7 +1,7 @@
 """Data sets of texts, as they are published.
 
 From top to bottom: rows of text become examples; IMDB; Sent140; the HDF5 files of TensorFlow Federated, which hold
-plays, questions and answers, or images.
+plays, questions and answers, or images; vectors of words.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +22,12 @@ import numpy as np
 
 from evenhand.data import _validation as validation
 from evenhand.data._dataset import FederatedDataset, PooledRows, build
+from evenhand.data._features import Encode
+from evenhand.data._text import ALPHABET, WordVectors, encode_counts, encode_hashed, most_frequent
 from evenhand.data._validation import NDArray
 from evenhand.data.loaders._archive import contents
 from evenhand.data.loaders._arrays import in_unit_range, pooled
-from evenhand.data.loaders._source import Encode, Options, check_unpacked, listing
-from evenhand.data.loaders._words import ALPHABET, encode_counts, most_frequent
+from evenhand.data.loaders._source import Options, check_file, check_unpacked, listing, open_text, readable
 from evenhand.errors import Argument, EvenhandError
 
 # --- rows of text --------------------------------------------------------------------------------------------
@@ -55,7 +56,7 @@ def text_dataset(
       path: where they are from.
       parts: for training, and for testing if the source has a test part.
       classes: the names of the classes.
-      options: what the caller asked for; ``encode`` or ``vocabulary`` says what a text becomes.
+      options: what the caller asked for; ``encode``, ``vocabulary`` or ``buckets`` says what a text becomes.
       clients: how many clients there are where neither the examples nor the options say so.
     """
     parts, notes = _with_enough(parts, options.min_examples)
@@ -78,7 +79,8 @@ def text_dataset(
 
 
 def encoder(source: str, texts: Callable[[], Sequence[Any]], options: Options) -> Encode:
-    """What turns a text into numbers: the caller's function, or counts of the most frequent words of the ``texts``.
+    """What turns a text into numbers: the caller's function, or counts of the most frequent words of the ``texts``,
+    or hashed words.
 
     Raises:
       EvenhandError: the caller said neither.
@@ -87,9 +89,13 @@ def encoder(source: str, texts: Callable[[], Sequence[Any]], options: Options) -
         return options.encode
     if options.vocabulary is not None:
         return encode_counts(most_frequent(texts(), options.vocabulary))
+    if options.buckets is not None:
+        return encode_hashed(options.buckets)
     raise EvenhandError(
         f"{source}: the examples are text: count their words with ",
         Argument("vocabulary", "1000"),
+        ", hash them with ",
+        Argument("buckets", "1024"),
         ", or say how to turn them into numbers, as with encode=evenhand.data.encode_words(...) in Python or --vectors "
         "FILE on the command line.",
     )
@@ -468,3 +474,67 @@ def _ranked_tags(path: Path, tags: Mapping[str, Sequence[Sequence[str]]]) -> tup
     if not usable:
         raise EvenhandError(f"{path}: no example has a tag: copy or download it again.")
     return tuple(usable[:_TAGS])
+
+
+# --- vectors of words ---------------------------------------------------------------------------------------
+
+
+def load_vectors(path: str | Path, *, words: Collection[str] | None = None) -> WordVectors:
+    """Loads word vectors from a GloVe text file: a word and its numbers on each line, with blanks between.
+
+    A first line of two whole numbers, as word2vec and fastText write it, is skipped.  Of a word that occurs twice, the
+    first vector counts.
+
+    Args:
+      path: the file, such as ``glove.6B.300d.txt``; it may be packed as ``.gz``.
+      words: read the vectors of these words only; None: all.
+
+    Raises:
+      EvenhandError: a line has no word, other than numbers, or another number of them; or no line is left.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / "tiny.txt"
+      >>> _ = path.write_text("good 1 0.5\\nbad -1 0.5\\n")
+      >>> load_vectors(path)
+      <WordVectors: 2 words, 2 numbers each>
+
+    Source: Pennington et al., *GloVe: Global Vectors for Word Representation*, EMNLP 2014.
+    """
+    path, kept = Path(path), None if words is None else frozenset(words)
+    check_file(path)
+    rows: dict[str, NDArray] = {}
+    with readable(path), open_text(path, "text") as lines:
+        size = 0
+        for place, line in enumerate(lines, 1):
+            cells = line.rstrip("\r\n ").split(" ")
+            if place == 1 and len(cells) == 2 and all(cell.isdecimal() for cell in cells):
+                continue
+            size = size or len(cells) - 1
+            # A few words of the largest files have blanks in them.
+            word = " ".join(cells[: len(cells) - size])
+            if not word or not size:
+                raise _unlike(path, place, len(cells) - 1, size)
+            if word in rows or not (kept is None or word in kept):
+                continue
+            row = validation.numbers(cells[len(cells) - size :])
+            if row is None or not (np.abs(row) <= np.finfo(np.float32).max).all():
+                raise EvenhandError(
+                    f"{path}: line {place} does not hold {size} finite numbers after the word {word[:40]!r}: write a "
+                    "word and its vector on each line, with blanks between."
+                )
+            rows[word] = row.astype(np.float32)
+    if not rows:
+        asked = "" if kept is None else f" of the {len(kept):,} words that are asked for"
+        raise EvenhandError(f"{path}: there are no vectors{asked}: name a file in GloVe's format.")
+    table = np.concatenate([np.stack(list(rows.values())), np.zeros((1, size), np.float32)])
+    table.setflags(write=False)
+    return WordVectors(tuple(rows), table)
+
+
+def _unlike(path: Path, place: int, count: int, size: int) -> EvenhandError:
+    wanted = f"{size} numbers as on the first line" if size else "numbers"
+    return EvenhandError(
+        f"{path}: line {place} has {count} numbers where a word and {wanted} belong: write a word and its vector on "
+        "each line, with blanks between."
+    )

@@ -1,22 +1,22 @@
-"""Text as numbers: words, a table of their vectors, and what an example of text becomes.
+"""Text as numbers: words counted, hashed or replaced by vectors, tokens, and the characters of a play.
 
-Each ``encode_...`` gives a function from one text to an array, for ``encode`` of :func:`evenhand.data.load` and of
-:func:`evenhand.data.load_leaf`.
+Each ``encode_...`` gives a function from one text to an array, for ``encode`` of :func:`evenhand.data.load`, of
+:func:`evenhand.data.from_frame` and of :func:`evenhand.data.load_leaf`.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.data._validation import NDArray, numbers
-from evenhand.data.loaders._source import check_file, open_text, readable
+from evenhand.data._features import BUCKETS, NDArray
 from evenhand.errors import EvenhandError, whole_number
 
 # --- words --------------------------------------------------------------------------------------------------
@@ -70,9 +70,6 @@ def most_frequent(texts: Iterable[Any], count: int, *, lower: bool = True) -> tu
     return tuple(sorted(counts, key=lambda word: (-counts[word], word))[:count])
 
 
-# --- vectors of words ---------------------------------------------------------------------------------------
-
-
 class WordVectors(NamedTuple):
     """Words and their vectors.
 
@@ -89,68 +86,137 @@ class WordVectors(NamedTuple):
         return f"<WordVectors: {len(self.words):,} words, {self.vectors.shape[1]} numbers each>"
 
 
-def load_vectors(path: str | Path, *, words: Collection[str] | None = None) -> WordVectors:
-    """Loads word vectors from a GloVe text file: a word and its numbers on each line, with blanks between.
+# --- what a text becomes ------------------------------------------------------------------------------------
 
-    A first line of two whole numbers, as word2vec and fastText write it, is skipped.  Of a word that occurs twice, the
-    first vector counts.
+
+def encode_counts(words: Sequence[str], *, lower: bool = True) -> Callable[[Any], npt.NDArray[np.float32]]:
+    r"""An encoder of texts as bags of words: the shares of some words in a text, :math:`x_j = n_j / n`.
+
+    There :math:`n_j` is how often word :math:`j` occurs and :math:`n` how many words the text has, other ones included.
 
     Args:
-      path: the file, such as ``glove.6B.300d.txt``; it may be packed as ``.gz``.
-      words: read the vectors of these words only; None: all.
-
-    Raises:
-      EvenhandError: a line has no word, other than numbers, or another number of them; or no line is left.
+      words: such as those of :func:`most_frequent`, without repetition.
+      lower: whether capitals become small letters first.
 
     Example:
-      >>> import pathlib, tempfile
-      >>> path = pathlib.Path(tempfile.mkdtemp()) / "tiny.txt"
-      >>> _ = path.write_text("good 1 0.5\\nbad -1 0.5\\n")
-      >>> load_vectors(path)
-      <WordVectors: 2 words, 2 numbers each>
+      >>> encode_counts(["be", "not", "to"])("To be or not to be")
+      array([0.33333334, 0.16666667, 0.33333334], dtype=float32)
 
-    Source: Pennington et al., *GloVe: Global Vectors for Word Representation*, EMNLP 2014.
+    Source: the bags of words of StackOverflow in Li et al., *Ditto: Fair and Robust Federated Learning Through
+    Personalization*, ICML 2021.
     """
-    path, kept = Path(path), None if words is None else frozenset(words)
-    check_file(path)
-    rows: dict[str, NDArray] = {}
-    with readable(path), open_text(path, "text") as lines:
-        size = 0
-        for place, line in enumerate(lines, 1):
-            cells = line.rstrip("\r\n ").split(" ")
-            if place == 1 and len(cells) == 2 and all(cell.isdecimal() for cell in cells):
-                continue
-            size = size or len(cells) - 1
-            # A few words of the largest files have blanks in them.
-            word = " ".join(cells[: len(cells) - size])
-            if not word or not size:
-                raise _unlike(path, place, len(cells) - 1, size)
-            if word in rows or not (kept is None or word in kept):
-                continue
-            row = numbers(cells[len(cells) - size :])
-            if row is None or not (np.abs(row) <= np.finfo(np.float32).max).all():
-                raise EvenhandError(
-                    f"{path}: line {place} does not hold {size} finite numbers after the word {word[:40]!r}: write a "
-                    "word and its vector on each line, with blanks between."
-                )
-            rows[word] = row.astype(np.float32)
-    if not rows:
-        asked = "" if kept is None else f" of the {len(kept):,} words that are asked for"
-        raise EvenhandError(f"{path}: there are no vectors{asked}: name a file in GloVe's format.")
-    table = np.concatenate([np.stack(list(rows.values())), np.zeros((1, size), np.float32)])
-    table.setflags(write=False)
-    return WordVectors(tuple(rows), table)
+    places = {word: i for i, word in enumerate(words)}
+    if len(places) < len(words) or not words:
+        raise EvenhandError("encode_counts: a word is listed twice, or there is none: list each word once.")
+
+    def encode(text: Any) -> npt.NDArray[np.float32]:
+        tokens = words_of(text, lower=lower)
+        occurring = [places[word] for word in tokens if word in places]
+        counts = np.bincount(occurring, minlength=len(places))
+        return (counts / max(1, len(tokens))).astype(np.float32)
+
+    return encode
 
 
-def _unlike(path: Path, place: int, count: int, size: int) -> EvenhandError:
-    wanted = f"{size} numbers as on the first line" if size else "numbers"
-    return EvenhandError(
-        f"{path}: line {place} has {count} numbers where a word and {wanted} belong: write a word and its vector on "
-        "each line, with blanks between."
-    )
+def encode_hashed(buckets: int = BUCKETS) -> Callable[[Any], npt.NDArray[np.float32]]:
+    r"""An encoder of texts as hashed bags of words, for which no party has to see the words of others.
+
+    A word :math:`w` of a text, in small letters, adds its sign :math:`\xi(w)` to the bucket :math:`h(w)`:
+
+    .. math:: x = z / \lVert z \rVert_2, \qquad z_j = \sum_{w : h(w) = j} \xi(w) .
+
+    With :math:`m(w)`, the signed 32-bit MurmurHash3 of the word in UTF-8 with seed 0, :math:`h(w)` is :math:`|m(w)|`
+    modulo ``buckets``, and :math:`\xi(w)` is 1 if :math:`m(w) \geq 0`, else -1.  Words that share a bucket therefore
+    cancel on average.  All machines compute the same numbers.
+
+    Args:
+      buckets: how many inputs a text becomes; with more of them, fewer words share one.
+
+    Edge cases: a text without words is a row of zeros, and so is one whose words cancel.
+
+    Differs from the paper: the row is divided by its norm, as in scikit-learn's ``HashingVectorizer``, which computes
+    it here; long and short texts therefore count alike.
+
+    Example:
+      >>> encode_hashed(4)("A good film, a GOOD one")
+      array([-0.37796447,  0.37796447,  0.75592893, -0.37796447], dtype=float32)
+
+    Source: Weinberger et al., *Feature Hashing for Large Scale Multitask Learning*, ICML 2009.
+    """
+    whole_number("buckets", buckets, 1, 2**31 - 1)
+    return lambda text: hashed_rows([text], buckets)[0]
 
 
-# --- what a text becomes ------------------------------------------------------------------------------------
+def hashed_rows(texts: Sequence[Any], buckets: int) -> npt.NDArray[np.float32]:
+    """The rows of :func:`encode_hashed` for some texts, ``(len(texts), buckets)``."""
+    return _vectorizer(buckets).transform(texts).toarray()
+
+
+@cache
+def _vectorizer(buckets: int) -> Any:
+    # Imported late: it takes seconds that tables without text should not wait for.
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    make: Any = HashingVectorizer  # its types know neither functions nor float32
+    return make(n_features=buckets, analyzer=_small_words, dtype=np.float32)
+
+
+def _small_words(text: Any) -> list[str]:
+    """The words of a text in small letters; of a letter and an accent, one character."""
+    return words_of(unicodedata.normalize("NFC", text) if isinstance(text, str) else text, lower=True)
+
+
+def encode_tokens(
+    tokenizer: Any, *, length: int, pad: int | None = None
+) -> Callable[[Any], npt.NDArray[np.int32]]:
+    """An encoder of texts as the first tokens that a tokenizer finds, int32 ``(length,)``.
+
+    Args:
+      tokenizer: an object with a method ``encode``, as those of Hugging Face, ``tokenizers`` or ``tiktoken``, or a
+        function.  It takes a text and gives whole numbers, or an object that has them as ``ids``.
+      length: how many tokens are kept; longer texts are cropped.
+      pad: the token of the places after the last one; None: the tokenizer's ``pad_token_id``, or 0 without one.
+
+    Edge cases: an empty text is ``pad`` in all places, without the tokens that some tokenizers put around each text.
+
+    Raises:
+      EvenhandError: ``tokenizer`` is neither, or does not give whole numbers from 0.
+
+    Example:
+      >>> tokenize = lambda text: [len(word) for word in text.split()]
+      >>> encode_tokens(tokenize, length=4)("a good film")
+      array([1, 4, 4, 0], dtype=int32)
+    """
+    whole_number("length", length, 1)
+    tokens_of: Any = getattr(tokenizer, "encode", tokenizer)
+    title = type(tokenizer).__name__
+    if not callable(tokens_of):
+        raise EvenhandError(
+            f"encode_tokens: {title} objects are no tokenizers: give a function from a text to whole numbers, or an "
+            "object with a method encode."
+        )
+    filler = getattr(tokenizer, "pad_token_id", None) if pad is None else pad
+    padding = whole_number("pad", 0 if filler is None else filler, 0, 2**31 - 1)
+
+    def encode(text: Any) -> npt.NDArray[np.int32]:
+        row = np.full(length, padding, np.int32)
+        if text == "":
+            return row
+        tokens: Any = tokens_of(text)
+        try:
+            array = np.asarray(getattr(tokens, "ids", tokens))
+        except (TypeError, ValueError):
+            array = np.zeros((0, 0))
+        is_listed = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
+        if not is_listed or np.any(array < 0) or np.any(array >= 2**31):
+            raise EvenhandError(
+                f"encode_tokens: the tokenizer gives {type(tokens).__name__} {str(tokens)[:40]} for the text "
+                f"{str(text)[:40]!r}: give one whose encode, or which itself, gives a list of whole numbers from 0."
+            )
+        row[: len(array)] = array[:length]
+        return row
+
+    return encode
 
 
 def encode_words(
@@ -224,35 +290,6 @@ def encode_mean(vectors: WordVectors, *, lower: bool = False) -> Callable[[Any],
     def encode(text: Any) -> npt.NDArray[np.float32]:
         rows = [places.get(word, other) for word in words_of(text, lower=lower)]
         return vectors.vectors[rows or [other]].mean(0, dtype=np.float32)
-
-    return encode
-
-
-def encode_counts(words: Sequence[str], *, lower: bool = True) -> Callable[[Any], npt.NDArray[np.float32]]:
-    r"""An encoder of texts as bags of words: the shares of some words in a text, :math:`x_j = n_j / n`.
-
-    There :math:`n_j` is how often word :math:`j` occurs and :math:`n` how many words the text has, other ones included.
-
-    Args:
-      words: such as those of :func:`most_frequent`, without repetition.
-      lower: whether capitals become small letters first.
-
-    Example:
-      >>> encode_counts(["be", "not", "to"])("To be or not to be")
-      array([0.33333334, 0.16666667, 0.33333334], dtype=float32)
-
-    Source: the bags of words of StackOverflow in Li et al., *Ditto: Fair and Robust Federated Learning Through
-    Personalization*, ICML 2021.
-    """
-    places = {word: i for i, word in enumerate(words)}
-    if len(places) < len(words) or not words:
-        raise EvenhandError("encode_counts: a word is listed twice, or there is none: list each word once.")
-
-    def encode(text: Any) -> npt.NDArray[np.float32]:
-        tokens = words_of(text, lower=lower)
-        occurring = [places[word] for word in tokens if word in places]
-        counts = np.bincount(occurring, minlength=len(places))
-        return (counts / max(1, len(tokens))).astype(np.float32)
 
     return encode
 
