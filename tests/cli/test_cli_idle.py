@@ -49,7 +49,7 @@ def test_pictures_without_columns(reasons) -> None:
     assert found == {
         "--client-column a": "digits has no columns to choose from.",
         "--label-column b": "digits has no columns to choose from.",
-        "--text": "digits is not LEAF data, which alone can hold text.",
+        "--text": "digits is not LEAF data, whose characters become tokens.",
         "--hidden 3": "it is for --model mlp only.",
         "--cohort 1000": "there are 30 clients, all of which take part in each round.",
         "--eval-clients 99": "there are 30 clients, all of which are evaluated.",

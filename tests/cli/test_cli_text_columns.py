@@ -14,8 +14,10 @@ import pytest
 import evenhand as eh
 import published
 from evenhand.cli import main
-from evenhand.cli._deploy import own_data
+from evenhand.cli._deploy import builder, own_data
 from evenhand.network import files
+from evenhand.network.deployed import client_node, event_log, serve_run
+from evenhand.network.in_process import LocalCarrier
 
 PLAIN = ["the", "plot", "film", "with", "actors", "and", "music", "again"]
 MOODS = {"bad": ["awful", "dull", "poor"], "good": ["great", "lovely", "fine"]}
@@ -156,7 +158,11 @@ def test_options_for_text_exclude_each_other_and_do_nothing_without_text(
     words = ["run", "fedavg", "--data", str(table), "--client-column", "shop", "--out", str(tmp_path / "x")]
     both = ["--text-column", "review", "--buckets", "8", "--vocabulary", "8"]
     assert "--vocabulary and --buckets exclude each other" in refused([*words, *both], capsys)
-    assert "no column is named" not in refused([*words, "--text-column", "price"], capsys)
+    shown = refused([*words, "--text-column", "price"], capsys)
+    assert "column 'price' holds numbers, not text: leave it out of --text-column NAMES" in shown
+    assert "--text reads LEAF's texts as characters" in refused(
+        [*words, "--text-column", "review", "--text"], capsys
+    )
     assert "--text-column is for tables" in refused(
         ["run", "fedavg", "--data", "synthetic:1,1", "--text-column", "x", "--out", str(tmp_path / "x")],
         capsys,
@@ -229,3 +235,40 @@ def test_words_that_each_client_would_count_alone_are_refused(table: Path, tmp_p
     file = client_file(tmp_path / "fed", DATA + "vocabulary = 10\n")
     with pytest.raises(eh.EvenhandError, match=r"\[data\] vocabulary: .*write buckets = 1024"):
         own_data(str(table), file)
+
+
+def test_a_deployment_trains_on_texts_and_a_client_predicts_later_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three clients encode their reviews alone, and what the model learnt from all is applied to new ones."""
+    folder, nodes = tmp_path / "fed", list[Any]()
+    words = (
+        "--method",
+        "fedavg",
+        "--rounds",
+        "15",
+        "--lr",
+        "2",
+        "--batch-size",
+        "10",
+        "--metrics",
+        "numbers",
+    )
+    assert main(["deploy", "init", str(folder), "--clients", "3", *words]) == 0
+    for k, shop in enumerate(SHOPS):
+        place = files.client_folder(folder, k)
+        path = place / files.CLIENT
+        path.write_text(path.read_text().partition("[data]")[0] + "[data]\n" + DATA)
+        own = written(place / "data.csv", [row for row in rows(600) if row[0] == shop])
+        file = files.read_client(place)
+        log = event_log(place / "client.log", lambda sentence: None)
+        nodes.append(
+            client_node(place, file, builder(file.method, file.options), own_data(str(own), file), log)
+        )
+    server = files.read_server(folder)
+    carrier = LocalCarrier({k: node.answer for k, node in enumerate(nodes)})
+    log = event_log(folder / "server.log", lambda sentence: None)
+    *_, last = serve_run(folder, builder(server.method, server.options), carrier, log, pause=0.0)
+    assert last.summary("test", metric="accuracy")["mean"] > 0.8
+    found = predicted(files.client_folder(folder, 1) / "run", written(tmp_path / "later.csv", LATER), capsys)
+    assert [row["prediction"] for row in found[:2]] == ["bad", "good"]

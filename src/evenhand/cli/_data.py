@@ -40,8 +40,12 @@ SOURCES = (
         "Tags of questions, one client per user: --clients 400 reads the first 400; needs h5py.",
         _TFF,
     ),
-    ("sent140", "1.6 million tweets by account; needs --vectors or --vocabulary.", "Go et al., 2009"),
-    ("imdb", "50,000 film reviews; needs --vectors or --vocabulary.", "Maas et al., 2011"),
+    (
+        "sent140",
+        "1.6 million tweets by account; needs --vectors, --vocabulary or --buckets.",
+        "Go et al., 2009",
+    ),
+    ("imdb", "50,000 film reviews; needs --vectors, --vocabulary or --buckets.", "Maas et al., 2011"),
     ("movielens", "100,000 film ratings by 943 users; for --model factors.", "Harper and Konstan, 2015"),
     ("omniglot", "400 tasks of five characters each (28 × 28).", "Lake et al., 2015"),
     ("synthetic:A,B", "Synthetic(α, β): each client labels Gaussian examples by its own model.", _LI),
@@ -212,6 +216,10 @@ class DataOptions:
             "--vocabulary": self.vocabulary,
             "--buckets": self.buckets,
         }
+        if self.text and self.text_column is not None:
+            raise EvenhandError(
+                "--text reads LEAF's texts as characters: leave it out, as --text-column names columns of free text."
+            )
         given = [option for option, value in ways.items() if value not in (None, False)]
         if len(given) > 1:
             raise EvenhandError(f"{given[0]} and {given[1]} exclude each other: give one of them.")
@@ -428,7 +436,7 @@ def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[s
         "label_column": no_columns,
         "text_column": no_columns,
         "standardize": (kind != "table", f"{name} is not a table"),
-        "text": (not holds_text, f"{name} is not LEAF data, which alone can hold text"),
+        "text": (not holds_text, f"{name} is not LEAF data, whose characters become tokens"),
         "vectors": no_text,
         "words": unread,
         "vocabulary": no_text,

@@ -132,6 +132,15 @@ def test_only_training_rows_say_which_words_are_counted() -> None:
     assert tops.features is not None and tops.features.inputs == tuple(f"review: {word}" for _, word in best)
 
 
+def test_many_texts_are_encoded_in_blocks() -> None:
+    """Twice the texts of a block, some of them repeated, in an order of their own."""
+    texts = [f"text {RANDOM.integers(2500)} of many" for _ in range(3000)]
+    table = pa.table({"client": ["a"] * 3000, "review": texts, "label": [0, 1] * 1500})
+    data = eh.data.from_frame(table, text="review", buckets=32, test_fraction=0.0)
+    assert len(set(texts)) > 1024
+    np.testing.assert_array_equal(data.train.x, hashed(texts, 32))
+
+
 def test_several_columns_of_text_have_inputs_of_their_own() -> None:
     columns = {**COLUMNS, "title": [text[:9] for text in REVIEWS]}
     data = read(columns, text=["review", "title"], features=["title", "review"], buckets=16)
@@ -349,6 +358,14 @@ def test_a_later_table_is_encoded_the_same_way() -> None:
             assert x[0, 1:-3].any() and not x[2, 1:-3].any()
     with pytest.raises(EvenhandError, match="'review' holds numbers, not text"):
         eh.data.encode_table(pa.table({**NEW, "review": [1, 2, 3]}), features=data.features)
+
+
+def test_a_single_later_text_may_spell_a_number(tmp_path: Path) -> None:
+    data = read(features=["review"], buckets=16)
+    assert data.features is not None
+    (tmp_path / "new.csv").write_text("review\n5\n")
+    for table in (tmp_path / "new.csv", pa.table({"review": ["5"]})):
+        np.testing.assert_array_equal(eh.data.encode_table(table, features=data.features), hashed(["5"], 16))
 
 
 def test_texts_that_a_function_encoded_need_it_again() -> None:
