@@ -223,17 +223,15 @@ def _encoded(text: TextEncoding, texts: Sequence[str], where: str) -> NDArray:
 
 def _encode_texts(x: NDArray, text: TextEncoding, series: Series, rows: NDArray, source: str) -> None:
     """Writes the inputs of a column of text into ``x``; each distinct text is encoded once."""
-    names, used, codes = (
-        (*(series.categories or ()), ""),
-        *np.unique(series.values[rows], return_inverse=True),
-    )
+    # An empty cell is -1, so the last name.
+    names = (*(series.categories or ()), "")
+    used, codes = np.unique(series.values[rows], return_inverse=True)
     order = np.argsort(codes, kind="stable")
     starts = np.searchsorted(codes[order], np.arange(len(used) + 1))
     where = f"{source}: column {series.name!r}"
     for first in range(0, len(used), _BLOCK):
         block = used[first : first + _BLOCK]
         places = order[starts[first] : starts[first + len(block)]]
-        # An empty cell is -1, and the last name "".
         x[places] = _encoded(text, [names[code] for code in block.tolist()], where)[codes[places] - first]
 
 

@@ -106,6 +106,31 @@ def test_pictures_of_hugging_face_become_shares_of_the_largest_byte() -> None:
     assert [data.client_ids[k] for k in np.repeat([0, 1], data.train.sizes)] == WARDS[rows].tolist()
 
 
+BYTES = RANDOM.integers(0, 256, (N, 2, 3))
+TYPED: dict[str, Callable[[Any, Any], Any]] = {
+    "arrow": lambda kind, wide: pa.table(
+        {**columns(BYTES), "x": pa.array(BYTES.tolist(), pa.list_(pa.list_(kind)))}
+    ),
+    "arrow of one length": lambda kind, wide: pa.table(
+        {**columns(BYTES), "x": pa.array(BYTES.tolist(), pa.list_(pa.list_(kind, 3), 2))}
+    ),
+    "polars": lambda kind, wide: pl.DataFrame(columns(BYTES), schema_overrides={"x": pl.List(pl.List(wide))}),
+    "polars arrays": lambda kind, wide: pl.DataFrame(
+        columns(BYTES), schema_overrides={"x": pl.Array(wide, (2, 3))}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TYPED)
+def test_lists_of_bytes_are_pictures_and_other_whole_numbers_are_tokens(kind: str) -> None:
+    """Python's lists forget that their numbers were bytes: the type of the column knows it."""
+    pictures, tokens = TYPED[kind](pa.uint8(), pl.UInt8), TYPED[kind](pa.int32(), pl.Int32)
+    data = read(pictures, test_fraction=0.0)
+    order = np.concatenate([np.flatnonzero(ward == WARDS) for ward in ("a", "b")])
+    np.testing.assert_allclose(data.train.x, BYTES[order] / 255, rtol=1e-6)
+    assert read(tokens).train.x.dtype == np.int32
+
+
 def test_what_is_beside_an_array_must_be_left_out() -> None:
     frame = pd.DataFrame({**columns(VALUES), "age": range(N)})
     assert read(frame, features=["x"]).feature_shape == (3,)

@@ -457,13 +457,14 @@ def array_column(frame: Any, name: str, source: str) -> NDArray:
     Raises:
       EvenhandError: a cell is empty, or arrays have several shapes.
     """
-    arrays = list[NDArray]()
+    # Lists of Python forget that their numbers were bytes.
+    arrays, kind = list[NDArray](), np.uint8 if _holds_bytes(frame, name) else None
     for i, value in enumerate(array_cells(frame, name) or ()):
         if value is None:
             raise EvenhandError(f"{source}: row {i} has no array in column {name!r}: leave out the row.")
         try:
-            arrays.append(np.asarray(value))
-        except ValueError:
+            arrays.append(np.asarray(value, kind))
+        except (TypeError, ValueError):
             raise EvenhandError(
                 f"{source}: row {i} has lists of several lengths in column {name!r}: pad them to one length."
             ) from None
@@ -501,6 +502,34 @@ def array_cells(frame: Any, name: str) -> Sequence[Any] | None:
             return column if is_array else None
         case _:
             return None
+
+
+def _holds_bytes(frame: Any, name: str) -> bool:
+    """Whether a column of lists holds bytes, by its type."""
+    match library(frame):
+        case "datasets":
+            if type(frame.features[name]).__name__ == "Image":  # arrays, which have a type of their own
+                return False
+            kind: Any = frame.with_format("arrow")[:].schema.field(name).type
+        case "pyarrow":
+            kind = frame.schema.field(name).type
+        case "polars":
+            kind = frame[name].dtype
+        case _:
+            return False
+    while (inner := _inner(kind)) is not None:
+        kind = inner
+    return str(kind).lower() == "uint8"
+
+
+def _inner(kind: Any) -> Any:
+    """What a type of lists holds, of Hugging Face, Arrow or polars; None: it is no such type."""
+    parts = (
+        getattr(kind, "storage_type", None),
+        getattr(kind, "value_type", None),
+        getattr(kind, "inner", None),
+    )
+    return next((part for part in parts if part is not None), None)
 
 
 _LISTS = {"Array2D", "Array3D", "Array4D", "Array5D", "LargeList", "List", "Sequence"}
