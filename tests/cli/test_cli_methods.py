@@ -334,6 +334,7 @@ TRIED_ELSEWHERE = {
     "fedprox-measured": "its work needs a step size: tests/identities/test_identities_measured_mu.py",
     "adadps-fl": "its scales come from a file: tests/cli/test_cli_beside.py",
     "mocha": "it keeps a number for each example, and needs classes: tests/unit/test_mocha_method.py",
+    "fedbn": "its model must measure statistics: tests/unit/models/test_running_statistics.py, tests/contracts",
     "delta-fl-levels": "its reports have an entry for each level: tests/identities/test_identities_side_by_side.py",
 }
 """Methods that do not run with any value of the right type, and where they are tested."""

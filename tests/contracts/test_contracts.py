@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,6 +120,44 @@ def test_ditto_obeys_the_contract_around_methods_that_differ_most(name, law):
     check(law, around(name))
 
 
+class _Normalised(nn.Module):
+    """The model of the toy data with a layer that measures running statistics."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = nn.Dense(4)(x)
+        return nn.Dense(3)(nn.BatchNorm(use_running_average=not train, momentum=0.8)(x))
+
+
+def _measuring(state):
+    sample = eh.testing.toy_data().train.x[:1]
+    model = eh.models.from_flax(_Normalised(), loss="cross_entropy", sample=sample, state=state)
+    return eh.local.sgd(model, 0.1, epochs=2, batch_size=4)
+
+
+AVERAGE, STAY = _measuring("average"), _measuring("local")
+STATISTICS = {
+    "fedavg, averaged": eh.algorithms.fedavg(AVERAGE, server_opt=eh.server_opt.fedyogi(0.1)),
+    "scaffold, averaged": eh.algorithms.scaffold(AVERAGE),
+    "ditto, averaged": eh.personalization.ditto(eh.algorithms.fedavg(AVERAGE), AVERAGE, lam=0.5),
+    "fedprox, local": eh.algorithms.fedprox(STAY, mu=0.5),
+    "qfedavg, local": eh.algorithms.qfedavg(STAY, q=1.0, lipschitz=10.0),
+    "fedbn": eh.personalization.fedbn(STAY),
+}
+"""Methods on models with running statistics, which are sent or stay."""
+
+
+@lru_cache(maxsize=1)
+def measuring(name):
+    return eh.testing.algorithm_checks(STATISTICS[name], lanes=(2,), rounds=2)
+
+
+@every_law
+@pytest.mark.parametrize("name", STATISTICS)
+def test_methods_on_running_statistics_obey_the_contract(name, law):
+    check(law, measuring(name))
+
+
 NOISY = "fedavg(aggregator=noisy_mean(0.5, noise_multiplier=0.5, rate=0.5), sampling=poisson(0.5))"
 
 
@@ -129,7 +168,7 @@ def one_client(data):
     return eh.data.FederatedDataset(train, valid, test, ("all",))
 
 
-_LISTED = {name.partition(",")[0] for name in (*METHODS, *FAIR, *SLOW)}
+_LISTED = {name.partition(",")[0] for name in (*METHODS, *FAIR, *SLOW, *STATISTICS)}
 _OTHERS = [name for name in factories(Algorithm) if name not in _LISTED]
 
 

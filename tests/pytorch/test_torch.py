@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -346,8 +347,9 @@ def test_frozen_parameters_are_those_of_the_module() -> None:
         eh.models.from_torch(mlp, loss="cross_entropy", sample=normal(1, 4), frozen="0")
 
 
-def test_the_examples_of_the_documentation_run() -> None:
+def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are skipped where PyTorch is missing, as it is where all other examples are tested."""
+    monkeypatch.chdir(tmp_path)  # one of them writes a file
     for function in (eh.models.from_torch, eh.models.to_torch):
         text = (function.__doc__ or "").replace("  # doctest: +SKIP", "")
         run = train(
@@ -541,3 +543,31 @@ for _ in range(2):
     assert len(lines) == 2, done.stderr
     for line in lines:
         assert "torchax 0.0.13 does not work with PyTorch 2.13" in line and "pip install 'torch<2.13'" in line
+
+
+def test_attention_of_pytorch_gets_factors_and_comes_back_as_a_module() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            self.head = torch.nn.Linear(8, 3)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.encoder(x).mean(dim=1))
+
+    module, x = Net(), normal(6, 5, 8)
+    model = eh.models.from_torch(module, loss="cross_entropy", sample=x[:1])
+    small = eh.models.lora(model, model.init(jax.random.key(0)), rank=2, also="head")
+    params = small.init(jax.random.key(0))
+    attention = params["encoder"]["self_attn"]
+    assert attention["in_proj_weight"]["a"].shape == (2, 8)
+    assert attention["in_proj_weight"]["b"].shape == (24, 2)
+    assert set(params) == {"encoder", "head"} and set(params["encoder"]) == {"self_attn"}
+    params = jax.tree.map(lambda leaf: leaf + 0.1, params)
+    exported = eh.models.to_torch(Net(), eh.models.thaw(small, params)).eval()
+    with torch.no_grad():
+        outputs = exported(x).numpy()
+    np.testing.assert_allclose(outputs, small.apply(params, jnp.asarray(x.numpy())), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        before = module.eval()(x).numpy()
+    assert np.abs(outputs - before).max() > 0.01

@@ -119,6 +119,7 @@ def training(
     attach: Callable[[PyTree], PyTree] = lambda extra: (),
     private: bool = False,
     keeps: bool = False,
+    statistics_stay: bool = False,
 ) -> Phase:
     r"""The phase of FedAvg and its variants: train from the broadcast model, upload the difference, step.
 
@@ -142,6 +143,11 @@ def training(
         clients report no loss.
       keeps: whether work that keeps its optimiser is taken; the ``Algorithm`` then has
         ``init_client=kept_state(work)``.
+      statistics_stay: whether a model is taken whose running statistics stay with their client; the ``Algorithm`` then
+        keeps them there.
+
+    Running statistics that are sent are averaged as the aggregator averages parameters, and ``server_opt`` does not
+    change them.
 
     Returns:
       A phase whose client states are whatever the method has, and stay as they are; or those of :func:`kept_state`.
@@ -171,11 +177,12 @@ def training(
     """
     expect("aggregator", aggregator, Aggregator, "eh.aggregators.mean()")
     if aggregator.needs_loss:
-        check_work(work, keeps=keeps, objection=REPORTS_LOSS)
+        check_work(work, keeps=keeps, statistics_stay=statistics_stay, objection=REPORTS_LOSS)
     else:
-        check_work(work, private=private, keeps=keeps)
+        check_work(work, private=private, keeps=keeps, statistics_stay=statistics_stay)
     expect("sampling", sampling, Sampling, "eh.sampling.uniform()")
     expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")
+    averages = local.spared(server_opt, work.model.statistics, sign=-1.0)
 
     def train(message: Message, client_state: PyTree, data: ClientData, key: Key) -> tuple[Params, PyTree]:
         added = correction(message, data)
@@ -190,6 +197,6 @@ def training(
         report=lambda message, kept, data: report(work.model, message.params, data, sampling, aggregator),
         work=train,
         aggregator=aggregator,
-        server=lambda state, direction, reported, key: server_step(server_opt, state, direction),
+        server=lambda state, direction, reported, key: server_step(averages, state, direction),
         effort=work.effort,
     )

@@ -117,7 +117,7 @@ def check_method(factory: str, method: Algorithm, work: Work, *, keeps: bool = F
         "it would train personal models, which the guarantee for the examples does not cover, as they use the same "
         f"examples again: give it to the method inside, as in {private}, and ordinary work for the personal models"
     )
-    check_work(work, keeps=keeps, objection=objection)
+    check_work(work, keeps=keeps, statistics_stay=True, objection=objection)
     several = any(metric != measured(metric) for metric in method.model.metrics)  # side by side
     if several and work.model != method.model:
         cure = f"put {factory}() around one with a single model, such as delta_fl(theta=0.5)"

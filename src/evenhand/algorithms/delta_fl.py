@@ -6,7 +6,7 @@ import optax
 
 from evenhand import risks
 from evenhand.aggregators import risk_weighted
-from evenhand.algorithms.fedavg import variant
+from evenhand.algorithms.fedavg import staying, variant
 from evenhand.errors import EvenhandError
 from evenhand.local import Work
 from evenhand.sampling import uniform
@@ -108,5 +108,6 @@ def delta_fl(
         sampling,
         keep_partial=keep_partial,
         keeps=True,
+        statistics_stay=True,
     )
-    return method._replace(name=f"delta_fl(theta={theta:g}{', follow=True' if follow else ''})")
+    return staying(method._replace(name=f"delta_fl(theta={theta:g}{', follow=True' if follow else ''})"))

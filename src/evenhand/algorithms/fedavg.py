@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import optax
 
+from evenhand import tree
+from evenhand._paths import Named, division
 from evenhand.aggregators import mean
 from evenhand.algorithms import averaging
+from evenhand.algorithms.averaging import Message, ServerState
+from evenhand.errors import EvenhandError
 from evenhand.local import Work
 from evenhand.sampling import uniform
-from evenhand.types import Aggregator, Algorithm, Params, PyTree, Sampling
+from evenhand.types import Aggregator, Algorithm, Array, ClientData, Info, Key, Params, PyTree, Sampling
 
-__all__ = ["fedavg", "variant"]
+__all__ = ["fedavg", "staying", "variant"]
 
 
 def fedavg(
@@ -58,7 +63,7 @@ def fedavg(
     Source: McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data*, AISTATS
     2017, algorithm 1; the server optimiser: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021.
     """
-    return variant(
+    method = variant(
         work,
         server_opt,
         aggregator,
@@ -67,7 +72,9 @@ def fedavg(
         name="fedavg",
         private=True,
         keeps=True,
+        statistics_stay=True,
     )
+    return staying(method)
 
 
 def variant(
@@ -83,6 +90,7 @@ def variant(
     extra: Callable[[Params, int], PyTree] = lambda params, clients: (),
     private: bool = False,
     keeps: bool = False,
+    statistics_stay: bool = False,
 ) -> Algorithm:
     """FedAvg or a variant of it, whose one phase is :func:`~evenhand.algorithms.averaging.training`.
 
@@ -98,6 +106,7 @@ def variant(
         attach=attach,
         private=private,
         keeps=keeps,
+        statistics_stay=statistics_stay,
     )
     return Algorithm(
         model=work.model,
@@ -109,4 +118,76 @@ def variant(
         partial_work=keep_partial,
         privacy=work.privacy,
         name=name,
+    )
+
+
+# --- running statistics that stay with their client ----------------------------------------------------------------
+
+
+class _Server(NamedTuple):
+    """The state of the method on what is sent, and the running statistics that clients begin with."""
+
+    inner: ServerState
+    fresh: Named
+
+
+class _Own(NamedTuple):
+    """What a client keeps for the method, and its running statistics."""
+
+    inner: PyTree
+    statistics: Named
+
+
+def staying(method: Algorithm) -> Algorithm:
+    """A variant of FedAvg whose clients keep the running statistics, where the model says that they stay.
+
+    Of any other model the method is returned as it is.  The method sends nothing like the parameters but the model
+    itself.  A client that has not trained yet is served the statistics that the model began with.
+    """
+    statistics = method.model.statistics
+    if statistics is None or not statistics.stay:
+        return method
+    parts = division(method.model, statistics.paths)
+    (phase,) = method.phases
+
+    def init(params: Params, clients: int) -> _Server:
+        shared = parts.part(params, personal=False)
+        return _Server(method.init(shared, clients), parts.part(params, personal=True))
+
+    def completed(message: Message, own: _Own) -> Message:
+        return message._replace(params=parts.whole(message.params, own.statistics))
+
+    def work(message: Message, own: _Own, data: ClientData, key: Key) -> tuple[Named, _Own]:
+        whole = completed(message, own)
+        delta, inner = phase.work(whole, own.inner, data, key)
+        after = parts.part(tree.add(whole.params, delta), personal=True)
+        return parts.part(delta, personal=False), _Own(inner, after)
+
+    def server(state: _Server, direction: Named, reported: Array, key: Key) -> tuple[_Server, Info]:
+        inner, info = phase.server(state.inner, direction, reported, key)
+        return state._replace(inner=inner), info
+
+    def served(state: _Server, statistics: Named) -> Params:
+        return parts.whole(method.global_params(state.inner), statistics)
+
+    own_phase = phase._replace(
+        broadcast=lambda state, client: phase.broadcast(state.inner, client),
+        report=lambda message, own, data: phase.report(completed(message, own), own.inner, data),
+        work=work,
+        server=server,
+    )
+    return method._replace(
+        init=init,
+        phases=(own_phase,),
+        global_params=lambda state: served(state, state.fresh),
+        init_client=lambda params: _Own(method.init_client(params), parts.part(params, personal=True)),
+        personal_params=lambda state, own: served(state, own.statistics),
+        received=_refuse,
+    )
+
+
+def _refuse(message: PyTree) -> Params:
+    raise EvenhandError(
+        "The running statistics of this model stay with their clients, so that no method that needs the whole model, "
+        'such as ditto(), can be put around it: put finetune() around it, or make the model with state="average".'
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 
 from evenhand.aggregators import min_norm
-from evenhand.algorithms.fedavg import variant
+from evenhand.algorithms.fedavg import staying, variant
 from evenhand.local import Work
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Sampling
@@ -57,5 +57,14 @@ def fedmgda(
     Source: Hu et al., *Federated Learning Meets Multi-Objective Optimization*, 2022, algorithm 1.
     """
     rule = min_norm(epsilon)
-    method = variant(work, server_opt, rule, sampling, keep_partial=keep_partial, private=True, keeps=True)
-    return method._replace(name=f"fedmgda(epsilon={epsilon:g})")
+    method = variant(
+        work,
+        server_opt,
+        rule,
+        sampling,
+        keep_partial=keep_partial,
+        private=True,
+        keeps=True,
+        statistics_stay=True,
+    )
+    return staying(method._replace(name=f"fedmgda(epsilon={epsilon:g})"))

@@ -10,7 +10,7 @@ import optax
 from evenhand import local
 from evenhand.aggregators import mean
 from evenhand.algorithms.averaging import Message, ServerState
-from evenhand.algorithms.fedavg import variant
+from evenhand.algorithms.fedavg import staying, variant
 from evenhand.algorithms.fedprox_measured import fedprox_measured
 from evenhand.errors import EvenhandError
 from evenhand.sampling import uniform
@@ -77,9 +77,16 @@ def fedprox(
         return local.proximal(mu, message.params)
 
     method = variant(
-        work, server_opt, aggregator, sampling, keep_partial=keep_partial, correction=correction, keeps=True
+        work,
+        server_opt,
+        aggregator,
+        sampling,
+        keep_partial=keep_partial,
+        correction=correction,
+        keeps=True,
+        statistics_stay=True,
     )
-    return method._replace(name=f"fedprox(mu={mu:g})")
+    return staying(method._replace(name=f"fedprox(mu={mu:g})"))
 
 
 # --- a proximal weight that follows the training loss ------------------------------------------------------------

@@ -9,7 +9,7 @@ import optax
 
 from evenhand import aggregators, local, tree
 from evenhand.algorithms.averaging import REPORTS_LOSS, ServerState
-from evenhand.algorithms.fedavg import fedavg, variant
+from evenhand.algorithms.fedavg import fedavg, staying, variant
 from evenhand.errors import EvenhandError
 from evenhand.sampling import proportional
 from evenhand.types import Algorithm, Array, Info, Key, Model, Params, PyTree, Sampling, Sum, Upload
@@ -65,7 +65,7 @@ def qfedavg(
     """
     scheduled = None
     if lipschitz is None:
-        step_size = local.check_work(work, keeps=True, objection=REPORTS_LOSS).step_size
+        step_size = local.check_work(work, keeps=True, statistics_stay=True, objection=REPORTS_LOSS).step_size
         if not step_size:
             raise EvenhandError(
                 "qfedavg() needs lipschitz=, one over the clients' step size, because this work has no fixed step "
@@ -74,9 +74,11 @@ def qfedavg(
         lipschitz = 1.0 / step_size
         scheduled = work.schedule
     rule = aggregators.qfedavg(q, lipschitz)
-    method = variant(work, server_opt, rule, sampling, keep_partial=keep_partial, keeps=True)
+    method = variant(
+        work, server_opt, rule, sampling, keep_partial=keep_partial, keeps=True, statistics_stay=True
+    )
     method = method._replace(name=f"qfedavg(q={q:g}, lipschitz={lipschitz:g})")
-    return method if scheduled is None or q == 0 else _by_round(method, rule, scheduled)
+    return staying(method if scheduled is None or q == 0 else _by_round(method, rule, scheduled))
 
 
 def _by_round(method: Algorithm, rule: Sum, schedule: local.Schedule) -> Algorithm:

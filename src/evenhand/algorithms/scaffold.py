@@ -107,7 +107,8 @@ def scaffold(
         return change(message, own.variate, params, gradients.mean), _Own(gradients.mean, state)
 
     def server(state: ServerState, direction: _Change, reported: Array, key: Key) -> tuple[ServerState, Info]:
-        state, info = server_step(server_opt, state, direction.params)
+        averages = local.spared(server_opt, work.model.statistics, sign=-1.0)
+        state, info = server_step(averages, state, direction.params)
         share = reported.astype(jnp.float32) / state.extra.clients
         variate = tree.add(state.extra.variate, tree.scale(share, direction.variate))
         extra = state.extra._replace(variate=variate)

@@ -6,7 +6,7 @@ import optax
 
 from evenhand import risks
 from evenhand.aggregators import reference_tilt, risk_weighted, running_tilt
-from evenhand.algorithms.fedavg import variant
+from evenhand.algorithms.fedavg import staying, variant
 from evenhand.errors import EvenhandError
 from evenhand.local import Work
 from evenhand.sampling import uniform
@@ -82,14 +82,21 @@ def term(
     else:
         rule = risk_weighted(risks.tilted(t)) if running is None else running_tilt(t, running)
     method = variant(
-        work, server_opt, rule, sampling, keep_partial=keep_partial, name=f"term(t={t:g})", keeps=True
+        work,
+        server_opt,
+        rule,
+        sampling,
+        keep_partial=keep_partial,
+        name=f"term(t={t:g})",
+        keeps=True,
+        statistics_stay=True,
     )
     if not summed:
-        return method
+        return staying(method)
     (phase,) = method.phases
 
     def report(message: PyTree, client_state: PyTree, data: ClientData) -> Report:
         mean = phase.report(message, client_state, data)
         return mean._replace(loss=mean.loss * data.size.astype(mean.loss.dtype))
 
-    return method._replace(phases=(phase._replace(report=report),))
+    return staying(method._replace(phases=(phase._replace(report=report),)))

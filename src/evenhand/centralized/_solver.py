@@ -36,6 +36,8 @@ class Solver(NamedTuple):
 def check_model(model: object) -> None:
     """Checks that ``model`` is one."""
     local.check_model(model)
+    assert isinstance(model, Model)
+    local.check_rows_apart(model, "centralized", "its solvers weigh the loss of each example by itself")
 
 
 def check_parts(model: object, optimiser: object) -> None:

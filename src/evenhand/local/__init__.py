@@ -28,6 +28,7 @@ from evenhand.local._gradients import (
     mean_gradient,
     proximal,
     shift,
+    spared,
 )
 from evenhand.local._schedules import ClientOpt, Schedule, cosine, steps, warm_up
 from evenhand.local._work import (
@@ -37,6 +38,7 @@ from evenhand.local._work import (
     Solver,
     Work,
     check_model,
+    check_rows_apart,
     check_work,
     descent,
     marked,
@@ -60,6 +62,7 @@ __all__ = [
     "batch_gradient",
     "batches",
     "check_model",
+    "check_rows_apart",
     "check_work",
     "cosine",
     "descent",
@@ -74,6 +77,7 @@ __all__ = [
     "proximal",
     "sgd",
     "shift",
+    "spared",
     "step_per_row",
     "steps",
     "warm_up",

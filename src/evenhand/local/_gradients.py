@@ -13,9 +13,11 @@ import optax
 from jax import lax
 
 from evenhand import tree
+from evenhand._paths import KeyPath, named_path
+from evenhand.errors import ModelError
 from evenhand.local._batches import Batch, rows_at
 from evenhand.lowering import lowered
-from evenhand.types import Array, ClientData, Key, Model, Params, PyTree, Risk
+from evenhand.types import Array, ClientData, Key, Model, Params, PyTree, Risk, RunningStatistics
 
 # --- over all examples -------------------------------------------------------------------------------------------
 
@@ -29,7 +31,16 @@ def full_gradient(model: Model, params: Params, data: ClientData, key: Key | Non
     r""":math:`\nabla F_k(w)`: the gradient of the mean loss over all of the client's examples, a tree like ``params``.
 
     With ``key`` the forward pass is the one for training (dropout), without it the one for evaluation.
+
+    Raises:
+      ModelError: the model keeps running statistics, which are measured on batches.
     """
+    if model.statistics is not None:
+        raise ModelError(
+            f"{model.name or 'This model'} keeps running statistics ({model.statistics.paths[0]}), which are measured "
+            "on batches, and this method takes a gradient over all examples of a client at once: use fedavg() or a "
+            "variant of it, or a model with GroupNorm or LayerNorm."
+        )
     count = jnp.maximum(data.size, 1).astype(jnp.float32)
 
     def add(total: Params, x: Array, y: Array, inside: Array, chunk: Array) -> Params:
@@ -94,7 +105,12 @@ def batch_gradient(model: Model, risk: RowRisk | None = None) -> Estimator:
       model: gives the losses.
       risk: the risk of a batch's losses; None: their mean.  Except for the mean, the risk of a batch is a biased
         estimate of that of all examples.
+
+    Running statistics of the model have no gradient: in their place is what they have to fall by, ``s - s_new``, which
+    :func:`spared` keeps from what is done to gradients.
     """
+    if model.statistics is not None:
+        return _measured_gradient(model, model.statistics, risk)
     slope = jax.jit(jax.grad(partial(_batch_loss, model, risk)))  # traced once, however often the work is
 
     def estimate(params: Params, batch: Batch, key: Key) -> Params:
@@ -110,9 +126,67 @@ def _batch_loss(
 ) -> Array:
     # No function of its own: an error in a loss is read through everything that calls it.
     losses = jnp.where(inside, model.losses(_outputs(params, model, x, key), y), 0.0)
+    return _of_batch(risk, losses, y, inside)
+
+
+def _of_batch(risk: RowRisk | None, losses: Array, y: Array, inside: Array) -> Array:
+    """The risk of a batch's losses, which are 0 where no example is."""
     if risk is None:
         return jnp.sum(losses) / jnp.maximum(jnp.sum(inside), 1).astype(jnp.float32)
     return (risk if isinstance(risk, Risk) else risk(y)).value(losses, inside.astype(losses.dtype))
+
+
+# --- running statistics: measured on each batch, beside the gradient ---------------------------------------------
+
+
+def _measured_gradient(model: Model, statistics: RunningStatistics, risk: RowRisk | None) -> Estimator:
+    """As :func:`batch_gradient`, for a model with running statistics."""
+
+    def loss(params: Params, x: Array, y: Array, inside: Array, key: Key) -> tuple[Array, Params]:
+        outputs, after = lowered(statistics.forward)(params, x, inside, key)
+        return _of_batch(risk, jnp.where(inside, model.losses(outputs, y), 0.0), y, inside), after
+
+    slope = jax.jit(jax.grad(loss, has_aux=True))
+
+    def estimate(params: Params, batch: Batch, key: Key) -> Params:
+        gradient, after = slope(params, *batch.read(), key)
+        return _chosen(statistics, tree.subtract(params, after), gradient)
+
+    return estimate
+
+
+def _chosen(statistics: RunningStatistics, measured: Params, learned: Params) -> Params:
+    """A tree like the parameters, its running statistics from ``measured`` and all else from ``learned``."""
+    paths = frozenset(statistics.paths)
+
+    def leaf(path: KeyPath, measured: Array, learned: Array) -> Array:
+        return measured if named_path(path) in paths else learned
+
+    return jax.tree.map_with_path(leaf, measured, learned)
+
+
+def spared(
+    rule: optax.GradientTransformation, statistics: RunningStatistics | None, *, sign: float
+) -> optax.GradientTransformation:
+    """The rule on the gradients of what is learned; running statistics pass it by, as if their gradients were 0.
+
+    Args:
+      rule: an optimiser, or a correction of gradients.
+      statistics: of the model; None: it has none, and the rule stays as it is.
+      sign: by which what the statistics fall by is multiplied: -1 after an optimiser, whose updates are added, and 1
+        after a correction.
+    """
+    if statistics is None:
+        return rule
+
+    def update(
+        updates: Params, state: optax.OptState, params: Params | None = None
+    ) -> tuple[Params, optax.OptState]:
+        learned = _chosen(statistics, tree.zeros_like(updates), updates)
+        changed, state = rule.update(learned, state, params)
+        return _chosen(statistics, tree.scale(sign, updates), changed), state
+
+    return optax.GradientTransformation(rule.init, update)
 
 
 # --- corrections: what methods add to gradients, as optax transformations ----------------------------------------

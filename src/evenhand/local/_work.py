@@ -15,10 +15,10 @@ from jax import lax
 
 from evenhand.errors import EvenhandError, expect
 from evenhand.local._batches import Batch, Batches, batches, over_batches, step_per_row
-from evenhand.local._gradients import Estimator, RowRisk, batch_gradient
+from evenhand.local._gradients import Estimator, RowRisk, batch_gradient, spared
 from evenhand.local._schedules import ClientOpt, Schedule, by_round, schedule_from
 from evenhand.text import short
-from evenhand.types import Array, ClientData, Effort, Key, Model, Params, Privacy, PyTree
+from evenhand.types import Array, ClientData, Effort, Key, Model, Params, Privacy, PyTree, RunningStatistics
 
 Solver: TypeAlias = Callable[[Params, ClientData, Key, optax.GradientTransformation], tuple[Params, PyTree]]
 """``(params, data, key, correction) -> (params, correction_state)``.
@@ -131,6 +131,12 @@ def parts_of(work: Work, factory: str) -> Parts:
     Raises:
       EvenhandError: it is not mini-batch descent.
     """
+    if (statistics := work.model.statistics) is not None:
+        raise EvenhandError(
+            f"{factory}() has its own loop of local steps, which would train the running statistics of the model "
+            f"({statistics.paths[0]}) by gradients: use fedavg() or a variant of it, ditto(), finetune() or fedsim(), "
+            "or a model with GroupNorm or LayerNorm."
+        )
     if work.parts is None:
         raise EvenhandError(
             f"{factory}() has its own loop of local steps, and got work that is not mini-batch descent: "
@@ -152,6 +158,24 @@ def check_model(model: object) -> None:
     expect("model", model, Model, example)
 
 
+def check_rows_apart(model: Model, factory: str, reason: str) -> None:
+    """Checks that the loss of an example depends on that example alone, in training, too.
+
+    Args:
+      model: what is trained.
+      factory: the function that needs it.
+      reason: why it does, for sentences.
+
+    Raises:
+      EvenhandError: the model measures running statistics on batches.
+    """
+    if (statistics := model.statistics) is not None:
+        raise EvenhandError(
+            f"{factory} does not take a model with running statistics ({statistics.paths[0]}): {reason}. Use "
+            "GroupNorm or LayerNorm instead of BatchNorm."
+        )
+
+
 _TO_FEDAVG = "give this work to eh.algorithms.fedavg or eh.algorithms.alone"
 _AROUND = (
     "ditto(...) and finetune(...) may then be put around fedavg, with ordinary work for the personal models"
@@ -168,6 +192,7 @@ def check_work(
     *,
     private: bool = False,
     keeps: bool = False,
+    statistics_stay: bool = False,
     objection: str = _OTHERWISE,
 ) -> Work:
     """``work``, checked to be local work on a model.
@@ -178,6 +203,7 @@ def check_work(
       private: whether work that guarantees privacy is taken: by methods that look at examples in no other way.
       keeps: whether work that keeps its optimiser is taken: by methods whose clients keep its state, and by finetuning,
         which begins afresh each time.
+      statistics_stay: whether work on a model is taken whose running statistics stay with their client.
       objection: why work that guarantees privacy is not taken, and what to do.
 
     Raises:
@@ -192,6 +218,12 @@ def check_work(
         raise EvenhandError(
             f"{name}: this work has keep_optimiser=True, but the clients of this method keep no optimiser: leave it "
             "out, or use fedavg or a variant of it, scaffold, ditto or alone."
+        )
+    if (statistics := work.model.statistics) is not None and statistics.stay and not statistics_stay:
+        raise EvenhandError(
+            f'{name}: the running statistics of this model stay with their client (state="local"), and this method '
+            'sends whole models: make the model with state="average", or use fedavg(), fedprox(), qfedavg(), '
+            "delta_fl(), term(), fedmgda(), fedsim(), fedbn(), alone() or local_only()."
         )
     for field, function in (("solve", work.solve), ("effort", work.effort)):
         if not callable(function):
@@ -269,12 +301,12 @@ def sgd(
         another = of_risk if risk is None else None
         return Work(
             model=model,
-            solve=descent(*parts),
+            solve=descent(*parts, model.statistics),
             effort=order.effort,
             step_size=step_size,
             of_risk=another,
             parts=parts,
-            continued=continued(*parts, optimiser.init),
+            continued=continued(*parts, optimiser.init, model.statistics),
             schedule=factors,
             keeps=keep_optimiser,
         )
@@ -299,13 +331,22 @@ def _optimiser(step: Any) -> tuple[optax.GradientTransformation, float | None]:
     return optax.sgd(step_size), step_size
 
 
-def descent(schedule: Batches, estimate: Estimator, client_opt: ClientOpt) -> Solver:
-    """A solver that takes one step of the optimiser per batch, on the corrected estimate of the gradient."""
+def descent(
+    schedule: Batches,
+    estimate: Estimator,
+    client_opt: ClientOpt,
+    statistics: RunningStatistics | None = None,
+) -> Solver:
+    """A solver that takes one step of the optimiser per batch, on the corrected estimate of the gradient.
+
+    ``statistics`` are those of the model: neither the correction nor the optimiser changes them.
+    """
 
     def solve(
         params: Params, data: ClientData, key: Key, correction: optax.GradientTransformation
     ) -> tuple[Params, PyTree]:
-        optimise = client_opt(data)
+        optimise = spared(client_opt(data), statistics, sign=-1.0)
+        correction = spared(correction, statistics, sign=1.0)
 
         # The loop of over_batches, written out: a loss that fails is then few calls below the method that asks for it.
         def step(carry: tuple[Array, Params, PyTree, PyTree]) -> tuple[Array, Params, PyTree, PyTree]:
@@ -325,14 +366,19 @@ def descent(schedule: Batches, estimate: Estimator, client_opt: ClientOpt) -> So
 
 
 def continued(
-    schedule: Batches, estimate: Estimator, client_opt: ClientOpt, init: Callable[[Params], PyTree]
+    schedule: Batches,
+    estimate: Estimator,
+    client_opt: ClientOpt,
+    init: Callable[[Params], PyTree],
+    statistics: RunningStatistics | None = None,
 ) -> Continued:
     """The same descent, with the optimiser's state, which ``init`` makes, kept from round to round."""
 
     def corrected(
         params: Params, state: PyTree, data: ClientData, key: Key, correction: optax.GradientTransformation
     ) -> tuple[Params, PyTree, PyTree]:
-        optimise = client_opt(data)
+        optimise = spared(client_opt(data), statistics, sign=-1.0)
+        correction = spared(correction, statistics, sign=1.0)
 
         def step(
             carry: tuple[Params, PyTree, PyTree], batch: Batch, key: Key

@@ -21,7 +21,7 @@ from evenhand.models._factors import (
 )
 from evenhand.models._flax import from_flax
 from evenhand.models._frozen import freeze, thaw
-from evenhand.models._images import lenet, resnet20, resnet32
+from evenhand.models._images import cnn_batch_norm, lenet, resnet20, resnet32
 from evenhand.models._linear import Margin, linear_regression, softmax_regression, svm
 from evenhand.models._lora import lora
 from evenhand.models._networks import (
@@ -51,6 +51,7 @@ __all__ = [
     "accuracy",
     "autoencoder",
     "binary_accuracy",
+    "cnn_batch_norm",
     "cnn_cifar",
     "cnn_femnist",
     "cnn_femnist_dropout",

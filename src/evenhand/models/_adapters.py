@@ -183,6 +183,8 @@ def standardized(model: Model, *, mean: float, deviation: float) -> Model:
         losses=_Trained(model.losses, *scale),
         metrics={"loss": model.losses, **model.metrics},
         apply_train=None if model.apply_train is None else _Predict(model.apply_train, *scale),
+        statistics=(statistics := model.statistics)
+        and statistics._replace(forward=_PredictAndMeasure(statistics.forward, *scale)),
         name=f"standardized({model.name}, mean={scale[0]}, deviation={scale[1]})",
     )
 
@@ -197,6 +199,18 @@ class _Predict(NamedTuple):
 
     def __call__(self, params: Params, x: Array, *key: Key) -> Array:
         return self.mean + self.deviation * self.function(params, x, *key)
+
+
+class _PredictAndMeasure(NamedTuple):
+    """Outputs in own units beside the parameters with new running statistics."""
+
+    function: Any
+    mean: float
+    deviation: float
+
+    def __call__(self, params: Params, x: Array, inside: Array, key: Key) -> tuple[Array, Params]:
+        outputs, after = self.function(params, x, inside, key)
+        return self.mean + self.deviation * outputs, after
 
 
 class _Trained(NamedTuple):

@@ -12,17 +12,24 @@ import jax
 import jax.numpy as jnp
 import numpy.typing as npt
 
-from evenhand._paths import Patterns
+from evenhand._paths import Patterns, named_path
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
 from evenhand.models._frozen import frozen_start
 from evenhand.models._modules import (
+    CHOICE,
     STATISTICS,
     Functions,
+    State,
     call_modes,
+    check_kind,
     check_rows_first,
     constant_init,
     is_equinox,
+    joined,
+    mask_like,
+    parted,
+    rows_inside,
     sample_rows,
 )
 from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
@@ -39,6 +46,7 @@ def from_flax(
     sample: npt.ArrayLike,
     metrics: Mapping[str, PerRow] | None = None,
     frozen: Patterns = (),
+    state: State = "refuse",
 ) -> Model:
     r"""A model made from a flax module, linen or nnx.
 
@@ -64,11 +72,17 @@ def from_flax(
       metrics: name -> ``(outputs, y) -> (rows,)``; None: those that go with the loss (accuracy, errors), if
         any.
       frozen: patterns of the parameters of an nnx module that stay as they are, as of :func:`freeze`.
+      state: what becomes of BatchNorm's running statistics.  ``"average"``: they are sent and averaged like parameters;
+        ``"local"``: each client keeps its own, and they are never sent (SiloBN; with the layers' scales and shifts:
+        :func:`evenhand.personalization.fedbn`); ``"refuse"``: a module that has them is refused.  They are in the
+        parameters beside the layer's own, as ``"mean"`` and ``"var"``, and are measured in training, on the examples
+        of a batch and not on the rows that pad it.
 
     Raises:
-      EvenhandError: the loss has an unknown name; the module keeps state other than parameters (BatchNorm's
-        running statistics); its outputs do not have rows first; it draws random numbers in evaluation; it is
-        neither a module nor a function that makes one; or ``frozen`` is given for parameters that are drawn.
+      EvenhandError: the loss has an unknown name; the module keeps state other than parameters, and it is no
+        BatchNorm's or ``state`` is ``"refuse"``; its outputs do not have rows first; it draws random numbers in
+        evaluation; it is neither a module nor a function that makes one; or ``frozen`` is given for parameters that are
+        drawn.
 
     Edge cases: two nnx modules with equal parameters give models that are not equal, so their runs may compile the same
     program twice. A parameter that two layers of an nnx module share is one parameter.
@@ -96,7 +110,9 @@ def from_flax(
             f"from_flax got the class {module.__name__} itself: give it an instance, {module.__name__}(...)."
         )
     row_loss, inputs = resolve(loss), sample_rows(sample)
-    functions = _linen(module, inputs) if isinstance(module, nn.Module) else _nnx(module)
+    check_kind("from_flax", state)
+    keeps = state != "refuse"
+    functions = _linen(module, inputs, keeps) if isinstance(module, nn.Module) else _nnx(module, keeps)
     try:
         check_rows_first(functions, inputs)
     except flax.errors.InvalidRngError as error:
@@ -114,6 +130,7 @@ def from_flax(
         metrics=dict(chosen),
         apply_train=functions.apply_train,
         name=name,
+        statistics=functions.statistics(state),
     )
     return frozen_start(model, frozen, functions.start, "from_flax")
 
@@ -121,17 +138,17 @@ def from_flax(
 # --- linen --------------------------------------------------------------------------------------------------
 
 
-def _linen(module: nn.Module, sample: Array) -> Functions:
+def _linen(module: nn.Module, sample: Array, keeps: bool) -> Functions:
     """Equal modules give the same functions, so that runs with them share compiled programs."""
     like = jax.ShapeDtypeStruct(sample.shape, sample.dtype)
     try:
         hash(module)
     except TypeError:  # it has a list, a dict or an array
-        return _functions_of(module, "", like)
-    return _known_functions(module, repr(module), like)
+        return _functions_of(module, "", like, keeps)
+    return _known_functions(module, repr(module), like, keeps)
 
 
-def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct) -> Functions:
+def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct, keeps: bool) -> Functions:
     """The functions of a module; ``text`` tells 1 from 1.0, which are equal."""
     sample = jnp.zeros(like.shape, like.dtype)
     evaluating, training = call_modes(type(module))
@@ -140,28 +157,92 @@ def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct) -> F
         return module.init({"params": key}, sample, **evaluating)
 
     def init(key: Key) -> Params:
-        return variables(key).get("params", {})
+        drawn = variables(key)
+        return joined(drawn.get("params", {}), drawn[_MEASURED]) if measured else drawn.get("params", {})
+
+    def opened(params: Params) -> dict[str, Params]:
+        return (
+            dict(zip(("params", _MEASURED), parted(params, measured), strict=True))
+            if measured
+            else {"params": params}
+        )
 
     def apply(params: Params, x: Array) -> PyTree:
-        return module.apply({"params": params}, x, **evaluating)
+        return module.apply(opened(params), x, **evaluating)
 
     def apply_train(params: Params, x: Array, key: Key) -> PyTree:
+        if measured:
+            return measure(params, x, jnp.ones(len(x), bool), key)[0]
         return module.apply({"params": params}, x, rngs={"dropout": key}, **training)
 
-    for name in jax.eval_shape(variables, jax.random.key(0)):
-        if name != "params":
-            raise EvenhandError(f'{type(module).__name__} keeps a collection "{name}": {STATISTICS}')
-    # Compiled as one program, which is cached between processes; else every small draw would compile its own.
-    return Functions(jax.jit(init), apply, apply_train if training else None)
+    def measure(params: Params, x: Array, inside: Array, key: Key) -> tuple[PyTree, Params]:
+        with rows_inside(inside), nn.intercept_methods(_with_mask):
+            outputs, after = module.apply(
+                opened(params), x, rngs={"dropout": key}, mutable=[_MEASURED], **training
+            )
+        return outputs, joined(opened(params)["params"], after[_MEASURED])
+
+    layers = set[tuple[str, ...]]()
+    with nn.intercept_methods(_paths_of_layers(layers)):
+        collections = jax.eval_shape(variables, jax.random.key(0))
+    measured = collections.get(_MEASURED, {}) if keeps else {}
+    for name in collections:
+        if name != "params" and not (measured and name == _MEASURED):
+            why = CHOICE if name == _MEASURED else f"{STATISTICS}."
+            raise EvenhandError(f'{type(module).__name__} keeps a collection "{name}": {why}')
+    _check_measured(type(module), measured, layers)
+    functions = Functions(
+        # Compiled as one program, which is cached between processes; else every small draw would compile its own.
+        init=jax.jit(init),
+        apply=apply,
+        apply_train=apply_train if training or measured else None,
+    )
+    return functions._replace(measured=measured, measure=measure) if measured else functions
 
 
 _known_functions = lru_cache(maxsize=64)(_functions_of)
+
+_MEASURED = "batch_stats"
+"""The collection that linen's BatchNorm keeps its statistics in."""
+
+
+def _with_mask(call: Callable[..., Any], args: Any, options: Any, context: Any) -> Any:
+    """Tells a BatchNorm which rows count, on the way into it."""
+    if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__":
+        options = {**options, "mask": _both(mask_like(args[0]), options.get("mask"))}
+    return call(*args, **options)
+
+
+def _both(mask: Array | None, other: Array | None) -> Array | None:
+    """What is in both masks; None is all."""
+    return other if mask is None else mask if other is None else jnp.logical_and(mask, other)
+
+
+def _paths_of_layers(layers: set[tuple[str, ...]]) -> Callable[..., Any]:
+    """Adds the path of every BatchNorm that is called to ``layers``."""
+
+    def note(call: Callable[..., Any], args: Any, options: Any, context: Any) -> Any:
+        if isinstance(context.module, nn.BatchNorm):
+            layers.add(context.module.path)
+        return call(*args, **options)
+
+    return note
+
+
+def _check_measured(kind: type, measured: Mapping[str, Any], layers: set[tuple[str, ...]]) -> None:
+    """Checks that every statistic is a BatchNorm's: only of those it is known how padding is left out."""
+    for path, _ in jax.tree.leaves_with_path(measured):
+        if tuple(key.key for key in path[:-1]) not in layers:
+            raise EvenhandError(
+                f"{kind.__name__} keeps {named_path(path)}, which is no statistic of a flax.linen.BatchNorm: only "
+                "those can be trained, since batches have rows that others would count. Use a BatchNorm or GroupNorm."
+            )
 
 
 # --- nnx ----------------------------------------------------------------------------------------------------
 
 
-def _nnx(source: Any) -> Functions:
+def _nnx(source: Any, keeps: bool) -> Functions:
     """The functions of an nnx module, or of a function ``rngs -> nnx.Module``.
 
     Raises:
@@ -170,37 +251,41 @@ def _nnx(source: Any) -> Functions:
     from flax import nnx  # takes a third of a second, and few processes need it
 
     if isinstance(source, nnx.Module):
-        return _instance(source)
+        return _instance(source, keeps)
     if not callable(source):
         raise EvenhandError(
             "from_flax takes a linen module, an nnx module, or a function rngs -> nnx.Module such as lambda rngs: "
             f"Net(rngs=rngs), which draws new parameters from a key; but it got a {type(source).__name__}."
         )
-    return _factory(source)
+    return _factory(source, keeps)
 
 
-def _instance(module: Any) -> Functions:
+def _instance(module: Any, keeps: bool) -> Functions:
     """The module is split once; a trace puts it together again around the parameters, without running its code."""
     from flax import nnx
 
-    _check_state(module)
-    definition, start, randomness = nnx.split(module, nnx.Param, nnx.RngState)
-    params = nnx.to_pure_dict(start)
+    _check_state(module, keeps)
+    definition, start, statistics, randomness = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState)
+    params = joined(nnx.to_pure_dict(start), nnx.to_pure_dict(statistics))
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
         raise EvenhandError(
             f"{type(module).__name__} holds shapes in place of arrays: give the module with its parameters, or a "
             "function rngs -> nnx.Module, which draws them."
         )
     # Shapes alone: the values that the caller's module holds later are of no concern, and init has those of today.
-    start, randomness = jax.eval_shape(lambda: (start, randomness))
+    states = jax.eval_shape(lambda: (start, statistics))
+    randomness = jax.eval_shape(lambda: randomness)
+    measured = nnx.to_pure_dict(states[1])
 
     def load(params: Params, key: Key) -> nnx.Module:
         # The trees are copied, since replacing what a variable holds would change them for the next trace.
-        state = jax.tree.map(lambda leaf: leaf, start)
-        nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(definition, state, _reseeded(randomness, key))
+        copies = jax.tree.map(lambda leaf: leaf, states)
+        for state, values in zip(copies, parted(params, measured), strict=True):
+            nnx.replace_by_pure_dict(state, values)
+        return nnx.merge(definition, *copies, _reseeded(randomness, key))
 
-    return _functions(type(module), constant_init(params), load, randomness)._replace(start=params)
+    functions = _functions(type(module), constant_init(params), load, randomness, measured)
+    return functions._replace(start=params)
 
 
 def _reseeded(randomness: Any, key: Key) -> Any:
@@ -216,7 +301,7 @@ def _reseeded(randomness: Any, key: Key) -> Any:
     return jax.tree.unflatten(structure, [value(index, leaf) for index, leaf in enumerate(leaves)])
 
 
-def _factory(factory: Callable[[Any], Any]) -> Functions:
+def _factory(factory: Callable[[Any], Any], keeps: bool) -> Functions:
     """The module is rebuilt at every trace; once compiled, the values that ``update`` overwrites cost nothing."""
     from flax import nnx
 
@@ -229,25 +314,35 @@ def _factory(factory: Callable[[Any], Any]) -> Functions:
             )
         return module
 
+    def states(module: nnx.Module) -> tuple[Any, Any]:
+        return nnx.state(module, nnx.Param), nnx.state(module, nnx.BatchStat)
+
     def load(params: Params, key: Key) -> nnx.Module:
         module = make(key)
-        state = nnx.state(module, nnx.Param)
-        nnx.replace_by_pure_dict(state, params)
-        nnx.update(module, state)
+        for state, values in zip(states(module), parted(params, measured), strict=True):
+            nnx.replace_by_pure_dict(state, values)
+            nnx.update(module, state)
         return module
 
     def init(key: Key) -> Params:
-        return nnx.to_pure_dict(nnx.state(make(key), nnx.Param))
+        return joined(*map(nnx.to_pure_dict, states(make(key))))
 
     example = nnx.eval_shape(lambda: make(jax.random.key(0)))
-    _check_state(example)
-    return _functions(type(example), init, load, nnx.state(example, nnx.RngState))
+    _check_state(example, keeps)
+    measured = nnx.to_pure_dict(nnx.state(example, nnx.BatchStat))
+    return _functions(type(example), init, load, nnx.state(example, nnx.RngState), measured)
 
 
 def _functions(
-    kind: type, init: Callable[[Key], Params], load: Callable[[Params, Key], Any], randomness: Any
+    kind: type,
+    init: Callable[[Key], Params],
+    load: Callable[[Params, Key], Any],
+    randomness: Any,
+    measured: Mapping[Any, Any],
 ) -> Functions:
     """The functions of an nnx module that ``load`` makes of parameters and a key."""
+    from flax import nnx
+
     evaluating, training = call_modes(kind)
 
     def apply(params: Params, x: Array) -> PyTree:
@@ -256,21 +351,56 @@ def _functions(
         return module(x, **evaluating)
 
     def apply_train(params: Params, x: Array, key: Key) -> PyTree:
+        if measured:
+            return measure(params, x, jnp.ones(len(x), bool), key)[0]
         module = load(params, key)
         module.train()
         return module(x, **training)
 
-    differs = bool(training) or bool(jax.tree.leaves(randomness))
-    return Functions(init, apply, apply_train if differs else None)
+    def measure(params: Params, x: Array, inside: Array, key: Key) -> tuple[PyTree, Params]:
+        module = load(params, key)
+        module.train()
+        with rows_inside(inside):
+            outputs = _masked(module)(x, **training)
+        return outputs, joined(
+            parted(params, measured)[0], nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
+        )
+
+    differs = bool(training or measured) or bool(jax.tree.leaves(randomness))
+    functions = Functions(init, apply, apply_train if differs else None)
+    return functions._replace(measured=measured, measure=measure) if measured else functions
 
 
-def _check_state(module: Any) -> None:
-    """Checks that a module has nothing but parameters and random numbers."""
+def _masked(module: Any) -> Any:
+    """A module whose BatchNorm layers measure the rows that are inside; it is changed in place."""
     from flax import nnx
 
+    class Masked(nnx.BatchNorm):
+        def __call__(
+            self, x: Any, use_running_average: bool | None = None, *, mask: Array | None = None
+        ) -> Any:
+            return super().__call__(x, use_running_average, mask=_both(mask_like(x), mask))
+
+    for _, node in nnx.iter_graph(module):
+        if type(node) is nnx.BatchNorm:
+            # nnx has no hook before a call, as linen has; the module was made for this trace alone.
+            object.__setattr__(node, "__class__", Masked)
+    return module
+
+
+def _check_state(module: Any, keeps: bool) -> None:
+    """Checks that a module has nothing but parameters, random numbers, and statistics where it may keep them."""
+    from flax import nnx
+
+    layers = (
+        {path for path, node in nnx.iter_graph(module) if type(node) is nnx.BatchNorm} if keeps else set()
+    )
     _, _, others = nnx.state(module, nnx.Param, nnx.RngState, ...)
     for path, variable in nnx.to_flat_state(others):
-        name = ".".join(map(str, path))
+        if issubclass(type(variable), nnx.BatchStat) and tuple(path[:-1]) in layers:
+            continue
+        name, has_choice = ".".join(map(str, path)), isinstance(variable, nnx.BatchStat) and not keeps
         raise EvenhandError(
-            f"{type(module).__name__} keeps a {type(variable).__name__} in {name}: {STATISTICS}"
+            f"{type(module).__name__} keeps a {type(variable).__name__} in {name}: "
+            f"{CHOICE if has_choice else STATISTICS + '.'}"
         )

@@ -45,7 +45,8 @@ def freeze(model: Model, params: Params, frozen: Patterns) -> Model:
       ModelError: a pattern takes no parameter; the patterns take all, so nothing is left to train; or ``params`` are
         not like the parameters of ``model``.
 
-    Edge cases: a model that is frozen can be frozen further, with the paths of what is left.  Two frozen models are
+    Edge cases: running statistics are measured in frozen layers, too.  A model that is frozen can be frozen further,
+    with the paths of what is left.  Two frozen models are
     equal only if they are the same object, but the rounds of models whose large frozen arrays differ in their values
     only are one compiled program.
 
@@ -67,9 +68,13 @@ def freeze(model: Model, params: Params, frozen: Patterns) -> Model:
     paths = [path for path, _ in pairs]
     chosen = chosen_by(frozen, [named_path(path) for path in paths], "frozen")
     _check_like(params, shapes)
+    statistics = model.statistics
+    measured = [statistics is not None and named_path(path) in statistics.paths for path in paths]
+    # Statistics are still measured, as PyTorch does in a layer without gradients.
+    chosen = [frozen and not apart for frozen, apart in zip(chosen, measured, strict=True)]
     if not any(chosen):
         return model
-    if all(chosen):
+    if all(frozen or apart for frozen, apart in zip(chosen, measured, strict=True)):
         raise ModelError(
             f"frozen={frozen!r}: that is all parameters of {model.name or 'the model'}, so nothing is left to train: "
             "leave those out that are to be trained."
@@ -89,11 +94,19 @@ def freeze(model: Model, params: Params, frozen: Patterns) -> Model:
             trained, [leaf for leaf, is_frozen in zip(leaves, chosen, strict=True) if not is_frozen]
         )
 
-    train = model.apply_train
+    train, apply = model.apply_train, _Completed(model.apply, structure, paths, kept)
+
+    def measure(params: Params, x: Array, inside: Array, key: Key) -> tuple[PyTree, Params]:
+        assert statistics is not None
+        outputs, after = statistics.forward(apply.whole(params), x, inside, key)
+        leaves = zip(jax.tree.leaves(after), chosen, strict=True)
+        return outputs, nested(trained, [leaf for leaf, is_frozen in leaves if not is_frozen])
+
     return model._replace(
         init=init,
-        apply=_Completed(model.apply, structure, paths, kept),
+        apply=apply,
         apply_train=None if train is None else _Completed(train, structure, paths, kept),
+        statistics=statistics and statistics._replace(forward=measure),
         name=f"freeze({model.name}, frozen={frozen!r})" if model.name else "",
     )
 

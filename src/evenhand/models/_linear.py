@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.models._flax import from_flax
+from evenhand.models._modules import State
 from evenhand.models.losses import LossName, binary_accuracy, hinge
 from evenhand.types import Array, Key, Model, Params
 
@@ -189,9 +190,10 @@ def named_model(
     *shape: int,
     loss: LossName = "cross_entropy",
     dtype: npt.DTypeLike = np.float32,
+    state: State = "refuse",
 ) -> Model:
     """The model of a module; flax learns the shapes of the parameters from an example of zeros of this shape."""
-    return from_flax(module, loss=loss, sample=np.zeros((1, *shape), dtype))._replace(name=name)
+    return from_flax(module, loss=loss, sample=np.zeros((1, *shape), dtype), state=state)._replace(name=name)
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:

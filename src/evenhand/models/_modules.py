@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError
-from evenhand.types import Array, Key, Params, PyTree
+from evenhand._paths import named_path
+from evenhand.errors import EvenhandError, perhaps
+from evenhand.types import Array, Key, Params, PyTree, RunningStatistics
 
 STATISTICS = (
     "the running statistics of heterogeneous clients cannot be averaged meaningfully; use a layer without them, "
-    "e.g. GroupNorm or LayerNorm instead of BatchNorm."
+    "e.g. GroupNorm or LayerNorm instead of BatchNorm"
 )
+
+CHOICE = (
+    f'{STATISTICS}, or say what becomes of them: state="local" keeps them at their client (FedBN, SiloBN), '
+    'state="average" averages them like parameters.'
+)
+"""Why statistics are refused by default, and the two other ways."""
+
+State: TypeAlias = Literal["refuse", "average", "local"]
+"""What becomes of running statistics."""
 
 
 class Functions(NamedTuple):
@@ -28,12 +40,23 @@ class Functions(NamedTuple):
       apply: likewise.
       apply_train: likewise.
       start: the parameters that the module holds; None: they are drawn from a key.
+      measured: shapes of the running statistics, as nested dicts among the parameters; empty: there are none.
+      measure: where there are, ``forward`` of :class:`evenhand.types.RunningStatistics`.
     """
 
     init: Callable[[Key], Params]
     apply: Callable[[Params, Array], PyTree]
     apply_train: Callable[[Params, Array, Key], PyTree] | None
     start: Params | None = None
+    measured: Mapping[Any, Any] = {}
+    measure: Callable[[Params, Array, Array, Key], tuple[PyTree, Params]] | None = None
+
+    def statistics(self, state: State) -> RunningStatistics | None:
+        """The running statistics of a model of these functions."""
+        if self.measure is None:
+            return None
+        paths = tuple(named_path(path) for path, _ in jax.tree.leaves_with_path(self.measured))
+        return RunningStatistics(paths, self.measure, stay=state == "local")
 
 
 def is_equinox(value: object) -> bool:
@@ -75,8 +98,11 @@ def sample_rows(sample: npt.ArrayLike) -> Array:
     return inputs[:1]
 
 
+_PRIME = 10007
+
+
 def check_rows_first(functions: Functions, sample: Array) -> None:
-    """Checks that the outputs have a row for each row of inputs like ``sample``.
+    """Checks that the outputs, and layers that measure statistics, have a row for each row of inputs like ``sample``.
 
     Raises:
       EvenhandError: they have not.
@@ -92,3 +118,88 @@ def check_rows_first(functions: Functions, sample: Array) -> None:
                     f"The module's outputs must have rows first, but for {rows} inputs of shape "
                     f"{sample.shape[1:]} it returned shape {leaf.shape}; reduce over other axes only."
                 )
+    if functions.measure is not None:
+        # A prime that no other axis has: a layer whose rows are not first is then refused by mask_like.
+        x = jax.ShapeDtypeStruct((_PRIME, *sample.shape[1:]), sample.dtype)
+        inside = jax.ShapeDtypeStruct((_PRIME,), jnp.bool_)
+        jax.eval_shape(functions.measure, params, x, inside, jax.random.key(0))
+
+
+# --- running statistics --------------------------------------------------------------------------------------------
+
+_INSIDE: ContextVar[Array | None] = ContextVar("rows that are inside", default=None)
+"""The mask of the batch that is traced: it has to reach layers whose callers do not pass one."""
+
+
+@contextmanager
+def rows_inside(inside: Array) -> Generator[None]:
+    """Within, layers measure their statistics on the rows that are ``inside``, a bool for each."""
+    token = _INSIDE.set(inside)
+    try:
+        yield
+    finally:
+        _INSIDE.reset(token)
+
+
+def mask_like(x: Array) -> Array | None:
+    """Which rows of a layer's inputs count, of shape ``(rows, 1, ...)``; None: all.
+
+    Raises:
+      EvenhandError: the layer's rows are not those of the batch, nor several for each of them.
+    """
+    inside = _INSIDE.get()
+    if inside is None:
+        return None
+    times, others = divmod(x.shape[0], inside.shape[0])
+    if others or not times:
+        raise EvenhandError(
+            f"A layer that measures statistics got inputs of shape {x.shape} for a batch of {inside.shape[0]} rows: "
+            "keep the rows first, so that the statistics leave out those that pad a batch."
+        )
+    # Where a module has folded an axis into the rows, such as time, each row is there several times in a row.
+    return jnp.repeat(inside, times).reshape(-1, *[1] * (x.ndim - 1))
+
+
+def check_kind(adapter: str, state: str) -> None:
+    """Checks the argument ``state=`` of an adapter."""
+    if state not in get_args(State):
+        choices = get_args(State)
+        raise EvenhandError(
+            f"{adapter}(state={state!r:.40}): give one of {', '.join(map(repr, choices))}{perhaps(state, choices)}."
+        )
+
+
+def joined(params: Mapping[Any, Any], statistics: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Parameters and running statistics in one tree of nested dicts.
+
+    Raises:
+      EvenhandError: a statistic has the path of a parameter.
+    """
+    whole = dict(params)
+    for name, part in statistics.items():
+        if isinstance(part, Mapping) and isinstance(whole.get(name, {}), Mapping):
+            whole[name] = joined(whole.get(name, {}), part)
+        elif name in whole:
+            raise EvenhandError(
+                f"The module has a parameter and a running statistic of one name, {name}: rename one."
+            )
+        else:
+            whole[name] = part
+    return whole
+
+
+def parted(whole: Mapping[Any, Any], like: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """The parameters, and the running statistics, which are where ``like`` has them; empty dicts are left out."""
+    params, statistics = dict[Any, Any](), dict[Any, Any]()
+    for name, part in whole.items():
+        if name not in like:
+            params[name] = part
+        elif isinstance(like[name], Mapping):
+            params[name], statistics[name] = parted(part, like[name])
+            if not params[name]:
+                del params[name]
+        else:
+            # A lie about a variance, or an average of unlike ones by a rule that overshoots, has no square root.
+            is_variance = str(name) in ("var", "running_var")
+            statistics[name] = jnp.maximum(part, 0.0) if is_variance else part
+    return params, statistics

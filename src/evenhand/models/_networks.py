@@ -162,8 +162,8 @@ class _PooledCNN(nn.Module):
             convolution = nn.Conv(
                 width, (5, 5), padding=padding, kernel_init=glorot_uniform, name=f"conv_{layer}"
             )
-            x = _halved(nn.relu(convolution(x)))
-        x = _flat(x)
+            x = halved(nn.relu(convolution(x)))
+        x = flat(x)
         if self.hidden:
             x = nn.relu(nn.Dense(self.hidden, kernel_init=glorot_uniform, name="dense")(x))
         return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(x)
@@ -178,7 +178,7 @@ class _DropoutCNN(nn.Module):
         x = image_rows(x, self.shape)
         x = nn.relu(nn.Conv(32, (3, 3), padding="VALID", kernel_init=glorot_uniform, name="conv_0")(x))
         x = nn.relu(nn.Conv(64, (3, 3), padding="VALID", kernel_init=glorot_uniform, name="conv_1")(x))
-        x = _flat(_Dropout(0.25)(_halved(x), train))
+        x = flat(_Dropout(0.25)(halved(x), train))
         x = nn.relu(nn.Dense(128, kernel_init=glorot_uniform, name="dense")(x))
         x = _Dropout(0.5)(x, train)
         return nn.Dense(self.classes, kernel_init=glorot_uniform, name="output")(x)
@@ -217,11 +217,11 @@ def image_rows(x: Array, shape: tuple[int, int, int]) -> Array:
     return x.reshape(x.shape[0], *shape).astype(jnp.float32)
 
 
-def _halved(x: Array) -> Array:
+def halved(x: Array) -> Array:
     return nn.max_pool(x, (2, 2), (2, 2))
 
 
-def _flat(x: Array) -> Array:
+def flat(x: Array) -> Array:
     # -1 would be ambiguous for zero rows.
     return x.reshape(x.shape[0], math.prod(x.shape[1:]))
 
@@ -397,8 +397,17 @@ def embedded(model: Model, vectors: npt.ArrayLike) -> Model:
         assert train is not None
         return train(params, looked_up(x), key)
 
-    name = f"embedded({model.name}, words={len(table)})"
-    return model._replace(apply=apply, apply_train=None if train is None else apply_train, name=name)
+    if (statistics := model.statistics) is not None:
+        inner = statistics.forward
+        statistics = statistics._replace(
+            forward=lambda params, x, inside, key: inner(params, looked_up(x), inside, key)
+        )
+    return model._replace(
+        apply=apply,
+        apply_train=None if train is None else apply_train,
+        statistics=statistics,
+        name=f"embedded({model.name}, words={len(table)})",
+    )
 
 
 class _CharacterLSTM(nn.Module):

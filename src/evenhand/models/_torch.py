@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import cache
@@ -25,7 +26,16 @@ from evenhand._paths import Patterns
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
 from evenhand.models._frozen import frozen_start
-from evenhand.models._modules import STATISTICS, Functions, check_rows_first
+from evenhand.models._modules import (
+    CHOICE,
+    STATISTICS,
+    Functions,
+    State,
+    check_kind,
+    check_rows_first,
+    mask_like,
+    rows_inside,
+)
 from evenhand.models._recurrence import recurrence
 from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
@@ -43,6 +53,7 @@ def from_torch(
     sample: npt.ArrayLike,
     metrics: Mapping[str, PerRow] | None = None,
     frozen: Patterns = (),
+    state: State = "refuse",
 ) -> Model:
     r"""A model made from a PyTorch module, which JAX trains.
 
@@ -63,11 +74,17 @@ def from_torch(
         array of NumPy or JAX, or a tensor.
       metrics: name -> ``(outputs, y) -> (rows,)``; None: those that go with the loss (accuracy, errors), if any.
       frozen: patterns of the parameters of a module that stay as they are, as of :func:`freeze`: ``"backbone"``.
+      state: what becomes of BatchNorm's running statistics.  ``"average"``: they are sent and averaged like parameters;
+        ``"local"``: each client keeps its own, and they are never sent (SiloBN; with the layers' weights and biases:
+        :func:`evenhand.personalization.fedbn`); ``"refuse"``: a module that has them is refused.  They are in the
+        parameters under the names of their buffers, ``"running_mean"`` and ``"running_var"``, and are measured in
+        training, on the examples of a batch and not on the rows that pad it.
 
     Raises:
       EvenhandError: PyTorch or torchax is missing, or they are of versions that do not fit; the module changes a buffer
-        in training, as BatchNorm does; it has no parameters to train; its outputs do not have rows first; it uses an
-        operation that torchax lacks; or ``frozen`` is given for parameters that are drawn.
+        in training that is no BatchNorm's, or ``state`` is ``"refuse"``; it has no parameters to train; its outputs do
+        not have rows first; it uses an operation that torchax lacks; or ``frozen`` is given for parameters that are
+        drawn.
 
     Edge cases: LSTM and GRU are loops over time here, and compile once whatever the length.  Sequences packed by
     ``pack_padded_sequence`` are refused: pad them.  Models of one module share compiled programs only if they are one
@@ -82,6 +99,7 @@ def from_torch(
     Source: torchax, https://github.com/google/torchax.
     """
     check_process()
+    check_kind("from_torch", state)
     environment = _environment()
     row_loss = resolve(loss)
     inputs = _as_array(sample)
@@ -94,22 +112,30 @@ def from_torch(
         raise EvenhandError(
             f"from_torch got {name}, which has no parameters that require gradients: there is nothing to train."
         )
-    forward = _Forward(environment, example)
-    _check_state(forward, start, inputs, name)
+    measured = _values(_statistics(example)) if state != "refuse" else {}
+    forward = _Forward(environment, example, measured)
+    _check_state(forward, start, inputs, example)
+    start |= measured
 
     def init(key: Key) -> Params:
-        drawn = jax.tree.map(jnp.array, start) if draw is None else _drawn(environment, draw, key)
+        drawn = (
+            jax.tree.map(jnp.array, start) if draw is None else {**start, **_drawn(environment, draw, key)}
+        )
         return _nested({path: drawn[path] for path in start})
 
     @channels_last
     def apply(params: Params, x: Array) -> PyTree:
-        return forward(_flat(params), x, jax.random.key(0), training=False)[0]
+        return forward(_sound(_flat(params)), x, jax.random.key(0), training=False)[0]
 
     @channels_last
     def apply_train(params: Params, x: Array, key: Key) -> PyTree:
         return forward(_flat(params), x, key, training=True)[0]
 
-    check_rows_first(Functions(init, apply, None), inputs)
+    functions = Functions(init, apply, None)
+    if measured:
+        shapes = jax.eval_shape(lambda: _nested(measured))
+        functions = functions._replace(measured=shapes, measure=channels_last(forward.measure))
+    check_rows_first(functions, inputs)
     model = Model(
         init=init,
         apply=apply,
@@ -117,6 +143,7 @@ def from_torch(
         metrics=dict(default_metrics(row_loss) if metrics is None else metrics),
         apply_train=apply_train if _differ(forward, start, inputs) else None,
         name=name,
+        statistics=functions.statistics(state),
     )
     return frozen_start(model, frozen, _nested(start) if draw is None else None, "from_torch")
 
@@ -125,8 +152,8 @@ def to_torch(module: torch.nn.Module, params: Params) -> torch.nn.Module:
     r"""Writes the parameters of a model of :func:`from_torch` into a module of the same architecture, and returns it.
 
     Args:
-      module: the module that the model was made from, or another of its kind; its buffers and the parameters without
-        ``requires_grad`` stay.
+      module: the module that the model was made from, or another of its kind; its parameters without
+        ``requires_grad`` stay, and so do its buffers, but for the running statistics among ``params``.
       params: trained parameters, such as ``run.params`` or ``run.personal_params(k)``; of a model with ``frozen=``,
         what :func:`thaw` makes of them.
 
@@ -139,6 +166,7 @@ def to_torch(module: torch.nn.Module, params: Params) -> torch.nn.Module:
     """
     torch = _pytorch()
     own, given = _trained(module), _flat(params)
+    own |= {name: value for name, value in _statistics(module).items() if name in given}
     kind = type(module).__name__
     if missing := sorted(own.keys() ^ given.keys()):
         place = "the module" if missing[0] in own else "params"
@@ -171,12 +199,14 @@ class _Forward:
     Args:
       environment: of torchax.
       module: is copied, without its weights.
+      measured: the running statistics that are parameters; other buffers are constants.
     """
 
-    def __init__(self, environment: Any, module: torch.nn.Module) -> None:
-        self.environment = environment
+    def __init__(self, environment: Any, module: torch.nn.Module, measured: Mapping[str, Array]) -> None:
+        self.environment, self.measured = environment, measured
         fixed = [(path, value) for path, value in module.named_parameters() if not value.requires_grad]
-        self.constants = _values([*module.named_buffers(), *fixed])
+        buffers = [(path, value) for path, value in module.named_buffers() if path not in measured]
+        self.constants = _values([*buffers, *fixed])
         hollow = _without_weights(module)
         # Two, so that no thread changes the mode that another traces in.
         self.modes = {True: copy.deepcopy(hollow).train(), False: hollow.eval()}
@@ -184,15 +214,22 @@ class _Forward:
     def __call__(
         self, params: Mapping[str, Array], x: Array, key: Key, *, training: bool
     ) -> tuple[PyTree, Mapping[str, Array]]:
-        """The outputs, and the constants after the pass."""
+        """The outputs, and the constants and running statistics after the pass."""
         environment = self.environment
         with _LOCK, _traced(environment, key):
             tensors = environment.j2t_iso({**params, **self.constants})
             outputs = _pytorch().func.functional_call(
                 self.modes[training], tensors, (environment.j2t_iso(x),)
             )
-            after = {name: environment.t2j_iso(tensors[name]) for name in self.constants}
+            after = {name: environment.t2j_iso(tensors[name]) for name in (*self.constants, *self.measured)}
             return _as_arrays(environment, outputs), after
+
+    def measure(self, params: Params, x: Array, inside: Array, key: Key) -> tuple[PyTree, Params]:
+        """The outputs, and the parameters with the running statistics after the pass."""
+        flat = _flat(params)
+        with rows_inside(inside):
+            outputs, after = self(flat, x, key, training=True)
+        return outputs, _nested(flat | {name: after[name] for name in self.measured})
 
 
 def _traced(environment: Any, key: Key) -> ExitStack:
@@ -217,10 +254,11 @@ def _as_arrays(environment: Any, outputs: Any) -> PyTree:
 
 def _differ(forward: _Forward, start: Mapping[str, Array], sample: Array) -> bool:
     """Whether training is another program than evaluation, as with dropout."""
+    rows = jnp.repeat(sample[:1], 2, axis=0)  # PyTorch normalises no batch of one row
     programs = [
         str(
             jax.make_jaxpr(lambda params, x, key, mode=mode: forward(params, x, key, training=mode)[0])(
-                start, sample[:1], jax.random.key(0)
+                start, rows, jax.random.key(0)
             )
         )
         for mode in (False, True)
@@ -228,29 +266,45 @@ def _differ(forward: _Forward, start: Mapping[str, Array], sample: Array) -> boo
     return programs[0] != programs[1]
 
 
-def _check_state(forward: _Forward, start: Mapping[str, Array], sample: Array, name: str) -> None:
-    """Refuses a module that changes a buffer in training, and one that torchax cannot run."""
+def _check_state(
+    forward: _Forward, start: Mapping[str, Array], sample: Array, module: torch.nn.Module
+) -> None:
+    """Refuses a module that changes another buffer in training than may change, and one that torchax cannot run."""
     from torchax.tensor import OperatorNotFound  # pyright: ignore[reportMissingImports]
 
-    changed = list[str]()
+    changed, name = list[str](), type(module).__name__
 
     def train(params: Mapping[str, Array], x: Array, key: Key) -> None:
         _, after = forward(params, x, key, training=True)
-        changed.extend(buffer for buffer, value in after.items() if value is not forward.constants[buffer])
+        changed.extend(
+            buffer
+            for buffer, value in forward.constants.items()
+            if after[buffer] is not value and buffer not in counts
+        )
 
+    for path, layer in _batch_norms(module):
+        if layer.momentum is None:
+            raise EvenhandError(
+                f"{name}: {path or 'the BatchNorm'} has momentum=None, which averages over all batches since its "
+                "making: give a number, such as 0.1, so that statistics follow the model."
+            )
+    # How many batches a BatchNorm has seen matters only where it has no momentum.
+    counts = {f"{path}.num_batches_tracked".lstrip(".") for path, _ in _batch_norms(module)}
     # Two rows, since a normalisation over one is an error in PyTorch.
     rows = jax.ShapeDtypeStruct((2, *sample.shape[1:]), sample.dtype)
     try:
-        jax.eval_shape(train, start, rows, jax.random.key(0))
+        jax.eval_shape(train, {**start, **forward.measured}, rows, jax.random.key(0))
     except OperatorNotFound as error:
         raise EvenhandError(
             f"{name} uses an operation that torchax lacks: {error}. Replace this layer."
         ) from error
-    # torchax itself does not update those of normalisation layers, all of which have this buffer.
+    # torchax itself does not update those of other normalisation layers, all of which have this buffer.
     changed += [buffer for buffer in forward.constants if buffer.rpartition(".")[2] == "running_mean"]
     if changed:
-        layer = changed[0].rpartition(".")[0] or changed[0]
-        raise EvenhandError(f"{name} keeps running statistics in {layer}: {STATISTICS}")
+        layer, why = changed[0].rpartition(".")[0] or changed[0], f"{STATISTICS}."
+        if changed[0] in _statistics(module) and not forward.measured:
+            why = CHOICE
+        raise EvenhandError(f"{name} keeps running statistics in {layer}: {why}")
 
 
 # --- weights ------------------------------------------------------------------------------------------------------
@@ -282,7 +336,9 @@ def _opened(module: Any) -> tuple[torch.nn.Module, _Factory | None]:
 def _drawn(environment: Any, draw: _Factory, key: Key) -> dict[str, Array]:
     """The weights of a new module, whose initialisers draw from the key."""
     torch = _pytorch()
-    with _LOCK, _traced(environment, key), torch.device("jax"):
+    with warnings.catch_warnings(), _LOCK, _traced(environment, key), torch.device("jax"):
+        # Buffers of 64 bits, such as the number of batches that a BatchNorm has seen, are not drawn.
+        warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
         return {name: environment.t2j_iso(value) for name, value in draw().named_parameters()}
 
 
@@ -298,6 +354,32 @@ def _without_weights(module: torch.nn.Module) -> torch.nn.Module:
 
 def _trained(module: torch.nn.Module) -> dict[str, Any]:
     return {path: value for path, value in module.named_parameters() if value.requires_grad}
+
+
+def _batch_norms(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    """The BatchNorm layers that keep statistics, by path."""
+    kind: Any = _pytorch().nn.modules.batchnorm._BatchNorm
+    named = module.named_modules()
+    return [(path, layer) for path, layer in named if isinstance(layer, kind) and layer.track_running_stats]
+
+
+def _statistics(module: torch.nn.Module) -> dict[str, Any]:
+    """The running statistics of BatchNorm layers, by name."""
+    buffers = dict(module.named_buffers())
+    names = [
+        f"{path}.{name}".lstrip(".")
+        for path, _ in _batch_norms(module)
+        for name in ("running_mean", "running_var")
+    ]
+    # A layer that is used in two places is named twice, and its buffers once.
+    return {name: buffers[name] for name in names if name in buffers}
+
+
+def _sound(flat: Mapping[str, Array]) -> dict[str, Array]:
+    """Parameters whose variances have a square root: a lie, or a rule that overshoots, may give a negative one."""
+    return {
+        name: jnp.maximum(leaf, 0.0) if name.endswith("running_var") else leaf for name, leaf in flat.items()
+    }
 
 
 def _values(named: Any) -> dict[str, Array]:
@@ -381,7 +463,8 @@ def _environment() -> Any:
             f"torchax {version('torchax')} does not work with PyTorch {version('torch')} ({error}). Install versions "
             "that go together, such as pip install 'torch<2.13' 'torchax==0.0.13', and start Python again."
         ) from error
-    for operation, layer in ((torch.lstm, _lstm), (torch.gru, _gru)):
+    normalise = torch.nn.functional.batch_norm
+    for operation, layer in ((torch.lstm, _lstm), (torch.gru, _gru), (normalise, _batch_norm)):
         environment.override_op_definition(operation, layer(environment))
     return environment
 
@@ -409,6 +492,55 @@ def _gru(environment: Any) -> Callable[..., Any]:
             environment, _gru_step, sequence, [_GRUState(output) for output in outputs]
         )
         return environment.j2t_iso((sequence, jnp.stack([end.output for end in ends])))
+
+    return run
+
+
+def _batch_norm(environment: Any) -> Callable[..., Any]:
+    r"""``torch.nn.functional.batch_norm``, which measures its statistics on the rows of the batch that are inside.
+
+    .. math::
+        \mu = \tfrac{1}{n} \sum_i x_i, \quad \sigma^2 = \tfrac{1}{n} \sum_i (x_i - \mu)^2, \quad
+        y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
+
+    with the statistics moved by ``momentum`` towards :math:`\mu` and :math:`\tfrac{n}{n - 1} \sigma^2`.
+    """
+
+    def run(
+        x: Any,
+        mean: Any,
+        var: Any,
+        weight: Any = None,
+        bias: Any = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        values, scale, shift = environment.t2j_iso((x, weight, bias))
+        if mean is None:
+            raise EvenhandError(
+                "A BatchNorm without running statistics normalises by the batch in evaluation, too, so that the rows "
+                "of a batch change each other's predictions: leave track_running_stats=True, or use GroupNorm."
+            )
+        axes = (0, *range(2, values.ndim))
+        along = (1, -1, *[1] * (values.ndim - 2))
+        center, spread = environment.t2j_iso((mean, var))
+        if training:
+            inside = mask_like(values)
+            weights = jnp.ones((len(values), *[1] * (values.ndim - 1))) if inside is None else inside
+            weights = weights.astype(jnp.float32)
+            count = jnp.maximum(jnp.sum(weights) * (values.size // (values.shape[0] * values.shape[1])), 1.0)
+            center = jnp.sum(values * weights, axes) / count
+            spread = jnp.sum(jnp.square(values - center.reshape(along)) * weights, axes) / count
+            unbiased = spread * count / jnp.maximum(count - 1.0, 1.0)
+            for buffer, new in ((mean, center), (var, unbiased)):
+                old = environment.t2j_iso(buffer)
+                buffer.copy_(
+                    environment.j2t_iso((1.0 - momentum) * old + momentum * jax.lax.stop_gradient(new))
+                )
+        outputs = (values - center.reshape(along)) * jax.lax.rsqrt(spread + eps).reshape(along)
+        outputs = outputs if scale is None else outputs * scale.reshape(along)
+        return environment.j2t_iso(outputs if shift is None else outputs + shift.reshape(along))
 
     return run
 

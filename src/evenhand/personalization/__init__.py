@@ -6,7 +6,7 @@ Ditto and finetuning go around any global method; the others are methods by them
 from evenhand.personalization.apfl import apfl
 from evenhand.personalization.ditto import ditto
 from evenhand.personalization.dynamic_ditto import dynamic_ditto
-from evenhand.personalization.fedalt import fedalt, fedsim
+from evenhand.personalization.fedalt import fedalt, fedbn, fedsim
 from evenhand.personalization.fedbabu import fedbabu
 from evenhand.personalization.finetune import ewc, finetune, skl
 from evenhand.personalization.l2gd import l2gd, l2sgd
@@ -24,6 +24,7 @@ __all__ = [
     "ewc",
     "fedalt",
     "fedbabu",
+    "fedbn",
     "fedsim",
     "finetune",
     "l2gd",

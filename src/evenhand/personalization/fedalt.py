@@ -1,4 +1,7 @@
-"""FedAlt and FedSim: a shared and a personal part of one model, trained one after the other or at the same time."""
+"""FedAlt and FedSim: a shared and a personal part of one model, trained one after the other or at the same time.
+
+FedBN is FedSim whose personal part are the normalisation layers.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from evenhand._paths import Division, Named, Personal, division, shown
 from evenhand.aggregators import mean
 from evenhand.algorithms.beside import check_same, non_negative
 from evenhand.algorithms.fedavg import variant
+from evenhand.errors import EvenhandError
 from evenhand.personalization._partial import partial, restricted
 from evenhand.sampling import uniform
 from evenhand.streams import Purpose, stream
 from evenhand.types import Aggregator, Algorithm, ClientData, Key, Params, Sampling
 
-__all__ = ["fedalt", "fedsim"]
+__all__ = ["fedalt", "fedbn", "fedsim"]
 
 
 def fedalt(
@@ -123,7 +127,8 @@ def fedsim(
       EvenhandError: as for ``fedalt``.
 
     Edge cases: with ``personal=()`` this is FedAvg bit for bit; with ``personal="*"`` it is
-    :func:`evenhand.personalization.local_only`.  With ``personal="output"`` it is FedPer.
+    :func:`evenhand.personalization.local_only`.  With ``personal="output"`` it is FedPer.  Running statistics of a
+    model with ``state="local"`` are personal, too.
 
     Differs from the paper in the weights, as ``fedalt`` does.
 
@@ -139,8 +144,19 @@ def fedsim(
     Arivazhagan et al., *Federated Learning with Personalization Layers*, 2019.
     """
     non_negative("fedsim", "ridge", ridge)
-    method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial, private=True)
+    method = variant(
+        work,
+        server_opt,
+        aggregator,
+        sampling,
+        keep_partial=keep_partial,
+        private=True,
+        statistics_stay=True,
+    )
     parts = division(work.model, personal)
+    if (statistics := work.model.statistics) is not None and statistics.stay:
+        owned = {path: own or path in statistics.paths for path, own in parts.is_personal.items()}
+        parts = parts._replace(is_personal=owned)
 
     def train(shared: Named, kept: Named, fresh: Named, data: ClientData, key: Key) -> tuple[Named, Named]:
         towards = _towards(parts, ridge, fresh) if ridge > 0 else optax.identity()
@@ -151,6 +167,73 @@ def fedsim(
     return partial(
         method, parts, train, effort=work.effort, sends_fresh=ridge > 0, stateful=stateful, name=name
     )
+
+
+def fedbn(
+    work: local.Work,
+    *,
+    server_opt: optax.GradientTransformation = optax.sgd(1.0),
+    aggregator: Aggregator = mean(),
+    sampling: Sampling = uniform(),
+    keep_partial: bool = False,
+) -> Algorithm:
+    r"""FedBN: clients keep their batch normalisation, and share all other parameters.
+
+    .. math::
+        \min_{u, v_1, \dots, v_K} \sum_k p_k F_k(u, v_k), \qquad
+        (u, v_k) \leftarrow (u, v_k) - \gamma \nabla F_k(u, v_k; b),
+
+    where :math:`v_k` are the scales and shifts of the layers with running statistics; the statistics are measured on
+    client ``k``'s batches and stay there, too.  Only :math:`u - u^t` is uploaded.  This is :func:`fedsim` with these
+    parameters personal.
+
+    Args:
+      work: local work on a model with running statistics, such as one of :func:`evenhand.models.from_flax` or
+        :func:`evenhand.models.from_torch` with ``state="average"`` or ``"local"``; both are the same here.
+      server_opt, aggregator, sampling, keep_partial: as in :func:`evenhand.algorithms.fedavg`, on ``u``.
+
+    Raises:
+      EvenhandError: the model keeps no running statistics.
+
+    Edge cases: a client that has not trained yet is served the normalisation that the model began with, which fits no
+    data: draw all clients early, or put :func:`finetune` around this method.  SiloBN, which shares scales and shifts
+    and keeps the statistics only, is :func:`evenhand.algorithms.fedavg` on a model with ``state="local"``.
+
+    Differs from the paper: clients are weighted by their numbers of examples, where the paper averages them equally,
+    with clients of one size.
+
+    Example:
+      >>> import evenhand as eh, flax.linen as nn
+      >>> class Net(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x, train: bool):
+      ...         x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(nn.Dense(16)(x))
+      ...         return nn.Dense(10)(nn.relu(x))
+      >>> data = eh.data.load("digits", clients=10)
+      >>> model = eh.models.from_flax(Net(), loss="cross_entropy", sample=data.x[:1], state="local")
+      >>> run = eh.simulate(fedbn(eh.local.sgd(model, 0.1, epochs=1, batch_size=10)), data, rounds=3)
+      >>> run.info["floats"]["up"] == 64 * 16 + 16 + 16 * 10 + 10 + 1  # the dense layers, and a weight
+      True
+
+    Source: Li et al., *FedBN: Federated Learning on Non-IID Features via Local Batch Normalization*, ICLR 2021;
+    SiloBN: Andreux et al., *Siloed Federated Learning for Multi-Centric Histopathology Datasets*, 2020.
+    """
+    if (statistics := work.model.statistics) is None:
+        raise EvenhandError(
+            "fedbn() keeps the layers that have running statistics at their clients, and this model has none: make it "
+            'with eh.models.from_flax(..., state="local") or from_torch(..., state="local"), or keep other '
+            'normalisation by fedsim(work, personal="*norm*").'
+        )
+    layers = {path.rpartition("/")[0] or path for path in statistics.paths}
+    method = fedsim(
+        work,
+        personal=tuple(sorted(layers)),
+        server_opt=server_opt,
+        aggregator=aggregator,
+        sampling=sampling,
+        keep_partial=keep_partial,
+    )
+    return method._replace(name="fedbn")
 
 
 def _towards(parts: Division, ridge: float, fresh: Named) -> optax.GradientTransformation:

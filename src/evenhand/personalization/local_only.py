@@ -32,5 +32,5 @@ def local_only(work: local.Work) -> Algorithm:
 
     Source: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, section 3.1.
     """
-    local.check_work(work)
+    local.check_work(work, statistics_stay=True)
     return fedsim(work, personal="*")._replace(name="local_only")

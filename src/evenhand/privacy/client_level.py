@@ -11,7 +11,7 @@ import optax
 from evenhand import tree
 from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError, expect
-from evenhand.local import Work
+from evenhand.local import Work, check_rows_apart
 from evenhand.privacy._renyi import joint
 from evenhand.privacy.gaussian import AdaptiveClip, noisy_mean
 from evenhand.sampling import poisson
@@ -30,7 +30,7 @@ from evenhand.types import (
     Sum,
 )
 
-__all__ = ["dp_fedadam", "dp_fedavg", "private", "promise"]
+__all__ = ["check_learned", "dp_fedadam", "dp_fedavg", "private", "promise"]
 
 
 _ADDED = "one client, with all its examples, added or removed"
@@ -96,6 +96,7 @@ def private(method: Algorithm) -> Algorithm:
     Source: McMahan et al., *Learning Differentially Private Recurrent Language Models*, ICLR 2018, definition 1.
     """
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work, ...)")
+    check_learned(method)
     for objection in _objections(method):
         raise EvenhandError(f"private({method.name}): {objection}.")
     drawn, rate = method.sampling, method.sampling.rate
@@ -118,6 +119,19 @@ def private(method: Algorithm) -> Algorithm:
         privacy=promise(releases, _ADDED if drawn.independent else _REPLACED, server),
         name=f"private({method.name})",
     )
+
+
+def check_learned(method: Algorithm) -> None:
+    """Checks that a method sends nothing but what gradients have changed.
+
+    Raises:
+      EvenhandError: its model has running statistics.
+    """
+    reason = (
+        "means and variances of a client's examples have no bound like that of an update, and noise would make "
+        "variances negative"
+    )
+    check_rows_apart(method.model, f"private({method.name})", reason)
 
 
 def promise(

@@ -21,7 +21,7 @@ from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
 from evenhand.privacy._checks import NDArray, noise
-from evenhand.privacy.client_level import promise
+from evenhand.privacy.client_level import check_learned, promise
 from evenhand.privacy.gaussian import noisy_mean, with_gaussian
 from evenhand.sampling import cyclic
 from evenhand.types import Algorithm, Array, Key, PyTree, Release, Sum
@@ -287,6 +287,7 @@ class Turns(NamedTuple):
 
     def private(self, method: Algorithm) -> Algorithm:
         """The method on such means, with what it guarantees: each turn releases what its aggregators say."""
+        check_learned(method)
         release, turn = _release(method), self.rounds
 
         def releases(rounds: int) -> tuple[Release, ...]:

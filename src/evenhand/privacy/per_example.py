@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand._jaxpr.per_example import ExampleRows, LeafGradients, full_type, traced
 from evenhand.errors import EvenhandError
+from evenhand.local import check_rows_apart
 from evenhand.types import Array, Key, Model, Params
 
 __all__ = ["clip_factors", "clipped_sum"]
@@ -70,7 +71,8 @@ def clipped_sum(
       gradient of zeros stays so; with no example inside, the sum is zeros.
 
     Raises:
-      EvenhandError: ``clip`` is negative or not a number; ``divided_by`` or ``plus`` is not a tree like ``params``.
+      EvenhandError: the model has running statistics; ``clip`` is negative or not a number; or ``divided_by`` or
+        ``plus`` is not a tree like ``params``.
 
     Memory: the batch's activations, and gradients per example of up to :math:`2^{24}` numbers together; a batch that
     would need more is taken in slices.
@@ -87,6 +89,7 @@ def clipped_sum(
     Source: Goodfellow, *Efficient Per-Example Gradient Computations*, 2015; Bu et al., *Differentially Private
     Optimization on Large Model at Small Cost* (book-keeping), ICML 2023.
     """
+    check_rows_apart(model, "clipped_sum", "the gradient of each example is taken by itself")
     if not isinstance(clip, jax.Array) and not float(clip) >= 0:
         raise EvenhandError(
             f"clip={clip}: give the largest norm of an example's gradient, a number of at least 0."

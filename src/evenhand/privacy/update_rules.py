@@ -249,6 +249,11 @@ _Answers: TypeAlias = Callable[
 
 
 def _work(model: Model, rule: UpdateRule, schedule: local.Batches, answers: _Answers) -> local.Work:
+    local.check_rows_apart(
+        model,
+        rule.method,
+        "the gradient of each example is clipped by itself, and a batch would normalise it",
+    )
     optimiser = rule.optimiser
     if not isinstance(optimiser, optax.GradientTransformation):
         optimiser = optax.sgd(checked_step(rule.method, optimiser))

@@ -52,6 +52,7 @@ __all__ = [
     "Release",
     "Report",
     "Risk",
+    "RunningStatistics",
     "Sampling",
     "Stack",
     "Sum",
@@ -83,6 +84,7 @@ class Model(NamedTuple):
         ``"loss"`` is reported in place of ``losses``, which remain what is trained by.
       apply_train: ``(params, x, key) -> outputs`` when training differs from evaluation (dropout); None: ``apply``.
       name: shown to users.
+      statistics: which parameters training measures instead of learning them (BatchNorm); None: none.
     """
 
     init: Callable[[Key], Params]
@@ -91,6 +93,25 @@ class Model(NamedTuple):
     metrics: Mapping[str, Callable[[PyTree, Array], Array]]
     apply_train: Callable[[Params, Array, Key], PyTree] | None = None
     name: str = ""
+    statistics: RunningStatistics | None = None
+    __repr__ = short
+
+
+class RunningStatistics(NamedTuple):
+    """Parameters that training measures instead of learning them: the running means and variances of BatchNorm.
+
+    Evaluation normalises by them.  In training a batch is normalised by its own mean and variance, which move them.
+
+    Attributes:
+      paths: of these parameters, such as ``"norm/mean"``.
+      forward: ``(params, x, inside, key) -> (outputs, params)``, the forward pass for training on the rows that are
+        ``inside``, a bool for each, and the parameters with the statistics after it; the others stay as they are.
+      stay: whether they stay with the client that measured them; False: they are sent and averaged.
+    """
+
+    paths: tuple[str, ...]
+    forward: Callable[[Params, Array, Array, Key], tuple[PyTree, Params]]
+    stay: bool = False
     __repr__ = short
 
 

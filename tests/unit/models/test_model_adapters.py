@@ -59,7 +59,7 @@ def test_functions_are_passed_on_as_they_are() -> None:
         return x @ params
 
     model = models.from_functions(init, apply, models.hinge)
-    assert model == (init, apply, models.hinge, {}, None, "")
+    assert model == (init, apply, models.hinge, {}, None, "", None)
     model = models.from_functions(
         init=init, apply=apply, losses=models.hinge, metrics={"accuracy": models.binary_accuracy}
     )

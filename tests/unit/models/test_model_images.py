@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import flax.linen as nn
@@ -49,6 +50,14 @@ def resnet_size(blocks: int, classes: int) -> int:
     return convolutions + scales_and_offsets + 64 * classes + classes
 
 
+def batch_norm_size(width: int, classes: int) -> int:
+    """Table 6 of FedBN has 6272 -> 2048 -> 512 for a width of 64; four numbers for each normalised channel."""
+    convolutions = (25 * 1 * width + width) + (25 * width**2 + width) + (25 * 2 * width**2 + 2 * width)
+    sizes = (7 * 7 * 2 * width, 32 * width, 8 * width, classes)
+    dense = sum(a * b + b for a, b in pairwise(sizes))
+    return convolutions + dense + 4 * (width + width + 2 * width + 32 * width + 8 * width)
+
+
 @pytest.mark.parametrize(
     ("model", "parameters", "published"),
     [
@@ -57,6 +66,8 @@ def resnet_size(blocks: int, classes: int) -> int:
         (models.resnet20(), resnet_size(3, 10), 269_722),
         (models.resnet32(), resnet_size(5, 10), 464_154),
         (models.resnet20(3, groups=8), resnet_size(3, 3), 269_267),
+        (models.cnn_batch_norm(), batch_norm_size(16, 10), 892_762),
+        (models.cnn_batch_norm(width=64, state="local"), batch_norm_size(64, 10), 14_221_642),
     ],
 )
 def test_image_networks_have_the_numbers_of_parameters_of_their_layers(
@@ -71,6 +82,7 @@ def test_image_networks_have_the_numbers_of_parameters_of_their_layers(
     ("model", "shape"),
     [
         (models.lenet(), (28, 28, 1)),
+        (models.cnn_batch_norm(width=2), (28, 28, 1)),
         (models.resnet20(), (32, 32, 3)),
         (models.resnet32(), (32, 32, 3)),
     ],
@@ -84,7 +96,8 @@ def test_images_may_be_flat(model: Model, shape: tuple[int, ...]) -> None:
     assert jax.eval_shape(model.apply, params, jnp.zeros((0, *shape))).shape == (0, 10)
     with pytest.raises(EvenhandError, match="made for images"):
         jax.eval_shape(model.apply, params, jnp.zeros((3, *shape[::-1])))
-    assert set(model.metrics) == {"accuracy"} and model.apply_train is None
+    assert set(model.metrics) == {"accuracy"}
+    assert (model.apply_train is None) == (model.statistics is None)
 
 
 @pytest.mark.parametrize("groups", [3, 32])
@@ -222,3 +235,33 @@ def test_an_example_is_not_changed_by_its_batch() -> None:
     logits = np.asarray(both, np.float64)
     expected = np.log(np.exp(logits).sum(axis=1)) - logits[[0, 1], [0, 2]]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
+def test_batch_normalisation_is_the_layers_that_it_names() -> None:
+    """Against NumPy's products of patches, in evaluation, at a width of 2."""
+    model = models.cnn_batch_norm(3, width=2)
+    params = filled(abstract(model))
+    for layer in range(5):
+        params[f"norm_{layer}"]["var"] = np.abs(params[f"norm_{layer}"]["var"]) + 0.5
+    x = RNG.normal(size=(2, 28, 28)).astype(np.float32)
+
+    def normed(z: np.ndarray, layer: int) -> np.ndarray:
+        own = params[f"norm_{layer}"]
+        unit = (z - own["mean"]) / np.sqrt(own["var"] + 1e-5)
+        return np.maximum(unit * own["scale"] + own["bias"], 0.0)
+
+    z = x[..., None].astype(np.float64)
+    for layer in range(3):
+        padded = np.pad(z, ((0, 0), (2, 2), (2, 2), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (5, 5), axis=(1, 2))
+        own = params[f"conv_{layer}"]
+        z = normed(np.einsum("nhwcij,ijco->nhwo", windows, own["kernel"]) + own["bias"], layer)
+        if layer < 2:
+            z = z.reshape(2, z.shape[1] // 2, 2, z.shape[2] // 2, 2, -1).max((2, 4))
+    z = z.reshape(2, -1)
+    for layer in range(2):
+        own = params[f"dense_{layer}"]
+        z = normed(z @ own["kernel"] + own["bias"], 3 + layer)
+    expected = z @ params["output"]["kernel"] + params["output"]["bias"]
+    assert np.abs(np.asarray(model.apply(params, jnp.asarray(x))) - expected).max() < 1e-5
+    assert model.statistics is not None and len(model.statistics.paths) == 10
