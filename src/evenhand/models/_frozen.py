@@ -46,9 +46,8 @@ def freeze(model: Model, params: Params, frozen: Patterns) -> Model:
         not like the parameters of ``model``.
 
     Edge cases: running statistics are measured in frozen layers, too.  A model that is frozen can be frozen further,
-    with the paths of what is left.  Two frozen models are
-    equal only if they are the same object, but the rounds of models whose large frozen arrays differ in their values
-    only are one compiled program.
+    with the paths of what is left.  Two frozen models are equal only if they are the same object, but the rounds of
+    models whose large frozen arrays differ in their values only are one compiled program.
 
     Example:
       >>> import jax

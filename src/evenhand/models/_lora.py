@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from evenhand._low_rank import A, B, LowRank, Matrix
 from evenhand._paths import KeyPath, Named, Patterns, chosen_by, named_path, nested
 from evenhand.errors import EvenhandError, ModelError, expect, whole_number
-from evenhand.types import Array, Key, Model, Params
+from evenhand.types import Array, Key, Model, Params, PyTree, RunningStatistics
 
 _ATTENTION = ("attention", "attn")
 """What the names of attention layers have in them, in any case."""
@@ -91,9 +91,10 @@ def lora(
       ModelError: a pattern takes no parameter, or those of ``on`` take no matrix; a matrix is smaller than ``rank``; or
         ``params`` are not like the parameters of ``model``.
 
-    Edge cases: factors have 32 bits if the weights have 16.  :func:`freeze` can be put around a model with factors, and
-    this around a frozen model.  A PyTorch layer that holds its weight as ``(inputs, outputs)``, such as GPT-2's
-    ``Conv1D``, has the two factors in each other's place.
+    Edge cases: factors have 32 bits if the weights have 16.  Running statistics of BatchNorm are trained as without
+    factors.  :func:`freeze` can be put around a model with factors, and this around a frozen model.  A PyTorch layer
+    that holds its weight as ``(inputs, outputs)``, such as GPT-2's ``Conv1D``, has the two factors in each other's
+    place.
 
     Differs from the paper: the standard deviation of :math:`A`, which the paper leaves open.  FFA-LoRA draws :math:`A`
     once for a pretrained model; here ``seed`` does.
@@ -131,6 +132,8 @@ def lora(
     paths, names = [path for path, _ in pairs], [named_path(path) for path, _ in pairs]
     _check_like(params, shapes)
     trained = {name for name, is_taken in zip(names, chosen_by(also, names, "also"), strict=True) if is_taken}
+    statistics = model.statistics
+    trained |= set(() if statistics is None else statistics.paths)
     taken = [
         path
         for path, name, is_taken in zip(paths, names, _chosen(on, names), strict=True)
@@ -159,12 +162,27 @@ def lora(
         scale=scale,
         fixed=fixed,
     )
+    if statistics is not None:
+        statistics = statistics._replace(forward=_measuring(apply, statistics))
     return model._replace(
         init=init,
         apply=apply,
         apply_train=None if model.apply_train is None else apply.of(model.apply_train),
+        statistics=statistics,
         name=f"lora({model.name}, rank={rank}, on={on!r})" if model.name else "",
     )
+
+
+def _measuring(apply: LowRank, statistics: RunningStatistics) -> Callable[..., tuple[PyTree, Params]]:
+    """``forward`` of the running statistics, of the factors."""
+
+    def measure(params: Params, x: Array, inside: Array, key: Key) -> tuple[PyTree, Params]:
+        outputs, after = statistics.forward(apply.whole(params), x, inside, key)
+        measured = {named_path(path): leaf for path, leaf in jax.tree.leaves_with_path(after)}
+        own = {path: measured[path] for path in statistics.paths}
+        return outputs, jax.tree.map_with_path(lambda path, leaf: own.get(named_path(path), leaf), params)
+
+    return measure
 
 
 def _scale(alpha: float | None, rank: int) -> float:

@@ -359,6 +359,19 @@ def test_frozen_layers_still_measure() -> None:
         models.freeze(AVERAGE, START, LEARNED)
 
 
+def test_factors_measure_what_the_weights_do() -> None:
+    """The first step of LoRA, whose product is 0 then."""
+    adapted = models.lora(AVERAGE, START, rank=1, on="first", also="last")
+    assert adapted.statistics is not None and set(adapted.statistics.paths) == set(STATISTICS)
+    begin = adapted.init(KEY)
+    end, _ = eh.local.sgd(adapted, LR, epochs=1).solve(begin, client(2), KEY, optax.identity())
+    expected, flat = step(named(START), np.arange(OFFSETS[2], OFFSETS[3])), named(end)
+    assert max(np.abs(flat[name] - expected[name]).max() for name in ("last/kernel", *STATISTICS)) < 1e-5
+    assert set(flat) == {"first/kernel/a", "first/kernel/b", "last/kernel", *STATISTICS}
+    whole = named(models.thaw(adapted, end))
+    assert np.abs(whole["norm/mean"] - expected["norm/mean"]).max() < 1e-5
+
+
 def test_other_units_and_losses_measure_the_same() -> None:
     expected = step(named(START), np.arange(OFFSETS[2], OFFSETS[3]))
     for other in (
