@@ -345,7 +345,8 @@ NEW = {
 
 
 def test_a_later_table_is_encoded_the_same_way() -> None:
-    for options in ({"buckets": 32}, {"vocabulary": 5}):
+    ways: list[dict[str, Any]] = [{"buckets": 32}, {"vocabulary": 5}]
+    for options in ways:
         data = read(**options)
         assert data.features is not None
         again = eh.data.Features.from_json(json.loads(json.dumps(data.features.to_json())))
@@ -381,8 +382,10 @@ def test_texts_that_a_function_encoded_need_it_again() -> None:
     assert found.dtype == np.int32 and found.tolist() == [[5, 3, 0], [0, 0, 0]]
     with pytest.raises(EvenhandError, match=r"gives int32 \(4,\).*but int32 \(3,\) is wanted"):
         eh.data.encode_table(new, features=loaded, encode=eh.data.encode_tokens(places, length=4))
+    other = read(features=["review"]).features
+    assert other is not None
     with pytest.raises(EvenhandError, match=r"no column of text was encoded by a function"):
-        eh.data.encode_table(new, features=read(features=["review"]).features, encode=encode)  # pyright: ignore[reportArgumentType]
+        eh.data.encode_table(new, features=other, encode=encode)
 
 
 @pytest.mark.parametrize(
