@@ -162,13 +162,11 @@ def lora(
         scale=scale,
         fixed=fixed,
     )
-    if statistics is not None:
-        statistics = statistics._replace(forward=_measuring(apply, statistics))
     return model._replace(
         init=init,
         apply=apply,
         apply_train=None if model.apply_train is None else apply.of(model.apply_train),
-        statistics=statistics,
+        statistics=statistics and statistics._replace(forward=_measuring(apply, statistics)),
         name=f"lora({model.name}, rank={rank}, on={on!r})" if model.name else "",
     )
 

@@ -290,6 +290,28 @@ def test_frozen_models_losses_and_units_go_around_factors_and_inside() -> None:
     )
 
 
+def test_running_statistics_are_measured_with_the_product_in_the_weights() -> None:
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+            hidden = nn.Dense(8, name="inward")(x)
+            return nn.Dense(3, name="outward")(nn.BatchNorm(not train, momentum=0.5, name="norm")(hidden))
+
+    model = models.from_flax(Net(), loss="cross_entropy", sample=X[:1], state="average")
+    start = model.init(KEY)
+    small = models.lora(model, start, rank=2, on="inward")
+    begin = moved(small.init(KEY), 0.2)
+    assert model.statistics is not None and set(small.init(KEY)) == {"inward", "norm"}
+    begin["norm"] = small.init(KEY)["norm"]
+    work = eh.local.sgd(small, 0.0, steps=1)
+    alone = eh.data.from_arrays(X, Y, np.zeros(60, np.int32))
+    run = eh.simulate(eh.algorithms.fedavg(work), alone, rounds=1, start=begin)
+    hidden = np.asarray(alone.train.x) @ np.asarray(models.thaw(small, begin)["inward"]["kernel"])
+    hidden += np.asarray(start["inward"]["bias"])
+    np.testing.assert_allclose(run.params["norm"]["mean"], 0.5 * hidden.mean(axis=0), atol=1e-5)
+    same(run.params["inward"], begin["inward"])
+
+
 # --- local work and methods -----------------------------------------------------------------------------------------
 
 
