@@ -52,8 +52,8 @@ class TextEncoding(NamedTuple):
     """How the texts of a column become inputs of a model.
 
     Attributes:
-      way: ``"hashed"`` as by :func:`encode_hashed`; ``"counted"`` as by :func:`encode_counts`; ``"function"``: as by
-        the caller's ``encode``.
+      way: ``"hashed"`` as by :func:`evenhand.data.encode_hashed`; ``"counted"`` as by
+        :func:`evenhand.data.encode_counts`; ``"function"``: as by the caller's ``encode``.
       shape: of the inputs of one text, ``(buckets,)`` or ``(words,)`` unless a function gives others.
       dtype: of these inputs: ``"float32"``, or ``"int32"`` for tokens.
       words: those that are counted.
@@ -68,7 +68,7 @@ class TextEncoding(NamedTuple):
 
     @staticmethod
     def hashed(buckets: int | None = None) -> TextEncoding:
-        """That of :func:`encode_hashed`; None: into 1,024 buckets."""
+        """That of :func:`evenhand.data.encode_hashed`; None: into 1,024 buckets."""
         size = whole_number("buckets", BUCKETS if buckets is None else buckets, 1, 2**31 - 1)
         return TextEncoding("hashed", (size,))
 

@@ -357,8 +357,10 @@ def test_a_later_table_is_encoded_the_same_way() -> None:
             np.testing.assert_array_equal(x[:, 1:33], hashed(["good film", "", "unheard words"], 32))
         else:
             assert x[0, 1:-3].any() and not x[2, 1:-3].any()
+    features = read(buckets=32).features
+    assert features is not None
     with pytest.raises(EvenhandError, match="'review' holds numbers, not text"):
-        eh.data.encode_table(pa.table({**NEW, "review": [1, 2, 3]}), features=data.features)
+        eh.data.encode_table(pa.table({**NEW, "review": [1, 2, 3]}), features=features)
 
 
 def test_a_single_later_text_may_spell_a_number(tmp_path: Path) -> None:
