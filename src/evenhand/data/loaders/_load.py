@@ -226,6 +226,7 @@ def _file(path: Path, options: Options) -> FederatedDataset:
     if suffix == ".json":
         return leaf_dataset(path, None, options)
     if suffix in _TABLES or (suffix == ".gz" and bare_suffix(path) in _TEXTS):
+        _check_ways(str(path), options)
         header = [options.label, *options.client]
         table = open_table(path, header, options.categorical, options.na, text=options.text, is_trained=False)
         return table_dataset(str(path), table, options)
@@ -235,6 +236,15 @@ def _file(path: Path, options: Options) -> FederatedDataset:
         f"{path}: the suffix {suffix!r} is unknown: give .csv, .tsv, .data, .jsonl, .parquet, .npz, .libsvm, .mat, "
         ".h5, .bin, LEAF .json or IDX (*-images-idx3-ubyte); text may be packed as .gz."
     )
+
+
+def _check_ways(source: str, options: Options) -> None:
+    """Checks that a table that is told how to encode text is told which columns hold it."""
+    ways = {"encode": options.encode, "vocabulary": options.vocabulary, "buckets": options.buckets}
+    for way, value in ways.items():
+        if value is not None and not options.text:
+            fault = f"{source}: {way} is for columns of free text, and none is named: name them with "
+            raise EvenhandError(fault, Argument("text", "NAMES"), ".")
 
 
 def _published_files(path: Path, options: Options, kind: str) -> FederatedDataset:
@@ -427,11 +437,7 @@ def from_frame(
         raise EvenhandError(f"{frame}: from_frame reads tables in memory: give a file to evenhand.data.load.")
     if clients is not None and clients < 1:
         raise EvenhandError(f"clients must be at least 1, not {clients}.")
-    ways = {"encode": encode, "vocabulary": vocabulary, "buckets": buckets}
-    for way, value in ways.items():
-        if value is not None and not options.text:
-            fault = f"{name}: {way} is for columns of free text, and none is named: name them with "
-            raise EvenhandError(fault, Argument("text", "NAMES"), ".")
+    _check_ways(name, options)
     opened = open_frame(frame, name, options.na)
     for column in (label, *options.client):
         if column in opened.hidden:
