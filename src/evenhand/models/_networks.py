@@ -218,10 +218,12 @@ def image_rows(x: Array, shape: tuple[int, int, int]) -> Array:
 
 
 def halved(x: Array) -> Array:
+    """The largest of each 2 x 2 pixels."""
     return nn.max_pool(x, (2, 2), (2, 2))
 
 
 def flat(x: Array) -> Array:
+    """The numbers of each row along one axis."""
     # -1 would be ambiguous for zero rows.
     return x.reshape(x.shape[0], math.prod(x.shape[1:]))
 

@@ -233,6 +233,17 @@ def test_optimisers_and_corrections_do_not_touch_what_is_measured(rule: optax.Gr
         assert gap(end, expected, *LEARNED) > 1e-4  # what is learned differs
 
 
+def test_an_optimiser_sees_the_gradients_of_what_is_learned_only() -> None:
+    """A clip of the norm cuts to its length in all that is learned, whatever the statistics move by."""
+    length = 1e-2
+    clip = optax.chain(optax.clip_by_global_norm(length), optax.sgd(1.0))
+    end, _ = eh.local.sgd(AVERAGE, clip, epochs=1).solve(START, client(2), KEY, optax.identity())
+    before, after = named(START), named(end)
+    moved = {name: np.sum(np.square(after[name] - before[name])) for name in before}
+    assert abs(np.sqrt(sum(moved[name] for name in LEARNED)) / length - 1) < 1e-3
+    assert np.sqrt(sum(moved[name] for name in STATISTICS)) > length
+
+
 def test_kept_optimisers_and_schedules_do_not_touch_what_is_measured() -> None:
     work = eh.local.sgd(AVERAGE, optax.adam(0.1), epochs=1, schedule=lambda t: 0.5, keep_optimiser=True)
     assert work.kept is not None
