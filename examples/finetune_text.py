@@ -52,7 +52,7 @@ library = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))
 code = clients([path.read_text("utf-8") for path in library if path.stat().st_size > 4000][:50], 40, 0.3)
 loss = optax.softmax_cross_entropy_with_integer_labels
 model = eh.models.from_flax(Transformer(), loss=lambda z, y: loss(z, y).mean(1), sample=prose.train.x)
-pretraining = eh.local.sgd(model, optax.adam(2e-3), epochs=1, batch_size=32)
+pretraining = eh.local.sgd(model, optax.rmsprop(2e-3), epochs=1, batch_size=32)
 pretrained = eh.simulate(eh.algorithms.alone(pretraining), prose, rounds=6, eval_every=6).personal_params(0)
 whole = model._replace(init=lambda key: jax.tree.map(jnp.array, pretrained))
 on = ("attention", "wide", "narrow")

@@ -281,6 +281,10 @@ def test_an_expression_is_what_python_makes_of_it(text: str, made: Callable[[], 
             "side_by_side({})",
             "side_by_side needs methods, which an expression cannot give: call it from Python.",
         ),
+        (
+            "fedex_lora()",
+            "fedex_lora needs a model of eh.models.lora, which an expression cannot give: call it from Python.",
+        ),
         ("fedavg(aggregator=in_parts((1,)))", "column 19: in_parts needs parts, which an expression cannot"),
         (
             "fedavg(aggregator=risk_weighted(hierarchical(mean(), mean(), 1, 2)))",

@@ -259,6 +259,10 @@ def test_work_on_a_model_with_residuals_is_work_on_its_factors() -> None:
     assert again.model is method.model
     runs = [eh.simulate(each, DATA, rounds=2, seed=1) for each in (method, again)]
     jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
+    # Averaged as any other parameters, residuals have no gradient.
+    averaging = eh.algorithms.fedavg(eh.local.sgd(method.model, RATE, epochs=STEPS))
+    plain = eh.simulate(averaging, DATA, rounds=2, seed=1)
+    assert not np.any(plain.params["kernel"]["residual"]) and np.any(plain.params["kernel"]["b"])
     tuned = eh.personalization.finetune(method, eh.local.sgd(method.model, RATE, epochs=1))
     run = eh.simulate(tuned, DATA, rounds=2, seed=1)
     jax.tree.map(np.testing.assert_array_equal, run.params, runs[0].params)
