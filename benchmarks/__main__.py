@@ -16,7 +16,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 from rich.table import Table
-from tasks import TASKS
+from tasks import READERS, TASKS
 from worker import HEAP, Worker
 
 HERE = Path(__file__).parent
@@ -97,7 +97,7 @@ def measure(name: str, bench: Bench) -> Result:
         for label, worker in workers.items():
             time.sleep(_PAUSE)
             result.measured[label].append(worker.ask("time"))
-    if bench.torch is not None and TASKS[name].model != "lstm":
+    if bench.torch is not None and TASKS[name].model not in READERS:
         with tempfile.TemporaryDirectory() as folder:
             losses = [worker.ask(f"check {folder}/plan.npz")["loss"] for worker in workers.values()]
         result.loss_gap = max(abs(loss - losses[0]) for loss in losses[1:])

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tasks import TASKS, Task, rows, with_real_sizes
+from tasks import READERS, TASKS, Task, rows, with_real_sizes
 
 import evenhand as eh
 from evenhand import rounds, streams
@@ -32,8 +32,10 @@ def network(task: Task) -> Model:
         return eh.models.softmax_regression(task.shape[0], classes=task.classes)
     if task.model == "mlp":
         return eh.models.mlp(task.shape[0], classes=task.classes, hidden=(128,))
-    if task.model == "lstm":
-        return eh.models.lstm()
+    if task.model in READERS:
+        return {"lstm": eh.models.lstm, "gru": eh.models.gru, "transformer": eh.models.transformer}[
+            task.model
+        ]()
     if task.model == "cnn_cifar":
         return eh.models.cnn_cifar(task.classes)
     return eh.models.cnn_femnist(task.classes)

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["TASKS", "Task", "cohort", "rows", "with_real_sizes"]
+__all__ = ["READERS", "TASKS", "Task", "cohort", "rows", "with_real_sizes"]
+
+
+READERS = ("lstm", "gru", "transformer")
+"""Models that read tokens and predict the next one."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Task:
 
     Attributes:
       name: what the table calls it.
-      model: ``logistic``, ``mlp``, ``cnn_femnist``, ``cnn_cifar`` or ``lstm``.
+      model: ``logistic``, ``mlp``, ``cnn_femnist``, ``cnn_cifar``, ``lstm``, ``gru`` or ``transformer``.
       sizes: rows of each client.
       shape: of one row.
       classes: labels.
@@ -60,6 +64,8 @@ TASKS = {
         Task("logistic-1000", "logistic", (20,) * 10_000, (60,), 10, cohort=1000, batch=10, rounds=2),
         Task("femnist-ragged", "cnn_femnist", (), (28, 28, 1), 62, cohort=10, batch=20, lr=0.05),
         Task("lstm", "lstm", (40,) * 100, (80,), 80, cohort=5, batch=10, lr=0.5),
+        Task("gru", "gru", (40,) * 100, (80,), 80, cohort=5, batch=10, lr=0.5),
+        Task("transformer", "transformer", (40,) * 100, (80,), 80, cohort=5, batch=10),
     )
 }
 
@@ -79,7 +85,7 @@ def rows(task: Task) -> tuple[np.ndarray, np.ndarray]:
     """All clients' rows, made up: labels follow the features, so that a loss can fall."""
     rng = np.random.default_rng(1)
     count = sum(task.sizes)
-    if task.model == "lstm":
+    if task.model in READERS:
         text = rng.integers(0, task.classes, (count, *task.shape), dtype=np.int32)
         return text, text[:, -1].copy()
     y = rng.integers(0, task.classes, count, dtype=np.int32)

@@ -45,15 +45,34 @@ class Convolutions(nn.Module):
 
 
 class Text(nn.Module):
-    """Next character by a two-layer LSTM."""
+    """Next character by a two-layer LSTM or GRU."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
-        self.embed, self.lstm = nn.Embedding(task.classes, 8), nn.LSTM(8, 256, 2, batch_first=True)
+        kind = nn.LSTM if task.model == "lstm" else nn.GRU
+        self.embed, self.read = nn.Embedding(task.classes, 8), kind(8, 256, 2, batch_first=True)
         self.output = nn.Linear(256, task.classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.output(self.lstm(self.embed(x))[0][:, -1])
+        return self.output(self.read(self.embed(x))[0][:, -1])
+
+
+class Transformer(nn.Module):
+    """Next character by two pre-norm blocks of PyTorch's own encoder layer, with a causal mask."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(task.classes, 64)
+        self.places = nn.Parameter(0.02 * torch.randn(task.shape[0], 64))
+        layer = nn.TransformerEncoderLayer(
+            64, 4, 256, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, 2, nn.LayerNorm(64), enable_nested_tensor=False)
+        self.output = nn.Linear(64, task.classes)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(task.shape[0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.blocks(self.embed(x) + self.places, mask=self.mask, is_causal=True)[:, -1])
 
 
 def network(task: Task) -> nn.Module:
@@ -66,8 +85,10 @@ def network(task: Task) -> nn.Module:
                 dense_0=nn.Linear(task.shape[0], 128), relu=nn.ReLU(), output=nn.Linear(128, task.classes)
             )
         )
-    if task.model == "lstm":
+    if task.model in ("lstm", "gru"):
         return Text(task)
+    if task.model == "transformer":
+        return Transformer(task)
     return Convolutions(task).to(memory_format=torch.channels_last)
 
 

@@ -31,6 +31,8 @@ ModelName: TypeAlias = Literal[
     "resnet20",
     "resnet32",
     "lstm",
+    "gru",
+    "transformer",
     "lstm_classifier",
     "factors",
 ]
@@ -105,9 +107,9 @@ def _model(name: ModelName | None, form: Form, hidden: tuple[int, ...], *, bias:
         for width in hidden:
             whole_number("hidden", width, 1)
     _check_sequences(name, form)
-    if name == "lstm" and not has_tokens:
+    if name in ("lstm", "gru", "transformer") and not has_tokens:
         raise EvenhandError(
-            f"--model lstm reads whole-number tokens, but an example of {form.name} is {form.dtype} of shape "
+            f"--model {name} reads whole-number tokens, but an example of {form.name} is {form.dtype} of shape "
             f"{form.shape}: use --model softmax, or add --text if the examples are text."
         )
     if name == "linear" and form.classes is not None:
@@ -145,6 +147,8 @@ def _model(name: ModelName | None, form: Form, hidden: tuple[int, ...], *, bias:
         "resnet20": lambda: models.resnet20(classes),
         "resnet32": lambda: models.resnet32(classes),
         "lstm": lambda: models.lstm(max(form.tokens, classes)),
+        "gru": lambda: models.gru(max(form.tokens, classes)),
+        "transformer": lambda: models.transformer(max(form.tokens, classes), length=form.shape[0]),
         "lstm_classifier": lambda: models.lstm_classifier(form.shape[-1], classes=classes),
         "factors": lambda: models.matrix_factorisation(form.tokens, form.tokens),
     }
@@ -187,6 +191,12 @@ MODELS = (
     ("resnet20", f"{_RESIDUAL.format(20)}; 0.27 million parameters.", _HE),
     ("resnet32", f"{_RESIDUAL.format(32)}; 0.46 million parameters.", _HE),
     ("lstm", "Two LSTM layers that predict the next character.", "Caldas et al., 2018"),
+    ("gru", "Two GRU layers that predict the next character.", "Cho et al., EMNLP 2014"),
+    (
+        "transformer",
+        "Two blocks of causal attention that predict the next character.",
+        "Vaswani et al., NeurIPS 2017",
+    ),
     ("lstm_classifier", "Two LSTM layers that read word vectors; for texts with --vectors.", _LI),
     ("factors", "Matrix factorisation of ratings, with 100 dimensions.", "Li et al., ICLR 2023"),
 )

@@ -33,6 +33,7 @@ from evenhand.models._networks import (
     lstm_classifier,
     mlp,
 )
+from evenhand.models._sequences import gru, transformer
 from evenhand.models._torch import from_torch, to_torch
 from evenhand.models.losses import (
     absolute_error,
@@ -62,6 +63,7 @@ __all__ = [
     "from_flax",
     "from_functions",
     "from_torch",
+    "gru",
     "hinge",
     "lenet",
     "linear_regression",
@@ -84,5 +86,6 @@ __all__ = [
     "thaw",
     "to_equinox",
     "to_torch",
+    "transformer",
     "with_loss",
 ]

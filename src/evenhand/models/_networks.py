@@ -412,6 +412,20 @@ def embedded(model: Model, vectors: npt.ArrayLike) -> Model:
     )
 
 
+def tokens_of(tokens: Array, network: str) -> Array:
+    """Inputs, checked to be tokens ``(n, T)``.
+
+    Raises:
+      EvenhandError: they are not.
+    """
+    if tokens.ndim != 2 or tokens.shape[1] == 0 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise EvenhandError(
+            f"The {network} needs integer tokens of shape (rows, length), but the inputs are {tokens.dtype} of shape "
+            f"{tokens.shape}."
+        )
+    return tokens
+
+
 class _CharacterLSTM(nn.Module):
     vocabulary: int
     embedding: int
@@ -420,11 +434,7 @@ class _CharacterLSTM(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
-        if tokens.ndim != 2 or tokens.shape[1] == 0 or not jnp.issubdtype(tokens.dtype, jnp.integer):
-            raise EvenhandError(
-                "The LSTM needs integer tokens of shape (rows, length), but the inputs are "
-                f"{tokens.dtype} of shape {tokens.shape}."
-            )
+        tokens = tokens_of(tokens, "LSTM")
         table = self.param("embedding", glorot_uniform, (self.vocabulary, self.embedding), jnp.float32)
         sequence = jnp.take(table, tokens.T, axis=0)
         for layer in range(self.layers):

@@ -270,10 +270,11 @@ def unpacked(arrays: Arrays, *prefix: str) -> dict[str, NDArray]:
 # Listed one by one, since the name comes from a file, which may call nothing else.
 _LINEAR = (models.linear_regression, models.softmax_regression, models.standardized, models.svm)
 _NETWORKS = (models.cnn_cifar, models.cnn_femnist, models.cnn_femnist_dropout, models.lstm, models.mlp)
+_SEQUENCES = (models.gru, models.transformer)
 _IMAGES = (models.cnn_batch_norm, models.lenet, models.resnet20, models.resnet32)
 _FACTORS = (models.autoencoder, models.matrix_factorisation, models.pca)
 _FACTORIES: Mapping[str, Callable[..., Any]] = {
-    factory.__name__: factory for factory in (*_LINEAR, *_NETWORKS, *_IMAGES, *_FACTORS)
+    factory.__name__: factory for factory in (*_LINEAR, *_NETWORKS, *_SEQUENCES, *_IMAGES, *_FACTORS)
 }
 _MADE_LOSSES: Mapping[str, Callable[..., losses.Loss]] = {
     factory.__name__: factory for factory in (losses.focal, losses.generalized_cross_entropy, losses.huber)

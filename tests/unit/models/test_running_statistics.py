@@ -309,6 +309,15 @@ def test_fedbn_keeps_the_layers_and_shares_the_others(state: Any) -> None:
     assert run.info["floats"] == {"up": 4 * 3 + 3 + 1, "down": 4 * 3 + 3}
 
 
+def test_statistics_that_stay_are_personal_whatever_else_is() -> None:
+    run = run_of(eh.personalization.fedsim(whole(LOCAL), personal="last"), rounds=1)
+    assert run.info["floats"] == {"up": 4 * 3 + 2 * 3 + 1, "down": 4 * 3 + 2 * 3}
+    for k in range(3):
+        expected = averaged([full(named(START), j) for j in range(3)])
+        expected |= {name: full(named(START), k)[name] for name in (*STATISTICS, "last/kernel")}
+        assert gap(run.personal_params(k), expected) < 1e-5
+
+
 def test_the_optimiser_of_the_server_does_not_touch_statistics() -> None:
     """Half a step, or Adam, for what is learned; the average itself for what is measured."""
     mean = averaged([full(named(START), k) for k in range(3)])
