@@ -514,7 +514,9 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "dp_sgd does not take a model with running statistics .norm/mean.: the gradient of each",
     ),
     "clipped_sum": (
-        lambda: eh.privacy.clipped_sum(AVERAGE, START, X, Y, jnp.ones(len(X), bool), KEY, clip=1.0),
+        lambda: eh.privacy.clipped_sum(
+            AVERAGE, START, jnp.asarray(X), jnp.asarray(Y), jnp.ones(len(X), bool), KEY, clip=1.0
+        ),
         "clipped_sum does not take",
     ),
     "dp_fedavg": (
