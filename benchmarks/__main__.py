@@ -39,7 +39,7 @@ class Bench:
     """Time rounds of federated averaging, Evenhand beside a plain PyTorch loop and its own readable twin."""
 
     tasks: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """which tasks; none: all, or with --personal, --private or --study none"""
+    """which tasks; none: all, or with --secure, --personal, --private or --study none"""
     torch: Path | None = None
     """a Python that has PyTorch, such as .venv-torch/bin/python; none: without it"""
     repeats: int = 5
@@ -52,6 +52,8 @@ class Bench:
     """also what fair methods cost beside FedAvg (a minute)"""
     robust: bool = False
     """also what each aggregator costs on stacked uploads, instead of the tasks unless some are named (minutes)"""
+    secure: bool = False
+    """also what secure sums cost, instead of the tasks unless some are named (a minute)"""
     personal: bool = False
     """also what personal models cost, up to a million clients, instead of the tasks unless some are named (minutes)"""
     private: bool = False
@@ -167,6 +169,10 @@ def main() -> None:
         raise SystemExit(f"There is no task {unknown[0]!r}: choose from {', '.join(TASKS)}.")
     if bench.robust:
         subprocess.run([sys.executable, str(HERE / "robust.py")], check=True)
+    if bench.secure:
+        subprocess.run([sys.executable, str(HERE / "secure.py")], check=True)
+        if not bench.tasks:
+            return
     if bench.personal:
         subprocess.run([sys.executable, str(HERE / "personal.py")], check=True)
         if not bench.tasks:

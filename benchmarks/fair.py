@@ -51,8 +51,10 @@ def methods(task: Task) -> dict[str, eh.Algorithm]:
 class Rounds:
     """A method, ready to run."""
 
-    def __init__(self, method: eh.Algorithm, data: eh.data.FederatedDataset, task: Task) -> None:
-        execution = Execution(stream=False)
+    def __init__(
+        self, method: eh.Algorithm, data: eh.data.FederatedDataset, task: Task, *, masks: bool = False
+    ) -> None:
+        execution = Execution(stream=False, masks=masks)
         self.setup = set_up(Job(method, data, rounds=1, cohort=task.cohort, execution=execution))
         self.state, self.number, self.task = self.setup.state, 0, task
         self.run(1)

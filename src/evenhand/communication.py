@@ -44,8 +44,8 @@ class Exchanged(NamedTuple):
     Attributes:
       down: what it gets.
       up: what it sends.
-      secure_sums: sums that are found by whole numbers under masks, so that the server sees the sum alone; each pass of
-        an aggregator is one.  Whole numbers without masks hide nothing, and are not counted.
+      secure_sums: sums of whole numbers under masks, so that the server sees the sum alone; each pass of an aggregator
+        is one.  They are those of a deployment: a simulation leaves their masks out by default.
     """
 
     down: Load
@@ -75,7 +75,7 @@ def _exchanged(aggregator: Aggregator, wire: Wire) -> Exchanged:
     if summation is not None:
         bits = passes * lifted.numbers * summation.bits
         lifted = Load(bits // 32, bits)
-        sums = passes if summation.is_secure and not aggregator.streams else 0
+        sums = passes if summation.is_secure else 0
     else:
         lifted = added(*[lifted] * passes)
     if aggregator.weigh is None:

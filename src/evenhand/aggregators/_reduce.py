@@ -19,7 +19,7 @@ from evenhand import tree
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
 from evenhand.streams import Purpose, stream
-from evenhand.types import Aggregator, Array, Cohort, Key, Need, PyTree, Report, Stack, Sum, Upload
+from evenhand.types import Aggregator, Array, Cohort, Key, Need, PyTree, Report, Stack, Sum, Summation, Upload
 
 # --- on a whole cohort's uploads, in as many passes as it needs --------------------------------------------------
 
@@ -36,6 +36,7 @@ def aggregate(
     weights: ArrayLike | None = None,
     losses: ArrayLike | None = None,
     seed: int = 0,
+    masks: bool = False,
 ) -> PyTree:
     """The direction that ``aggregator`` computes from ``m`` uploads, outside any training run.
 
@@ -45,6 +46,7 @@ def aggregate(
       weights: ``(m,)`` weights; None: all 1.
       losses: ``(m,)`` losses for aggregators that need them.
       seed: for aggregators that draw at random.
+      masks: draw the masks of secure sums, which cancel: they change no bit of the direction.
 
     Returns:
       A tree like one upload's delta.  As in a first round of training, uploads are shortened where the aggregator
@@ -61,6 +63,7 @@ def aggregate(
       [1.0, 2.0]
     """
     check_process()
+    aggregator = aggregator if masks else aggregator.unmasked
     deltas = jax.tree.map(jnp.asarray, deltas)
     sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(deltas)}
     if len(sizes) != 1 or sizes & {(), (0,)}:
@@ -127,12 +130,14 @@ def reduce_uploads(
 
         slots = (jnp.arange(present.shape[0], dtype=jnp.int32), present, uploads, noise)
 
+        is_large = sum(leaf.size for leaf in jax.tree.leaves(uploads.delta)) >= _LARGE
         if aggregator.summation is not None and aggregator.summation.add is not None:
-            lifted = jax.vmap(lifted_by)(*slots)
+            # Lifted as without masks: other loops could round differently.
+            lifted = lax.map(lambda own: lifted_by(*own), slots) if is_large else jax.vmap(lifted_by)(*slots)
             # Folded twice: folded once, it is the key that lower() draws noise from.
             secret = jax.random.fold_in(jax.random.fold_in(key, number), 1)
             return aggregator.summation.add(lifted, present, secret)
-        if sum(leaf.size for leaf in jax.tree.leaves(uploads.delta)) < _LARGE:
+        if not is_large:
             lifted = jax.vmap(lifted_by)(*slots)
             return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
         # One after another, as a sum over the leading axis of large arrays is many times slower on a CPU.
@@ -207,11 +212,14 @@ def before(then: Aggregator, change: Change, name: str, needs: tuple[Need, ...] 
             "one that changes their uploads: give mean(), geometric_median() or another that takes uploads as they are."
         )
 
+    # A server that has the uploads gains nothing by adding them under masks.
+    rule = then.unmasked
+
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         first, second, noise = jax.random.split(key, 3)
         changed, present = change(uploads, present, first)
         noises = jax.random.split(noise, present.shape[0])
-        return reduce_uploads(then, changed, present, state, second, noises)
+        return reduce_uploads(rule, changed, present, state, second, noises)
 
     needs = then.needs if needs is None else needs
     # Clients shorten their uploads before the server does anything with them, wherever that stands.
@@ -225,7 +233,7 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
     """Several sums as one: a delta is a tuple with an entry for each, and so are weights and losses.
 
     Args:
-      parts: the sums, each of one pass, that stream.
+      parts: the sums, each of one pass, that stream without masks.
 
     Raises:
       EvenhandError: some of them add whole numbers under :func:`evenhand.aggregators.secure`, and others do not; or
@@ -270,6 +278,27 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
         publish=lambda states: tuple(part.publish(own) for part, own in zip(parts, states, strict=True)),
         weigh=weigh if any(part.weigh for part in parts) else None,
         needs_loss=any(part.needs_loss for part in parts),
-        summation=None if summations[0] is None else summations[0]._replace(numbers=None, anything=None),
+        summation=_joined([summation for summation in summations if summation is not None]),
         needs=tuple(dict.fromkeys(need for part in parts for need in part.needs)),
+    )
+
+
+def _joined(summations: Sequence[Summation]) -> Summation | None:
+    """How a tuple of sums is found: each as it is alone."""
+    if not summations:
+        return None
+
+    def add(lifted: PyTree, present: Array, key: Key) -> PyTree:
+        parts = zip(summations, lifted, strict=True)
+        return tuple(
+            part.add(numbers, present, jax.random.fold_in(key, j))
+            for j, (part, numbers) in enumerate(parts)
+            if part.add is not None
+        )
+
+    return summations[0]._replace(
+        add=add if all(part.add is not None for part in summations) else None,
+        numbers=None,
+        anything=None,
+        fewest=max(part.fewest for part in summations),
     )

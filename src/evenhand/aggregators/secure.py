@@ -21,7 +21,6 @@ def secure(
     bits: int = 64,
     largest: float = 2.0**20,
     cohort: int = 2**13,
-    integers_only: bool = False,
 ) -> Sum:
     r"""Secure aggregation: the server learns only the sum of the uploads, as masked whole numbers.
 
@@ -33,14 +32,14 @@ def secure(
     where :math:`x_k` is what the client sends for ``then``, such as :math:`(\omega_k \Delta_k, \omega_k)`, and
     :math:`f` is as large as the cohort allows (:func:`evenhand.secure.fixed_point`); rounding is random, so that the
     mean is kept.  The masked sum is that of the whole numbers to the bit.  :mod:`evenhand.secure` has the protocol,
-    with keys, AES and shares; a simulation adds and takes away masks from JAX's generator in the same places.
+    with keys, AES and shares.  A simulation adds the whole numbers as they arrive; with ``masks=True``, as in
+    :func:`evenhand.simulate`, it adds and takes away masks from JAX's generator in the same places.
 
     Args:
       then: a sum: :func:`mean`, :func:`geometric_median`, :func:`centered_clipping`, or one behind :func:`clip`.
       bits: :math:`b`, 32 or 64, per number on the wire.
       largest: :math:`R`, to which clients clip; in the units of :math:`x_k`: a weight, or a weight times an update.
       cohort: clients in a round, at most; :math:`m R 2^f < 2^{b-1}`, so that no sum wraps around.
-      integers_only: leave out the masks, which cancel: the same numbers, for long simulations.  It hides nothing.
 
     Raises:
       EvenhandError: ``then`` needs to see single uploads, or weighs clients by reports in the clear; or too few bits.
@@ -65,7 +64,7 @@ def secure(
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp
-      >>> rule = secure(eh.aggregators.mean(), integers_only=True)
+      >>> rule = secure(eh.aggregators.mean())
       >>> eh.aggregators.aggregate(rule, jnp.array([[1.0, -0.5], [2.0, 0.25]])).tolist()
       [1.5, -0.125]
 
@@ -105,7 +104,7 @@ def secure(
         release=None,
         summation=Summation(
             LIMB_BITS,
-            None if integers_only else partial(masked_sum, point),
+            partial(masked_sum, point),
             numbers,
             partial(sent, point._replace(largest=point.reach)),
             in_limbs=True,

@@ -114,11 +114,11 @@ def _check(methods: Sequence[Algorithm]) -> Algorithm:
         )
     shapes = {(m.partial_work, *((p.fresh_cohort, p.steps_if_empty) for p in m.phases)) for m in methods}
     rules = [phase.aggregator for method in methods for phase in method.phases]
-    sums = all(isinstance(rule, Sum) and rule.passes == 1 and rule.streams for rule in rules)
+    sums = all(isinstance(rule, Sum) and rule.passes == 1 and rule.unmasked.streams for rule in rules)
     if len(shapes) > 1 or not sums or any(method.observe for method in methods):
         raise EvenhandError(
             "side_by_side() got methods that cannot share their rounds: all must have the same phases, treat "
-            "stragglers alike, aggregate by sums in one pass without masks, and not adapt to the global loss."
+            "stragglers alike, aggregate by sums in one pass, and not adapt to the global loss."
         )
     return methods[0]
 

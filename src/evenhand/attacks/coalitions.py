@@ -264,6 +264,7 @@ def _strongest(against: Aggregator, honest: _Honest, direction: PyTree, key: Key
     """
     factors = jnp.asarray(np.geomspace(1 / 16, 16, 16), jnp.float32)
     uploads, present = honest.uploads, honest.present
+    against = against.unmasked
     state = against.init(tree.zeros_like(honest.mean), present.shape[0])
     noise = jax.random.split(key, present.shape[0])
 

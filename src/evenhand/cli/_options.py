@@ -320,6 +320,8 @@ class SharedOptions:
     """model for clients whose personal model never trained: the current global model, or the initial model"""
     watch: Annotated[str | None, arg(metavar="TRACKER,...", help_behavior_hint="(default: none)")] = None
     """experiment trackers to log to: tensorboard (files in the folder), mlflow, wandb"""
+    masks: bool = False
+    """draw the masks of secure sums, which cancel: the same results to the bit, in more time"""
     quiet: bool = False
     """print nothing but errors"""
 

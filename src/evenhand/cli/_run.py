@@ -124,6 +124,7 @@ class RunCommand:
             "eval_clients": options.eval_clients,
             "metrics": options.metrics or (),
             "untrained": options.untrained,
+            "masks": options.masks,
             "start": None if options.start is None else started(Path(options.start), algorithm.model),
         }
 

@@ -148,6 +148,7 @@ class StudyCommand:
                 eval_clients=options.eval_clients,
                 metrics=options.metrics or (),
                 untrained=options.untrained,
+                masks=options.masks,
                 folder=folder,
                 halving=None if options.halving is None else Halving(options.halving),
                 checkpoint=options.checkpoint,
@@ -393,7 +394,9 @@ def _seconds_per_run(algorithm: Algorithm, data: FederatedDataset, options: Shar
     """Of one run, from the first rounds of another."""
     every = min(options.every, 5)
     rounds, cohort = min(2 * every, options.rounds), options.clients_per_round
-    start = partial(iterate, algorithm, data, rounds=rounds, cohort=cohort, eval_every=every)
+    start = partial(
+        iterate, algorithm, data, rounds=rounds, cohort=cohort, eval_every=every, masks=options.masks
+    )
     for _ in start():  # compiles, which most runs need not
         pass
     times = [time.perf_counter(), *(time.perf_counter() for _ in start())]

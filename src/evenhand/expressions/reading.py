@@ -42,6 +42,10 @@ _LONGEST = 10_000
 """Most characters of an expression."""
 _SHOWN = 80
 """Most characters of it in a sentence."""
+_REMOVED = {
+    "integers_only": "leave it out; a simulation draws the masks of secure sums only if masks=True (--masks) asks"
+}
+"""What takes the place of arguments that earlier versions had."""
 
 
 class ExpressionError(EvenhandError):
@@ -291,6 +295,8 @@ def _bound(reader: _Reader, call: ast.Call, factory: Callable[..., Any]) -> tupl
             word = "**" if keyword.arg is None else keyword.arg
             if word in BESIDE:
                 raise _wrong(reader, keyword, f"{word} holds arrays, which a text cannot: {_place(word)}")
+            if word in _REMOVED:
+                raise _wrong(reader, keyword, f"{name} no longer has {word}: {_REMOVED[word]}")
             shown = kinds.signature(name, factory)
             raise _wrong(reader, keyword, f"{name} has no {word!r:.40}{perhaps(word, taken)}: {shown}")
         if keyword.arg in words:

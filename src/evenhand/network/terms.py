@@ -190,7 +190,8 @@ def _described(tree: PyTree) -> list[list[Any]]:
 
 def is_masked(aggregator: Aggregator) -> bool:
     """Whether clients add what they send under masks, so that the server learns the sum alone."""
-    return isinstance(aggregator, Sum) and not aggregator.streams
+    summation = aggregator.summation if isinstance(aggregator, Sum) else None
+    return summation is not None and summation.is_secure
 
 
 def sum_form_of(agreed: Agreed, index: int) -> SumForm:
@@ -252,9 +253,4 @@ def check_deployable(algorithm: Algorithm) -> None:
                 f"{name} sums numbers without masks, so that the server sees those of each client, which is only "
                 "simulated: deploy another method, or let its clients add the noise, with at_server=False and "
                 "fewest=... as in dp_delta_fl."
-            )
-        if summation is not None and summation.add is None:
-            raise EvenhandError(
-                f"{name} leaves out the masks of its secure sums, which only a simulation may: leave out "
-                "integers_only=True."
             )

@@ -259,9 +259,7 @@ class _MeanState(NamedTuple):
     scale: Array
 
 
-def discrete_mean(
-    clip: float, *, noise_multiplier: float, rate: float, fewest: int, integers_only: bool = False
-) -> Sum:
+def discrete_mean(clip: float, *, noise_multiplier: float, rate: float, fewest: int) -> Sum:
     r"""Distributed differential privacy: mean of clipped uploads of which the server sees only a noisy secure sum.
 
     .. math::
@@ -278,7 +276,6 @@ def discrete_mean(
       noise_multiplier: :math:`z > 0`, of the noise of the fewest clients over the clip.
       rate: :math:`q`, that of :func:`evenhand.sampling.fixed`: :math:`m = \lfloor q N \rfloor`.
       fewest: :math:`m'`; with fewer answers the sum is given up, and the direction is 0.
-      integers_only: leave out the masks, which cancel, as for :func:`evenhand.aggregators.secure`: the same to the bit.
 
     Raises:
       EvenhandError: a number out of range.  When a run starts: fewer clients in a cohort than ``fewest``; so many
@@ -303,7 +300,7 @@ def discrete_mean(
       >>> import evenhand as eh
       >>> data = eh.data.load("digits", clients=100)
       >>> work = eh.local.sgd(eh.models.softmax_regression(features=64, classes=10), 0.1, epochs=1, batch_size=10)
-      >>> noisy = discrete_mean(0.5, noise_multiplier=2.0, rate=0.2, fewest=15, integers_only=True)
+      >>> noisy = discrete_mean(0.5, noise_multiplier=2.0, rate=0.2, fewest=15)
       >>> method = eh.privacy.private(eh.algorithms.fedavg(work, aggregator=noisy, sampling=eh.sampling.fixed(0.2)))
       >>> run = eh.simulate(method, data, rounds=4)
       >>> run.privacy.neighbours
@@ -346,7 +343,7 @@ def discrete_mean(
         lift=lift,
         lower=lower,
         publish=lambda state: state.scale,
-        summation=Summation(32, None if integers_only else masked_words, fewest=fewest),
+        summation=Summation(32, masked_words, fewest=fewest),
         release=Release(noise_multiplier / 2.0, rate, "fixed", mechanism="concentrated"),
     )
 

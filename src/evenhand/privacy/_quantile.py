@@ -522,7 +522,6 @@ def quantile_sum(
     *,
     theta: float | tuple[float, ...],
     fewest: int = 2,
-    integers_only: bool = False,
     at_server: bool = False,
 ) -> Sum:
     r"""Reduces clients' losses to their private quantile, or to several, through a masked sum of noisy histograms.
@@ -538,8 +537,6 @@ def quantile_sum(
       theta: the tail fraction in (0, 1]; with 1 clients send zeros, and the direction is 0, below every loss.  A tuple
         of them gives as many quantiles from the same sum, at the same cost in privacy.
       fewest: clients below which a sum is given up, and the direction is 0; what :func:`concentrated` was given.
-      integers_only: leave out the masks, which cancel, as for :func:`evenhand.aggregators.secure`.  The direction is
-        the same to the bit, and clients stream.
       at_server: the server adds Gaussian noise of ``counting.sigma`` to the sum, rounded to whole numbers, and clients
         add none.  It must then be trusted with the sum, and nothing rests on how many clients there are: the noisy
         count stands for them, and ``fewest`` has no effect.
@@ -593,7 +590,7 @@ def quantile_sum(
         edge = counting.decode(counting.modulo(numbers.astype(jnp.uint32)), clients, theta=theta)
         return jnp.where(clients >= jnp.uint32(fewest), edge, jnp.float32(0)), state
 
-    add = None if integers_only or at_server else masked_words
+    add = None if at_server else masked_words
     # A server that adds the noise itself needs no number of clients for it.
     least = 2 if at_server else max(fewest, 2)
     return Sum(

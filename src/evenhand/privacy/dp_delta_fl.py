@@ -43,7 +43,6 @@ def dp_delta_fl(
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     at_server: bool = True,
     fewest: int | None = None,
-    integers_only: bool = False,
 ) -> Algorithm:
     r"""Delta-FL with client-level differential privacy: losses and updates enter noisy sums only.
 
@@ -73,8 +72,6 @@ def dp_delta_fl(
         :func:`evenhand.privacy.discrete_mean`).
       fewest: clients that answer at least, whose noise must suffice: with fewer a sum is given up.  Needed with
         ``at_server=False``, and without effect otherwise.
-      integers_only: with ``at_server=False``, leave out the masks, which cancel, as for
-        :func:`evenhand.aggregators.secure`: the same to the bit, for long simulations.  It hides nothing.
 
     Raises:
       EvenhandError: a number out of range, or no ``fewest`` where it is needed.  When a run starts, with
@@ -120,17 +117,15 @@ def dp_delta_fl(
     if at_server:
         plain = histogram(bins, largest=largest_loss, sigma=0.0, scale=_SCALE)
         counting = plain._replace(sigma=of_histogram * plain.sensitivity("tight"))
-        quantile = quantile_sum(counting, theta=levels.given, integers_only=True, at_server=True)
+        quantile = quantile_sum(counting, theta=levels.given, at_server=True)
         release = Release(of_histogram, rate)
         mean, sampling = noisy_mean(clip, noise_multiplier=of_mean, rate=rate), poisson(rate)
     else:
         fewest = _checked(fewest)
         counting = _distributed(fewest, of_histogram, bins, largest_loss)
-        quantile = quantile_sum(counting, theta=levels.given, fewest=fewest, integers_only=integers_only)
+        quantile = quantile_sum(counting, theta=levels.given, fewest=fewest)
         release = Release(of_histogram / 2.0, rate, "fixed", mechanism="concentrated")
-        mean = discrete_mean(
-            clip, noise_multiplier=of_mean, rate=rate, fewest=fewest, integers_only=integers_only
-        )
+        mean = discrete_mean(clip, noise_multiplier=of_mean, rate=rate, fewest=fewest)
         sampling = fixed(rate)
 
     exchanges = (

@@ -58,7 +58,6 @@ def secure_delta_fl(
     bits: int = 64,
     largest: float = 2.0**20,
     cohort: int = 2**13,
-    integers_only: bool = False,
 ) -> Algorithm:
     r"""Delta-FL with secure aggregation: the server sees only two secure sums per round, no single loss or update.
 
@@ -88,7 +87,6 @@ def secure_delta_fl(
       largest: :math:`R`, to which a client clips the numbers of the second sum, :math:`\omega_k \Delta_k` and
         :math:`\omega_k`; at least the weight of the largest client.
       cohort: clients in a round, at most.
-      integers_only: leave out the masks, which cancel: the same to the bit, for long simulations.  It hides nothing.
 
     With several levels all their tails are those of :math:`\ell_k = \min(\frac1r \sum_j F_k(w_j), B)`, so that one
     histogram gives all quantiles, at the cost in privacy of one.  The losses of the tail of level ``j`` have a mean of
@@ -154,10 +152,10 @@ def secure_delta_fl(
     expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")
     counting = histogram(bins, largest=largest_loss, sigma=sigma, scale=scale)
     check_room("secure_delta_fl", counting, cohort)
-    tails = secure(_sums(), bits=bits, largest=largest, cohort=cohort, integers_only=integers_only)
+    tails = secure(_sums(), bits=bits, largest=largest, cohort=cohort)
     tails = tails._replace(needs=(_at_most(cohort), _hidden(levels)))
     training = _trains(work, levels, counting, server_opt, _within(sampling, largest), tails)
-    quantiles = quantile_sum(counting, theta=levels.given, integers_only=integers_only)
+    quantiles = quantile_sum(counting, theta=levels.given)
     # A quantile that everybody is above needs no exchange.
     first = () if min(levels.theta) == 1.0 else (counts(work, levels, counting, quantiles),)
     method = method_of(levels, work, server_opt=server_opt, phases=(*first, training), sampling=sampling)

@@ -84,6 +84,7 @@ def estimate(
     stream: bool | None = None,
     metrics: Metrics = (),
     start: Params | None = None,
+    masks: bool = False,
     budget: float = 3.0,
 ) -> Expectation:
     """Estimates the work, memory and time of :func:`evenhand.simulate` with these arguments.
@@ -109,6 +110,7 @@ def estimate(
       stream: whether the training rows stay on the host.
       metrics: metrics of a set of examples.
       start: the parameters from which training begins.
+      masks: whether secure sums draw their masks.
       budget: seconds of training after which no further stretch begins.
 
     Raises:

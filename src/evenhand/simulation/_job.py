@@ -76,6 +76,7 @@ class Execution(NamedTuple):
     offload: bool | str | Path | None = None
     progress: bool = False
     watch: Watch = None
+    masks: bool = False
 
 
 class Job(NamedTuple):

@@ -59,6 +59,7 @@ def simulate(
     watch: Watch = None,
     metrics: Metrics = (),
     start: Params | None = None,
+    masks: bool = False,
 ) -> Run:
     """Runs a federated method over simulated clients, on whatever device JAX finds.
 
@@ -99,6 +100,9 @@ def simulate(
         takes about the time of one more evaluation; they change no bit of the training.
       start: the parameters to start training from, such as another run's ``params``: a tree of the shapes of the
         model's own.  Personal models begin from it, too.  None: ``model.init``.
+      masks: draw the masks of secure sums, such as those of :func:`evenhand.aggregators.secure`, which cancel.  They
+        change no bit of the result, and take time and memory: a test of the sums needs them, an experiment does not.
+        A deployment always masks.
 
     Raises:
       EvenhandError: a number out of range, or parts that do not go together.
@@ -164,6 +168,7 @@ def iterate(
     watch: Watch = None,
     metrics: Metrics = (),
     start: Params | None = None,
+    masks: bool = False,
 ) -> Generator[Run]:
     """As :func:`simulate`, but yields the :class:`Run` so far at each evaluation, the first at round 0.
 

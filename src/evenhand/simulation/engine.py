@@ -275,7 +275,7 @@ def _exchange(
     program: Program, index: int, state: RoundState, shared: Shared, cohort: Cohort, groups: Groups
 ) -> tuple[Exchange, _Infos]:
     """Phase ``index`` of a round, once its clients have been weighed where the aggregator weighs them first."""
-    aggregator, memory = program.algorithm.phases[index].aggregator, state.aggregators[index]
+    aggregator, memory = program.aggregator(index), state.aggregators[index]
     _, rows, keys, round = shared
     client, states = Client.in_phase(program, index), States(state.clients, rows.slots)
     info: Info = {}
@@ -345,17 +345,18 @@ def reduced(exchange: Exchange) -> Reduced:
     """Trains the cohort and reduces what it sends, in the least memory that the aggregator allows.
 
     A sum in one pass keeps no upload.  A sum in several passes keeps the uploads on the device that made them, and
-    reduces them pass by pass.  Any other aggregator gets all of them at once, and so does a coalition.
+    reduces them pass by pass.  A sum under masks also keeps what is lifted.  Any other aggregator gets all uploads at
+    once, and so does a coalition.
     """
     aggregator, client, groups = exchange.aggregator, exchange.client, exchange.groups
-    if not isinstance(aggregator, Sum) or not aggregator.streams or exchange.agreed is not None:
+    if not isinstance(aggregator, Sum) or not aggregator.unmasked.streams or exchange.agreed is not None:
         return _at_once(exchange)
     if aggregator.passes > 1:
         return _in_passes(aggregator, exchange)
 
     def on_device(
         dealt: Members, fixed: tuple[Shared, States, PyTree]
-    ) -> tuple[PyTree, tuple[PyTree, Array]]:
+    ) -> tuple[PyTree, tuple[PyTree, Array, PyTree]]:
         members, (shared, states, public) = entry(dealt), fixed
         train = groups.lanes.batched(partial(client.train, shared))
 
@@ -365,20 +366,24 @@ def reduced(exchange: Exchange) -> Reduced:
         def lifted(group: Members, done: Trained) -> PyTree:
             return _lifted(public, 0, client, shared, (group, done.upload, done.accepted))
 
-        def step(total: PyTree, group: Members) -> tuple[PyTree, tuple[PyTree, Array]]:
+        def step(total: PyTree, group: Members) -> tuple[PyTree, tuple[PyTree, Array, PyTree]]:
             done = groups.lanes.leave(train(*mine(group)))
-            return tree.add(total, lifted(group, done)), (done.state, done.accepted)
+            total, kept = _added(aggregator, total, lifted(group, done), done.accepted)
+            return total, (done.state, done.accepted, kept)
 
         # Only the shapes for the first group: the scan trains it, with all others.
         first = tree.take(members, jnp.int32(0))
         done = jax.eval_shape(train, *jax.eval_shape(mine, first))
         like = jax.eval_shape(lifted, first, jax.eval_shape(groups.lanes.leave, done))
-        return as_entry(lax.scan(step, tree.zeros(like), members))
+        return as_entry(lax.scan(step, tree.zeros(_of_lane(like)), members))
 
     fixed = exchange.shared, exchange.states, aggregator.publish(exchange.memory)
-    totals, (states_after, accepted) = groups.devices.spread(on_device)(groups.members, fixed)
+    totals, (states_after, accepted, kept) = groups.devices.spread(on_device)(groups.members, fixed)
     direction, memory = in_passes(
-        aggregator, exchange.memory, exchange.key, lambda public, turn: groups.total(totals)
+        aggregator,
+        exchange.memory,
+        exchange.key,
+        lambda public, turn: _total(aggregator, exchange, totals, (kept, accepted), turn),
     )
     return Reduced(direction, memory, groups.as_dealt(states_after), groups.ungroup(accepted))
 
@@ -389,20 +394,49 @@ def _in_passes(aggregator: Sum, exchange: Exchange) -> Reduced:
 
     def total_of(public: PyTree, turn: Array) -> PyTree:
         def on_device(dealt: _Sent, fixed: tuple[PyTree, Array, Shared]) -> PyTree:
-            kept, (public, turn, shared) = entry(dealt), fixed
+            sent, (public, turn, shared) = entry(dealt), fixed
             lifted = partial(_lifted, public, turn, client, shared)
 
-            def step(total: PyTree, group: _Sent) -> tuple[PyTree, None]:
-                return tree.add(total, lifted(group)), None
+            def step(total: PyTree, group: _Sent) -> tuple[PyTree, PyTree]:
+                return _added(aggregator, total, lifted(group), group[2])
 
-            like = jax.eval_shape(lambda: lifted(tree.take(kept, jnp.int32(0))))
-            return as_entry(lax.scan(step, tree.zeros(like), kept)[0])
+            like = jax.eval_shape(lambda: lifted(tree.take(sent, jnp.int32(0))))
+            return as_entry(lax.scan(step, tree.zeros(_of_lane(like)), sent))
 
-        kept = groups.members, done.upload, done.accepted
-        return groups.total(groups.devices.spread(on_device)(kept, (public, turn, shared)))
+        sent = groups.members, done.upload, done.accepted
+        totals, kept = groups.devices.spread(on_device)(sent, (public, turn, shared))
+        return _total(aggregator, exchange, totals, (kept, done.accepted), turn)
 
     direction, memory = in_loop(aggregator, exchange.memory, exchange.key, total_of)
     return Reduced(direction, memory, groups.as_dealt(done.state), groups.ungroup(done.accepted))
+
+
+def _added(aggregator: Sum, total: PyTree, lifted: PyTree, accepted: Array) -> tuple[PyTree, PyTree]:
+    """The sum with what one group lifts, and what is kept of that: nothing, unless it gets masks."""
+    if aggregator.streams:
+        return tree.add(total, sum_of(accepted, lifted)), ()
+    # In the same loop as without masks: another one could round differently.
+    return total, lifted
+
+
+def _of_lane(lifted: PyTree) -> PyTree:
+    """The shapes of what one client lifts, from those of a group."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), lifted)
+
+
+def _total(
+    aggregator: Sum, exchange: Exchange, totals: PyTree, kept: tuple[PyTree, Array], turn: Array | int
+) -> PyTree:
+    """The sum of pass ``turn``: of all devices' ``totals``, or under masks of what was ``kept`` and is accepted."""
+    groups = exchange.groups
+    if aggregator.summation is None or aggregator.summation.add is None:
+        return groups.total(totals)
+    # Another key than the one that lower() draws noise from.
+    secret = jax.random.fold_in(jax.random.fold_in(exchange.key, turn), 1)
+    add = partial(aggregator.summation.add, groups.by_coordinate(kept[0]), groups.ungroup(kept[1]), secret)
+    # A branch, so that XLA compiles what comes after the sum as without masks, to the same rounding.
+    total = lax.cond(jnp.any(kept[1]), add, lambda: tree.zeros(jax.eval_shape(add)))
+    return groups.devices.whole(total)
 
 
 def _at_once(exchange: Exchange) -> Reduced:
@@ -435,14 +469,14 @@ def _train(client: Client, members: Members, fixed: tuple[Shared, States]) -> Tr
 
 
 def _lifted(public: PyTree, turn: Array | int, client: Client, shared: Shared, group: _Sent) -> PyTree:
-    """What one group adds to the sum of pass ``turn``."""
-    members, uploads, accepted = group
+    """What the clients of one group add to the sum of pass ``turn``."""
+    members, uploads, _ = group
 
     def lift(member: Members, upload: Upload) -> PyTree:
         key = jax.random.fold_in(client.noise(shared, member), turn)
         return client.lift(shared, member.ids, upload, public, key)
 
-    return sum_of(accepted, side_by_side(lift, members.ids.shape[0])(members, uploads))
+    return side_by_side(lift, members.ids.shape[0])(members, uploads)
 
 
 # --- one client in one phase ------------------------------------------------------------------------------------------

@@ -26,7 +26,18 @@ from evenhand.local import step_per_row
 from evenhand.memory import aligned, empty_aligned, is_aligned, is_mapped
 from evenhand.rounds import malicious_clients, poisoned
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Array, Attack, ClientData, Cohort, Effort, PyTree, Report, Sampling
+from evenhand.types import (
+    Aggregator,
+    Algorithm,
+    Array,
+    Attack,
+    ClientData,
+    Cohort,
+    Effort,
+    PyTree,
+    Report,
+    Sampling,
+)
 
 # What other packages take; the other names are for this package.
 __all__ = ["EXECUTED", "ROWS", "USEFUL", "WORK", "Program", "Rows", "efforts", "resident"]
@@ -49,6 +60,7 @@ class Program(NamedTuple):
       attack: what malicious clients do, or None.
       buffer: how many rounds' infos one call returns.
       mesh: the devices over which a cohort is spread; None: one.
+      masks: whether secure sums draw their masks, which cancel.
     """
 
     algorithm: Algorithm
@@ -59,6 +71,12 @@ class Program(NamedTuple):
     attack: Attack | None
     buffer: int
     mesh: Mesh | None = None
+    masks: bool = False
+
+    def aggregator(self, phase: int) -> Aggregator:
+        """That of a phase, which draws masks only if the run asks for them."""
+        aggregator = self.algorithm.phases[phase].aggregator
+        return aggregator if self.masks else aggregator.unmasked
 
     @property
     def devices(self) -> Devices:

@@ -136,6 +136,7 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         attack=job.attack,
         buffer=_BUFFER,
         mesh=over(_devices(cohort, execution.devices)),
+        masks=execution.masks,
     )
     source: Source
     if rows is not None:

@@ -145,7 +145,7 @@ def _server(
     round: int,
 ) -> tuple[Step, Array]:
     half = ServerHalf(program.algorithm, index, program.capacity)
-    aggregator, client = half.aggregator, ClientHalf(program.algorithm, index, program.attack)
+    aggregator, client = program.aggregator(index), ClientHalf(program.algorithm, index, program.attack)
     # What no honest client can send is rejected; the others are weighed.
     cohort = cohort._replace(present=cohort.present & half.sane(reports))
     weights, after, info = half.weighed(reports, cohort, memory)

@@ -25,7 +25,7 @@ from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, pe
 from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.records import held
-from evenhand.simulation import Job, check_job, check_start
+from evenhand.simulation import Execution, Job, check_job, check_start
 from evenhand.studies._runs import Display, Measure, Measurements, Planned, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
@@ -74,6 +74,7 @@ def study(
     metrics: Metrics = (),
     untrained: Literal["global", "initial"] = "global",
     start: Params | None = None,
+    masks: bool = False,
     measure: Measure | None = None,
     folder: str | Path | None = None,
     halving: Halving | None = None,
@@ -114,6 +115,7 @@ def study(
       untrained: the model for clients whose personal model never trained: ``"global"`` or ``"initial"``.
       start: the parameters from which each run begins, such as another run's ``params``, as for
         :func:`evenhand.simulate`; None: those of its seed.
+      masks: draw the masks of secure sums, as for :func:`evenhand.simulate`.
       measure: ``run -> {name: number}``, called with each run at each evaluation, for what the statistics do not cover,
         such as how the model does on other rows.  :attr:`Outcome.measures` keeps its numbers.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
@@ -157,7 +159,7 @@ def study(
     apart = _apart(tuning_seeds, seeds, chooses=chooses)
     metrics = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).client_model)
     job = partial(Job, rounds=rounds, cohort=cohort, eval_every=eval_every, eval_clients=eval_clients)
-    job = partial(job, metrics=metrics, untrained=untrained, start=start)
+    job = partial(job, metrics=metrics, untrained=untrained, start=start, execution=Execution(masks=masks))
     sources = _Sources(by.split == "valid" and chooses)
     planner = _Planner(algorithms, sources, job, _by_run(methods))
     cases = _cases(data, attack, systems)

@@ -58,6 +58,7 @@ def check_algorithm(
     * Empty slots have no vote: the direction with some slots filled is that of these uploads alone.
     * Clients outside the cohort, and those that drop out of it, keep their state.
     * The compiled engine and the plain loop agree, for every number of lanes and devices.
+    * Masks of secure sums, which are drawn in all other checks, change no number.
     * A network (:func:`evenhand.network.local`) gives the same numbers to ``1e-6``, or refuses the method.
     * The same seed gives the same bits, another seed different numbers.
     * Arguments are not modified.
@@ -142,7 +143,9 @@ def algorithm_checks(
         systems=bound(systems, data.client_ids),
         attack=attack,
         buffer=rounds,
+        masks=True,
     )
+    is_masked = any(phase.aggregator.unmasked is not phase.aggregator for phase in algorithm.phases)
     subject = _Subject(program, data, ways, tolerance)
     return checks_of(
         (True, "parameters have the form of the model", subject.check_forms),
@@ -152,6 +155,7 @@ def algorithm_checks(
         (True, "rounds keep the form of the state", subject.check_state),
         (len(ways) > 1, "all lanes and devices agree", subject.check_ways),
         (True, "the engine is its readable twin", subject.check_twin),
+        (is_masked, "masks change no number", subject.check_masks),
         (systems is None and attack is None, "a network gives the same numbers", subject.check_network),
         (True, "the same seed gives the same bits", subject.check_same_seed),
         (True, "another seed gives other numbers", subject.check_other_seed),
@@ -230,7 +234,12 @@ class _Subject:
         return tree.stack(uploads)
 
     def run(
-        self, way: tuple[int, int] | None, *, seed: int = 0, rounds: int | None = None
+        self,
+        way: tuple[int, int] | None,
+        *,
+        seed: int = 0,
+        rounds: int | None = None,
+        masks: bool = True,
     ) -> tuple[protocol.RoundState, Any]:
         """All rounds, or so many, on so many lanes and devices, or of the readable twin where ``way`` is None."""
         keys, count = protocol.roots(self.algorithm, keys_of(seed)), rounds or self.program.buffer
@@ -241,7 +250,7 @@ class _Subject:
             mesh = over(device_count)
             # A copy: the engine reuses the memory of its state.
             fresh, placed = everywhere(mesh, (jax.tree.map(jnp.copy, self.state), self.rows))
-            program = self.program._replace(lanes=lane_count, mesh=mesh)
+            program = self.program._replace(lanes=lane_count, mesh=mesh, masks=masks)
             end, infos = engine.run_rounds(program, fresh, placed, keys, 0, count)
         return here(end), {name: info[:count] for name, info in infos.items() if name != EXECUTED}
 
@@ -328,6 +337,10 @@ class _Subject:
 
     def check_twin(self) -> None:
         _close(self.first, self.plain, self.tolerance, "the engine and its readable twin")
+
+    def check_masks(self) -> None:
+        words = "the engine with the masks of secure sums and without"
+        _close(self.first, self.run(self.ways[0], masks=False), self.tolerance, words)
 
     def check_network(self) -> None:
         """All rounds over a network in one process; a method may be refused there, in a sentence."""

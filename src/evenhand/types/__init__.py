@@ -280,7 +280,9 @@ class Summation(NamedTuple):
     Attributes:
       bits: of each lifted number on the wire.
       add: ``(lifted, present, key) -> total`` of a whole cohort, whose lifted arrays have a leading axis ``m``; what
-        empty slots hold does not matter; None: they are added as they arrive.
+        empty slots hold does not matter; None: they are added as they arrive.  With ``is_secure`` it draws masks, and
+        ``lower`` must give the same bits for its total as for a plain sum: a simulation uses it only with
+        ``masks=True``.
       numbers: as :attr:`Sum.lift`, but the real numbers before they become whole; None: it has none.
       anything: ``(numbers, key) -> lifted``, how a client that obeys no bound but the modulus would send such numbers.
       is_secure: whether the server learns the total alone; False: it sees what each client sends.
@@ -357,6 +359,16 @@ class Sum(NamedTuple):
         """Whether lifted arrays can be added as they arrive, so that nobody needs to keep them."""
         return self.summation is None or self.summation.add is None
 
+    @property
+    def unmasked(self) -> Sum:
+        """The same sum without masks, which cancel: if it is secure, its whole numbers are added as they arrive.
+
+        The direction is the same to the bit.
+        """
+        if self.summation is None or not self.summation.is_secure or self.summation.add is None:
+            return self
+        return self._replace(summation=self.summation._replace(add=None))
+
 
 class Stack(NamedTuple):
     """An aggregator that must see every upload: Krum, medians, filters.
@@ -378,6 +390,11 @@ class Stack(NamedTuple):
     needs: tuple[Need, ...] = ()
     compression: Compression | None = None
     __repr__ = short
+
+    @property
+    def unmasked(self) -> Stack:
+        """Itself: a server that sees every upload has nothing to mask."""
+        return self
 
 
 Aggregator: TypeAlias = Sum | Stack

@@ -459,7 +459,7 @@ def test_a_method_is_shortened_once() -> None:
         (lambda: agg.quantized(8, then=agg.top_k(0.1)), "compresses uploads already"),
         (lambda: agg.quantized(8, then=agg.secure(agg.mean())), r"secure\(mean\(\), bits=32\)"),
         (
-            lambda: agg.top_k(0.1, then=agg.secure(agg.mean(), integers_only=True)),
+            lambda: agg.top_k(0.1, then=agg.secure(agg.mean())),
             "uploads cannot be compressed",
         ),
         (lambda: agg.secure(agg.quantized(8)), "uploads cannot be compressed"),

@@ -207,12 +207,6 @@ REFUSED = {
         "sums numbers without masks, so that the server sees those of each client, which is only simulated: deploy "
         "another method, or let its clients add the noise, with at_server=False and fewest=... as in dp_delta_fl.",
     ),
-    "without masks": (
-        lambda: eh.algorithms.fedavg(
-            WORK, aggregator=eh.aggregators.secure(eh.aggregators.mean(), integers_only=True)
-        ),
-        "leaves out the masks of its secure sums, which only a simulation may: leave out integers_only=True.",
-    ),
 }
 
 

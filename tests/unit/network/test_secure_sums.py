@@ -268,8 +268,8 @@ SUMS = {
         eh.aggregators.secure(eh.aggregators.mean(), bits=32, largest=8.0, cohort=8),
         deltas,
     ),
-    "secure(mean, integers_only)": (
-        eh.aggregators.secure(eh.aggregators.mean(), integers_only=True),
+    "secure(mean), added without masks": (
+        eh.aggregators.secure(eh.aggregators.mean()).unmasked,
         deltas,
     ),
     "secure(geometric_median)": (eh.aggregators.secure(eh.aggregators.geometric_median(passes=3)), deltas),

@@ -176,7 +176,7 @@ def with_noise_at_clients(noise, theta: Any = 1.0):
     model = canaries(FEW)
     work = eh.local.sgd(model._replace(losses=lambda outputs, y: -outputs * y), 1.0, epochs=1, batch_size=1)
     given = {"theta": theta, "largest_loss": 1.0, "share": 0.01, "fewest": FEW, **GIVEN}
-    return dp_delta_fl(work, noise_multiplier=noise, at_server=False, integers_only=True, **given)
+    return dp_delta_fl(work, noise_multiplier=noise, at_server=False, **given)
 
 
 def test_a_run_with_noise_at_the_clients_loses_no_more_than_it_says_and_is_caught_with_half_of_it():

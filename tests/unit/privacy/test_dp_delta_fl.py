@@ -84,7 +84,7 @@ def test_nearly_without_noise_those_above_the_quantile_count_and_the_others_send
     assert np.abs(flat(everybody.params) - flat(after.params)).max() > 1e-3
 
 
-AT_CLIENTS: dict[str, Any] = {"at_server": False, "fewest": N, "integers_only": True}
+AT_CLIENTS: dict[str, Any] = {"at_server": False, "fewest": N}
 
 
 def test_with_noise_at_the_clients_it_is_the_same_step():
@@ -197,9 +197,8 @@ def test_masks_hide_both_sums_and_change_no_bit():
     given = ARGUMENTS | {"noise_multiplier": 1.0, "bins": 16}
     totals = []
     for bare in (True, False):
-        how = {**AT_CLIENTS, "integers_only": bare}
-        for j, phase in enumerate(dp_delta_fl(WORK, theta=0.5, **given, **how).phases):
-            rng, rule = np.random.default_rng(j), phase.aggregator
+        for j, phase in enumerate(dp_delta_fl(WORK, theta=0.5, **given, **AT_CLIENTS).phases):
+            rng, rule = np.random.default_rng(j), phase.aggregator.unmasked if bare else phase.aggregator
             shape = (N,) if j == 0 else (N, 15)
             deltas = jnp.asarray(rng.uniform(size=shape), jnp.float32)
             state = rule.init(deltas[0], N)

@@ -72,7 +72,7 @@ def test_a_client_whose_update_is_not_finite_sends_zeros_and_keeps_its_state():
 
     broken, total = WORK._replace(solve=solve), eh.sampling.fixed(1.0)
     assert DATA.train.sizes.tolist().count(17) == 1
-    noisy = eh.privacy.discrete_mean(0.5, noise_multiplier=0.5, rate=1.0, fewest=6, integers_only=True)
+    noisy = eh.privacy.discrete_mean(0.5, noise_multiplier=0.5, rate=1.0, fewest=6)
     found = run(private(eh.algorithms.fedavg(broken, aggregator=noisy, sampling=total)), rounds=2)
     assert (found.per_round["rejected"].tolist(), found.per_round["reported"].tolist()) == ([0, 0], [6, 6])
     assert found.per_round["update_norm"].min() > 0.01
@@ -205,7 +205,7 @@ def test_what_would_break_the_promise_is_refused_with_what_to_do(words):
 
 def test_a_secure_sum_which_drops_rounds_of_one_client_is_no_noisy_mean():
     """Such a round gives zeros without noise, which tells that one more client would have been there."""
-    rule = eh.aggregators.secure(noisy_mean(0.5, noise_multiplier=1.0, rate=0.5), integers_only=True)
+    rule = eh.aggregators.secure(noisy_mean(0.5, noise_multiplier=1.0, rate=0.5))
     alone = eh.aggregators.aggregate(rule, jnp.ones((1, 3)))
     assert (np.asarray(alone) == 0.0).all()
     with pytest.raises(eh.EvenhandError, match="give the method aggregator="):

@@ -204,16 +204,16 @@ def test_a_ring_of_10_bits_wraps_around_and_the_quantile_is_lost():
 def test_as_an_aggregator_it_finds_the_same_with_masks_and_without(theta):
     counting = histogram_for(10.0, clients=8, bins=8, largest=8.0, bits=12)
     found = {
-        bare: float(
-            eh.aggregators.aggregate(quantile_sum(counting, theta=theta, integers_only=bare), LOSSES, seed=3)
+        masks: float(
+            eh.aggregators.aggregate(quantile_sum(counting, theta=theta), LOSSES, seed=3, masks=masks)
         )
-        for bare in (True, False)
+        for masks in (True, False)
     }
     assert found[True] == found[False]
     assert found[True] in (counting.edges[1:] if theta < 1 else [0.0])
     rule = quantile_sum(counting, theta=theta)
     assert rule.summation is not None and rule.summation.bits == 12 and not rule.streams
-    assert quantile_sum(counting, theta=theta, integers_only=True).streams
+    assert rule.unmasked.streams
     if theta == 1.0:
         upload = eh.types.Upload(LOSSES[0], jnp.float32(1), jnp.float32(0))
         assert not rule.lift(upload, (), jax.random.key(0))[0].any()
@@ -241,15 +241,13 @@ def test_several_quantiles_come_from_one_sum(losses):
 
 def test_an_aggregator_for_several_quantiles_sends_what_one_for_a_single_quantile_sends():
     counting = histogram(8, largest=8.0, sigma=2.0, scale=5)
-    several, single = (
-        quantile_sum(counting, theta=theta, integers_only=True) for theta in ((0.75, 0.25), 0.5)
-    )
+    several, single = (quantile_sum(counting, theta=theta) for theta in ((0.75, 0.25), 0.5))
     upload = eh.types.Upload(LOSSES[3], jnp.float32(1), jnp.float32(0))
     lifted = [rule.lift(upload, (), jax.random.key(4))[0] for rule in (several, single)]
     assert np.array_equal(*lifted) and lifted[0].shape == (14,)
     noisy = eh.aggregators.aggregate(several, LOSSES, seed=1)
     alone = [
-        eh.aggregators.aggregate(quantile_sum(counting, theta=theta, integers_only=True), LOSSES, seed=1)
+        eh.aggregators.aggregate(quantile_sum(counting, theta=theta), LOSSES, seed=1)
         for theta in (0.75, 0.25)
     ]
     assert noisy.tolist() == [float(edge) for edge in alone]
@@ -395,6 +393,6 @@ def test_masked_sums_keep_counts_of_more_than_sixteen_bits():
     counting = histogram(8, largest=8.0, sigma=0.0, scale=50_000)
     losses = jnp.array([0.5, 1.5, 1.7, 2.2, 3.3, 4.1, 5.0, 7.9])
     for theta, edge in ((0.75, 1.0), (0.5, 3.0), (0.25, 5.0)):
-        for plain in (False, True):
-            rule = quantile_sum(counting, theta=theta, integers_only=plain)
-            assert float(eh.aggregators.aggregate(rule, losses)) == edge
+        for masks in (True, False):
+            rule = quantile_sum(counting, theta=theta)
+            assert float(eh.aggregators.aggregate(rule, losses, masks=masks)) == edge

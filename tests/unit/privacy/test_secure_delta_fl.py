@@ -30,14 +30,12 @@ N = DATA.num_clients
 BY_SIZE = eh.sampling.uniform()
 
 
-def method(theta: Any = 0.5, bins: int = 4096, integers_only: bool = True, **how: Any) -> Any:
-    return secure_delta_fl(
-        WORK, theta=theta, largest_loss=LARGEST, bins=bins, integers_only=integers_only, **how
-    )
+def method(theta: Any = 0.5, bins: int = 4096, **how: Any) -> Any:
+    return secure_delta_fl(WORK, theta=theta, largest_loss=LARGEST, bins=bins, **how)
 
 
-def run(algorithm: Any, count: int = 1) -> eh.Run:
-    return eh.simulate(algorithm, DATA, rounds=count, eval_every=count)
+def run(algorithm: Any, count: int = 1, masks: bool = False) -> eh.Run:
+    return eh.simulate(algorithm, DATA, rounds=count, eval_every=count, masks=masks)
 
 
 def flat(params: Any) -> np.ndarray:
@@ -142,11 +140,11 @@ def test_with_fine_bins_it_is_the_filter_that_shows_its_losses():
 
 
 def test_theta_of_one_is_fedavg_in_one_secure_sum():
-    found = run(method(1.0, integers_only=False, sampling=BY_SIZE), 3)
+    found = run(method(1.0, sampling=BY_SIZE), 3, masks=True)
     plain = run(eh.algorithms.fedavg(WORK), 3)
     np.testing.assert_allclose(flat(found.params), flat(plain.params), atol=5e-6)
     assert np.abs(flat(alone(0.5, 8).params) - flat(plain.params)).max() > 1e-2
-    assert (found.info["secure_sums"], alone(0.5, 8).info["secure_sums"]) == (3, 0)
+    assert (found.info["secure_sums"], alone(0.5, 8).info["secure_sums"]) == (3, 6)
     # 15 + 1 numbers of 64 bits; 2 b - 2 counts; and how many clients there are, in either sum.
     assert found.info["floats"]["up"] == 2 * (15 + 1 + 1)
     assert alone(0.5, 8).info["floats"]["up"] == 2 * (15 + 1 + 1) + (2 * 8 - 2 + 1)
@@ -446,9 +444,7 @@ SECRET = {
 }
 OPEN = {
     "delta_fl": lambda work: eh.algorithms.delta_fl(work, theta=0.5, filtered=True),
-    "without masks": lambda work: secure_delta_fl(
-        work, theta=0.5, largest_loss=LARGEST, bins=64, integers_only=True
-    ),
+    "without masks": lambda work: secure_delta_fl(work, theta=0.5, largest_loss=LARGEST, bins=64),
 }
 
 
