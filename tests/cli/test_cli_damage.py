@@ -23,7 +23,7 @@ import evenhand as eh
 from evenhand.cli import main
 from evenhand.simulation import Job
 from evenhand.simulation import folder as folder_module
-from evenhand.studies import _runs
+from evenhand.studies import _columns
 
 RESULTS = ("metrics.jsonl", "clients.csv", "params.npz", "results.npz", "summary.json")
 READ = ("config.json", "metrics.jsonl", "clients.csv", "summary.json")
@@ -280,7 +280,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evenhand.studies._report.page", lambda *contents: "page")
         assert main([*STUDY, "--out", str(place / "whole")]) == 0
-        iterate, seen = _runs.iterate_many, iter(range(1000))
+        iterate, seen = _columns.iterate_many, iter(range(1000))
 
         def stopped(jobs: Sequence[Job], wanted: Sequence[int]) -> Iterator[Any]:
             for result in iterate(jobs, wanted):
@@ -288,7 +288,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
                     raise KeyboardInterrupt
                 yield result
 
-        patch.setattr(_runs, "iterate_many", stopped)
+        patch.setattr(_columns, "iterate_many", stopped)
         assert main([*STUDY, "--out", str(place / "half")]) == 130
     assert list((place / "half").glob("runs/*/checkpoint/[0-9]*"))
     return place / "whole", place / "half"

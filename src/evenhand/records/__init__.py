@@ -27,6 +27,7 @@ from evenhand.records._contents import (
 )
 from evenhand.records._folder import (
     LOCK,
+    FolderInUse,
     held,
     recovered,
     replacing,
@@ -42,6 +43,7 @@ __all__ = [
     "LOCK",
     "SHA256",
     "Checksum",
+    "FolderInUse",
     "NewerFormat",
     "as_json",
     "changed_files",

@@ -35,6 +35,10 @@ _TRIES = 1000
 _TAKEN = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 
 
+class FolderInUse(EvenhandError):
+    """Another process holds the folder: it may be free later."""
+
+
 @contextmanager
 def held(folder: str | Path) -> Generator[None]:
     """Keeps other processes out of a folder while the block runs.
@@ -46,7 +50,8 @@ def held(folder: str | Path) -> Generator[None]:
       folder: created if missing, and removed afterwards, with the parents created for it, if it is empty.
 
     Raises:
-      EvenhandError: another process holds the folder, or it cannot be written to.
+      FolderInUse: another process holds the folder.
+      EvenhandError: the folder cannot be written to.
 
     Example:
       >>> import tempfile
@@ -98,7 +103,7 @@ def _taken(folder: Path) -> BinaryIO:
                 file.seek(0)
                 holder = file.read(200).decode(errors="replace").strip() or "another process"
                 file.close()
-                raise EvenhandError(
+                raise FolderInUse(
                     f"{folder} is in use by {holder}: wait until that ends, or name another folder."
                 ) from None
         with suppress(FileNotFoundError):

@@ -3,7 +3,7 @@
 from evenhand.simulation._checkpoint import identify
 from evenhand.simulation._estimate import Expectation, estimate
 from evenhand.simulation._job import Checkpoint, Execution, Job, check_job, check_start
-from evenhand.simulation._many import iterate_many
+from evenhand.simulation._many import crews, iterate_many
 from evenhand.simulation._run import Run
 from evenhand.simulation._simulate import iterate, simulate
 from evenhand.simulation.loaded import SavedRun, load_run
@@ -17,6 +17,7 @@ __all__ = [
     "SavedRun",
     "check_job",
     "check_start",
+    "crews",
     "estimate",
     "identify",
     "iterate",

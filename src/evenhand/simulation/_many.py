@@ -77,6 +77,28 @@ def iterate_many(
             yield from _Crew(jobs, chosen, crew, traced).run()
 
 
+def crews(jobs: Sequence[Job], wanted: Collection[int] | None = None) -> list[list[int]]:
+    """The positions of the jobs that :func:`iterate_many` trains at the same time, one list after another.
+
+    The jobs of one list give the same bits in a call of their own, on as many devices.
+
+    Args:
+      jobs: the runs.
+      wanted: the positions of the runs that are made; lists without any of them are left out.  None: all.
+
+    Example:
+      >>> import evenhand as eh
+      >>> data, model = eh.testing.toy_data(), eh.testing.toy_model()
+      >>> works = [eh.local.sgd(model, step, epochs=1, batch_size=size) for step in (0.01, 0.1) for size in (2, 4)]
+      >>> crews([Job(eh.algorithms.fedavg(work), data, rounds=4) for work in works])
+      [[0, 2], [1, 3]]
+    """
+    check_process()
+    chosen = set(range(len(jobs)) if wanted is None else wanted)
+    positions = [sorted(chain.from_iterable(crew)) for crew in _crews(jobs, chosen, {})]
+    return [crew for crew in positions if chosen & set(crew)]
+
+
 def _alone(jobs: Sequence[Job], position: int) -> Iterator[tuple[int, Run | Exception]]:
     try:
         for run in runs_of(jobs[position]):

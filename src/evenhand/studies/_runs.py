@@ -1,45 +1,29 @@
 """Making the runs of a study: phase by phase where settings stop early, and from its folder where they ended before.
 
-:func:`run_all` is the whole; :class:`_Runs` trains what is missing.  Each run is measured (:class:`Measurements`), and
-shown in a bar and to trackers (:class:`Display`) while it trains.
+:func:`run_all` is the whole; :class:`_Runs` trains what is missing, here or at workers.  Each run is shown in a bar and
+to trackers (:class:`Display`) while it trains.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.errors import StorageError
 from evenhand.live import line
-from evenhand.report import direction, statistics
+from evenhand.report import RunView, direction, statistics
 from evenhand.report.formatting import value
-from evenhand.simulation import Checkpoint, Job, Run, identify, iterate_many
-from evenhand.studies._selection import Halving, NDArray, Outcome, Rule, Setting, rungs, survivors
+from evenhand.simulation import Checkpoint, Job, Run, identify
+from evenhand.studies._columns import Crew, Measurements, Planned, Workers, columns_of, trained
+from evenhand.studies._selection import Halving, Outcome, Rule, Setting, rungs, survivors
 from evenhand.studies._store import UNASKED, Store
 from evenhand.watch import Watcher, Watching
-
-
-class Planned(NamedTuple):
-    """A run that a study has to make.
-
-    Attributes:
-      setting: the method and its hyper-parameters.
-      seed: the run's seed.
-      job: the run.
-      new_data: whether each seed has its own data.
-    """
-
-    setting: Setting
-    seed: int
-    job: Job
-    new_data: bool
 
 
 class _Phase(NamedTuple):
@@ -62,6 +46,7 @@ def run_all(
     store: Store | None,
     seconds: float,
     shown: Display,
+    workers: Workers | None = None,
 ) -> list[Outcome]:
     """What comes of each run, in their order; those that the store holds already are not repeated.
 
@@ -73,6 +58,7 @@ def run_all(
       store: where results are kept.
       seconds: between two saves of the state of a run that has not ended.
       shown: follows the runs; it counts those of a later call on from these.
+      workers: where the runs train; None: in this process.
     """
     if not planned:
         return []
@@ -84,7 +70,7 @@ def run_all(
             keeps = Store(Path(stack.enter_context(TemporaryDirectory(prefix="evenhand-"))))
         every = list(range(len(planned)))
         batches = [every] if keeps is None else keeps.plan([(run.setting, run.seed) for run in planned])
-        runs = _Runs(planned, measured, keeps, seconds, shown)
+        runs = _Runs(planned, measured=measured, store=keeps, seconds=seconds, shown=shown, workers=workers)
         outcomes, alive, phases = dict[int, Outcome](), every, list[_Phase]()
         first = planned[0].job
         for rung in rungs(halving, first.rounds, first.eval_every):
@@ -132,6 +118,7 @@ class _Runs:
     store: Store | None
     seconds: float
     shown: Display
+    workers: Workers | None
     identities: dict[Any, dict[str, Any]] = field(default_factory=dict)
 
     def through(self, phases: Sequence[_Phase]) -> dict[int, Outcome]:
@@ -179,26 +166,39 @@ class _Runs:
     def _train(self, phase: _Phase, missing: Sequence[int]) -> dict[int, Outcome]:
         """Position -> outcome of these runs, which train beside the others of their batches."""
         outcomes = dict[int, Outcome]()
-        for batch in phase.batches:
-            if not (wanted := [place for place, i in enumerate(batch) if i in set(missing)]):
+        for i, view, outcome in self._progress(phase, set(missing)):
+            setting, _, job, _ = self.planned[i]
+            self.shown.measured(i, setting, job, view)
+            if outcome is None:
                 continue
-            jobs = [self._job(i, phase.rung) for i in batch]
-            for place, result in iterate_many(jobs, wanted):
-                if isinstance(result, StorageError):  # which is no result of the run
-                    raise result
-                setting, seed, job, new_data = self.planned[i := batch[place]]
-                self.shown.measured(i, setting, job, result)
-                measures = self.measured.take(setting, seed, result)
-                if isinstance(result, Exception) or result.info["rounds"] == jobs[place].rounds:
-                    outcomes[i] = Outcome.of(setting, seed, result, measures, new_data=new_data)
-                    if self.store is not None:
-                        self.store.save(outcomes[i], self.identity(i, phase.rung), phase.rung)
-                    if phase.rung is None:
-                        self.shown.ended(i, outcomes[i])
-                # A study keeps numbers: the next rounds or runs may have the memory of the clients' states.
-                if isinstance(result, Run) and not (self.measured.asks and result.kept.light):
-                    result.release()
+            outcomes[i] = outcome
+            if self.store is not None:
+                self.store.save(outcome, self.identity(i, phase.rung), phase.rung)
+            if phase.rung is None:
+                self.shown.ended(i, outcome)
         return outcomes
+
+    def _progress(
+        self, phase: _Phase, missing: set[int]
+    ) -> Iterator[tuple[int, Run | RunView | None, Outcome | None]]:
+        """Yields ``(position, run so far or None if it failed, its outcome if that was its end)``."""
+        columns: list[tuple[list[int], Crew]] = []
+        for batch in phase.batches:
+            if not (wanted := [place for place, i in enumerate(batch) if i in missing]):
+                continue
+            runs = [self.planned[i]._replace(job=self._job(i, phase.rung)) for i in batch]
+            if self.workers is not None:
+                parts = columns_of(runs, wanted)
+                columns += [([batch[place] for place in places], column) for places, column in parts]
+                continue
+            for place, result, outcome in trained(runs, wanted, self.measured):
+                yield batch[place], None if isinstance(result, Exception) else result, outcome
+        if self.workers is None:
+            return
+        # All at once, so that no worker waits for the columns of another batch.
+        for position, outcomes in self.workers.train([column for _, column in columns]):
+            for place, outcome in outcomes.items():
+                yield columns[position][0][place], outcome.view, outcome
 
     def _job(self, i: int, rung: int | None) -> Job:
         setting, seed, job, _ = self.planned[i]
@@ -207,51 +207,6 @@ class _Runs:
             place = Checkpoint(self.store.checkpoint(setting, seed), self.seconds, last=rung is not None)
             job = job._replace(checkpoint=place)
         return job if rung is None else job._replace(rounds=rung)
-
-
-# --- what the user's own function measures --------------------------------------------------------------------
-
-
-Measure: TypeAlias = Callable[[Run], Mapping[str, float]]
-"""``run -> {name: number}``, called at each evaluation."""
-
-
-class Measurements:
-    """The numbers of all runs, on disk until a run ends where the study has a folder.
-
-    Args:
-      measure: the user's function; None: nothing is measured.
-      store: where a run that was interrupted finds those of its earlier evaluations.
-    """
-
-    def __init__(self, measure: Measure | None, store: Store | None) -> None:
-        self._measure, self._store = measure, store
-        self._noted: dict[tuple[str, int], dict[int, dict[str, float]]] = {}
-
-    @property
-    def asks(self) -> bool:
-        """Whether a function of the user's has seen the runs, and may still hold them."""
-        return self._measure is not None
-
-    def take(self, setting: Setting, seed: int, result: Run | Exception) -> dict[str, NDArray]:
-        """Measures a run at its latest evaluation.
-
-        Returns name -> a number for each evaluation so far, NaN where there is none.
-        """
-        if self._measure is None or isinstance(result, Exception):
-            return {}
-        key = str(setting), seed
-        if key not in self._noted:
-            self._noted[key] = {} if self._store is None else self._store.notes(setting, seed)
-        # By round: notes of an interrupted session may go further than the checkpoint from which its run continues,
-        # which then measures these rounds again.
-        noted, rounds = self._noted[key], result.history["round"].tolist()
-        noted[rounds[-1]] = {name: float(value) for name, value in self._measure(result).items()}
-        if self._store is not None:
-            self._store.note(setting, seed, noted)
-        names = dict.fromkeys(name for numbers in noted.values() for name in numbers)
-        rows = [noted.get(now, {}) for now in rounds]
-        return {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
 
 
 # --- how far the study is -------------------------------------------------------------------------------------
@@ -287,18 +242,18 @@ class Display:
         """So many runs are over: the next ones are counted from 0 again."""
         self._first += runs
 
-    def measured(self, run: int, setting: Setting, job: Job, result: Run | Exception) -> None:
-        """A run has come to an evaluation, or has failed."""
+    def measured(self, run: int, setting: Setting, job: Job, view: Run | RunView | None) -> None:
+        """A run has come to an evaluation, or has failed: then there is no ``view`` of it."""
         run += self._first
         if self._trackers and run not in self._watching:
             about = {"data": job.data.name, "clients": job.data.num_clients, "rounds": job.rounds}
             about |= {"seed": job.seed, "cohort": job.cohort, "eval_every": job.eval_every}
             about |= {"method": setting.method, **setting.numbers, **setting.case}
             self._watching[run] = Watching(self._trackers, f"{setting}, seed {job.seed}", about)
-        if isinstance(result, Run):
-            self._move(run, result.info["rounds"])
+        if view is not None:
+            self._move(run, view.info["rounds"])
             if run in self._watching:
-                self._watching[run].show(result.history)
+                self._watching[run].show(view.history)
 
     def ended(self, run: int, outcome: Outcome) -> None:
         """A run has ended, now or in an earlier session."""

@@ -10,10 +10,11 @@ import inspect
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -26,7 +27,8 @@ from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.records import held
 from evenhand.simulation import Execution, Job, check_job, check_start
-from evenhand.studies._runs import Display, Measure, Measurements, Planned, run_all
+from evenhand.studies._columns import Executor, Measure, Measurements, Planned, Workers
+from evenhand.studies._runs import Display, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study, save
@@ -79,6 +81,7 @@ def study(
     folder: str | Path | None = None,
     halving: Halving | None = None,
     checkpoint: float = 30.0,
+    executor: Executor | None = None,
     progress: bool = False,
     watch: Watch = None,
     about: Mapping[str, Any] | None = None,
@@ -122,6 +125,9 @@ def study(
         interrupted; with more seeds, values or methods it makes only the runs that are new.
       halving: successive halving: few rounds for many settings, many for few; None: all rounds for all settings.
       checkpoint: seconds between checkpoints of an unfinished run; 0: at each evaluation.
+      executor: where columns of runs train, such as ``client.get_executor()`` of Dask: whatever has ``submit``, and
+        whose workers reach ``folder`` under the same path.  A worker with as many devices as this process gives the
+        same bits.  None: here.
       progress: show a live bar with the runs that are done, their rate, the time left and the best setting so far.
       watch: trackers to which each run is logged, such as ``eh.watch.tensorboard("logs")``.
       about: further lines of the page under "What was run", by name, such as ``{"batch size": 10}``.
@@ -154,8 +160,7 @@ def study(
     _expect_known(names, {"baseline": baseline, "near": by.near})
     # Made once for all seeds: what is traced of a method, and what identifies it, is found again by the object.
     algorithms = {str(setting): _made(setting, methods[setting.method]) for setting in wanted}
-    chooses = len(wanted) > len(names)
-    seeds = _check_seeds("seeds", seeds)
+    chooses, seeds = len(wanted) > len(names), _check_seeds("seeds", seeds)
     apart = _apart(tuning_seeds, seeds, chooses=chooses)
     metrics = _measured_by(by, resolved(metrics), next(iter(algorithms.values())).client_model)
     job = partial(Job, rounds=rounds, cohort=cohort, eval_every=eval_every, eval_clients=eval_clients)
@@ -169,18 +174,17 @@ def study(
     store = None if folder is None else Store(Path(folder))
     measured = Measurements(measure, store)
     runs = [rounds] * (len(first) + (len(cases) * len(names) * len(seeds) if apart else 0))
-    lock = nullcontext() if store is None else held(store.folder)
-    with Display(runs, by, watchers(watch), show=progress) as shown, lock:
-        outcomes = run_all(first, by, halving, measured, store, checkpoint, shown)
+    opened = _opened(store, executor, measure)
+    with Display(runs, by, watchers(watch), show=progress) as shown, opened as workers:
+        outcomes = run_all(first, by, halving, measured, store, checkpoint, shown, workers)
         metric = by.metric_of(outcome.view for outcome in outcomes)
         result = Study(tuple(outcomes), by, baseline or names[0], metric, tuning_seeds=tuple(apart))
         # With all rounds: a setting that was chosen while tuning is reported at the last one.
         second = planner.chosen(result, cases, seeds) if apart else []
         sources.warn()
-        outcomes += run_all(second, by, None, measured, store, checkpoint, shown)
+        outcomes += run_all(second, by, None, measured, store, checkpoint, shown, workers)
     notes = (*sources.notes, *_cautions(first, seeds, apart, by, sources.chooses))
-    facts = _facts(first, seeds, apart) | dict(about or {})
-    result = replace(result, outcomes=tuple(outcomes), notes=notes, about=facts)
+    result = replace(result, outcomes=tuple(outcomes), notes=notes, about=_facts(first, seeds, apart, about))
     return result if store is None else save(result, store)
 
 
@@ -479,6 +483,38 @@ def _check(
         )
 
 
+@contextmanager
+def _opened(store: Store | None, executor: Any, measure: Measure | None) -> Generator[Workers | None]:
+    """Keeps other studies out of the folder; gives the workers of the executor, if there is one."""
+    if executor is not None:
+        _check_executor(executor, store)
+    with ExitStack() as stack:
+        workers: Workers | None = None
+        if store is not None:
+            stack.enter_context(held(store.folder))
+            if executor is not None:
+                workers = stack.enter_context(Workers(executor, store.folder, measure))
+        yield workers
+
+
+def _check_executor(executor: Any, store: Store | None) -> None:
+    if isinstance(executor, type) or not callable(getattr(executor, "submit", None)):
+        raise EvenhandError(
+            f"executor={executor!r:.60}: give an executor, which has submit(function, argument), such as "
+            "concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context('spawn'))."
+        )
+    if store is None:
+        raise EvenhandError(
+            "study(executor=...): give folder=..., on a file system that all workers share: the runs keep their state "
+            "there."
+        )
+    if find_spec("cloudpickle") is None:
+        raise EvenhandError(
+            "study(executor=...) needs the package cloudpickle, which is not installed: pip install "
+            "'evenhand[executor]'."
+        )
+
+
 # --- what a reader must know ----------------------------------------------------------------------------------
 
 
@@ -518,8 +554,10 @@ def _cautions(
         )
 
 
-def _facts(planned: Sequence[Planned], seeds: Sequence[int], apart: Sequence[int]) -> dict[str, Any]:
-    """What all runs of a study have in common."""
+def _facts(
+    planned: Sequence[Planned], seeds: Sequence[int], apart: Sequence[int], about: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What all runs of a study have in common, and the user's own lines."""
     job, names = planned[0].job, list(dict.fromkeys(run.job.data.name for run in planned))
     facts: dict[str, Any] = {"data": ", ".join(names)}
     if len(names) == 1:
@@ -532,4 +570,5 @@ def _facts(planned: Sequence[Planned], seeds: Sequence[int], apart: Sequence[int
     facts |= {"cohort": shared[0] or "all"} if shared else {}
     facts["eval_every"] = job.eval_every
     facts["seeds"] = ", ".join(map(str, seeds))
-    return facts | ({"seeds for tuning": ", ".join(map(str, apart))} if apart else {})
+    facts |= {"seeds for tuning": ", ".join(map(str, apart))} if apart else {}
+    return facts | dict(about or {})

@@ -19,7 +19,7 @@ from evenhand.evaluation import paired_difference
 from evenhand.report import RunView, compare
 from evenhand.report.tables import difference_table
 from evenhand.simulation import Job
-from evenhand.studies import Outcome, Rule, Setting, Study, _runs, _selection, study
+from evenhand.studies import Outcome, Rule, Setting, Study, _columns, _selection, study
 from evenhand.types import Algorithm
 
 pytestmark = pytest.mark.usefixtures("figures_in_words")
@@ -235,7 +235,7 @@ def test_a_measure_is_kept_for_each_evaluation(
     assert whole.tried[1].values["norm"][0] == whole.outcomes[2].measures["norm"][-1]
     assert whole.frame()["late"][0] == 6
 
-    iterate: Callable[..., Any] = _runs.iterate_many
+    iterate: Callable[..., Any] = _columns.iterate_many
 
     def stopped(jobs: list[Job], wanted: list[int]) -> Any:
         for number, found in enumerate(iterate(jobs, wanted)):
@@ -244,7 +244,7 @@ def test_a_measure_is_kept_for_each_evaluation(
             yield found
 
     with monkeypatch.context() as patch:
-        patch.setattr(_runs, "iterate_many", stopped)
+        patch.setattr(_columns, "iterate_many", stopped)
         with pytest.raises(KeyboardInterrupt):
             study({"fedavg": fedavg}, DATA, folder=tmp_path, **how)
     assert list(tmp_path.glob("runs/*/measures.json"))
@@ -327,13 +327,13 @@ def test_slips_get_a_sentence(change: dict[str, Any], words: str) -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many runs each batch of a study started."""
     found: list[int] = []
-    iterate = _runs.iterate_many
+    iterate = _columns.iterate_many
 
     def counted(jobs: list[Job], wanted: list[int]) -> Any:
         found.append(len(wanted))
         return iterate(jobs, wanted)
 
-    monkeypatch.setattr(_runs, "iterate_many", counted)
+    monkeypatch.setattr(_columns, "iterate_many", counted)
     return found
 
 
@@ -370,7 +370,7 @@ def test_a_study_that_was_interrupted_goes_on(
     methods = {"fedavg": fedavg, "fedprox": fedprox}
     how: dict[str, Any] = HOW | {"rounds": 6}
     whole = study(methods, DATA, grid={"lr": [0.05, 0.1]}, **how)
-    iterate: Callable[..., Any] = _runs.iterate_many
+    iterate: Callable[..., Any] = _columns.iterate_many
 
     def stopped(jobs: list[Job], wanted: list[int]) -> Any:
         for number, found in enumerate(iterate(jobs, wanted)):
@@ -379,7 +379,7 @@ def test_a_study_that_was_interrupted_goes_on(
             yield found
 
     with monkeypatch.context() as patch:
-        patch.setattr(_runs, "iterate_many", stopped)
+        patch.setattr(_columns, "iterate_many", stopped)
         with pytest.raises(KeyboardInterrupt):
             study(methods, DATA, grid={"lr": [0.05, 0.1]}, folder=tmp_path, checkpoint=0.0, **how)
     kept = len(list(tmp_path.glob("runs/*/result.json")))

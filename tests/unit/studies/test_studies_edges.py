@@ -18,7 +18,7 @@ from evenhand.evaluation import Finding, holm, paired_difference
 from evenhand.evaluation.metrics import from_function
 from evenhand.report import RunView, compare, differences, undefined_sentence
 from evenhand.report.tables import difference_text
-from evenhand.studies import Halving, Outcome, Rule, Setting, Study, _runs, study
+from evenhand.studies import Halving, Outcome, Rule, Setting, Study, _columns, study
 from evenhand.studies._selection import choose, direction, edge_remarks, rungs, survivors
 from evenhand.studies._store import Store
 from evenhand.studies._tables import alike
@@ -419,16 +419,16 @@ def test_columns_of_a_frame_are_of_one_type() -> None:
 def test_a_full_disk_ends_a_study_and_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Started again with room, it makes the runs that were lost."""
     methods, error = {"f": fedavg(0.1)}, StorageError("The state could not be saved: make room.")
-    real = _runs.iterate_many
+    real = _columns.iterate_many
 
     def full(jobs: Any, wanted: Any) -> Any:
         yield 0, error
 
-    monkeypatch.setattr(_runs, "iterate_many", full)
+    monkeypatch.setattr(_columns, "iterate_many", full)
     with pytest.raises(StorageError, match="make room"):
         study(methods, DATA, folder=tmp_path / "a", **HOW)
     assert not list((tmp_path / "a").rglob("result.json"))
-    monkeypatch.setattr(_runs, "iterate_many", real)
+    monkeypatch.setattr(_columns, "iterate_many", real)
     assert {each.status for each in study(methods, DATA, folder=tmp_path / "a", **HOW).outcomes} == {"done"}
     with pytest.raises(eh.EvenhandError, match="cannot be written to"):
         study(methods, DATA, folder=tmp_path / "a" / "study.json" / "b", **HOW)
@@ -540,7 +540,7 @@ def test_each_run_begins_with_the_start_and_a_folder_knows_it(
     study({"f": fedavg}, DATA, folder=tmp_path / "own", **dict(how, start=None))
     with pytest.raises(EvenhandError, match=r"is of another run \(its start is the model's own, not"):
         study({"f": fedavg}, DATA, folder=tmp_path / "own", **how)
-    monkeypatch.setattr(_runs, "iterate_many", None)
+    monkeypatch.setattr(_columns, "iterate_many", None)
     again = study({"f": fedavg}, DATA, folder=tmp_path, **how)
     assert [each[:4] for each in again.outcomes] == [each[:4] for each in eh.load_study(tmp_path).outcomes]
 

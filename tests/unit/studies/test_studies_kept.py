@@ -19,7 +19,7 @@ from evenhand.errors import StorageError
 from evenhand.records import resealed
 from evenhand.report import RunView
 from evenhand.simulation import Job, identify
-from evenhand.studies import Halving, Outcome, Setting, _runs, load, study
+from evenhand.studies import Halving, Outcome, Setting, _columns, load, study
 from evenhand.studies._store import Store
 from evenhand.types import Algorithm
 
@@ -87,7 +87,7 @@ def halved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stopped_at(number: int, monkeypatch: pytest.MonkeyPatch, folder: Path, **how: Any) -> None:
     """Interrupts a study at one of its evaluations."""
-    iterate: Callable[..., Iterator[Any]] = _runs.iterate_many
+    iterate: Callable[..., Iterator[Any]] = _columns.iterate_many
     seen = iter(range(1, 1000))
 
     def stopped(jobs: list[Job], wanted: list[int]) -> Iterator[Any]:
@@ -97,7 +97,7 @@ def stopped_at(number: int, monkeypatch: pytest.MonkeyPatch, folder: Path, **how
             yield result
 
     with monkeypatch.context() as patch:
-        patch.setattr(_runs, "iterate_many", stopped)
+        patch.setattr(_columns, "iterate_many", stopped)
         with pytest.raises(KeyboardInterrupt):
             made(folder, **how)
 
@@ -284,7 +284,7 @@ def test_folders_of_runs_can_be_merged(whole: Path, tmp_path: Path, monkeypatch:
         study({"f": fedavg}, DATA, seeds=seeds, folder=tmp_path / name, **how)
     shutil.copytree(tmp_path / "b", tmp_path / "a", dirs_exist_ok=True)
     merged = results(tmp_path / "a")
-    monkeypatch.setattr(_runs, "iterate_many", None)
+    monkeypatch.setattr(_columns, "iterate_many", None)
     found = study({"f": fedavg}, DATA, seeds=4, folder=tmp_path / "a", **how)
     assert len(found.outcomes) == 8 and results(tmp_path / "a") == merged
     assert [each[:4] for each in load(tmp_path / "a").outcomes] == [each[:4] for each in found.outcomes]
@@ -323,7 +323,7 @@ def test_a_folder_of_an_earlier_version_is_read_and_reported(
     words = "of the study's files have no checksums (an earlier version of Evenhand wrote them)"
     assert any(f"7 {words}" in remark for remark in load(folder).remarks)
     assert not any(words in remark for remark in load(whole).remarks)
-    monkeypatch.setattr(_runs, "iterate_many", None)
+    monkeypatch.setattr(_columns, "iterate_many", None)
     made_of = study(
         {"f": fedavg}, DATA, rounds=6, seeds=2, eval_every=2, cohort=5, grid={"lr": [0.1]}, folder=folder
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.studies import Halving, Outcome, Rule, Study, _runs, load, study
+from evenhand.studies import Halving, Outcome, Rule, Study, _columns, load, study
 
 pytestmark = pytest.mark.usefixtures("figures_in_words")
 
@@ -223,7 +223,7 @@ def test_where_no_setting_is_sound_nothing_runs_again(
     def failed(jobs: list[Any], wanted: list[int]) -> Iterator[Any]:
         return ((place, RuntimeError("It failed.")) for place in wanted)
 
-    monkeypatch.setattr(_runs, "iterate_many", failed)
+    monkeypatch.setattr(_columns, "iterate_many", failed)
     found = study({"fedavg": fedavg}, DATA, seeds=2, tuning_seeds=1, **HOW)
     assert {each.seed for each in found.outcomes} == {2}
     (line,) = found.table()
@@ -250,7 +250,7 @@ def test_a_study_that_was_interrupted_goes_on(
     """The four runs that tune have 12 evaluations: after 3 it tunes, after 15 it makes the runs that are reported."""
     whole = study(METHODS, DATA, seeds=2, tuning_seeds=[7], folder=tmp_path / "whole", **HOW)
     with monkeypatch.context() as patch:
-        patch.setattr(_runs, "iterate_many", _stopping(after, _runs.iterate_many))
+        patch.setattr(_columns, "iterate_many", _stopping(after, _columns.iterate_many))
         with pytest.raises(KeyboardInterrupt):
             study(METHODS, DATA, seeds=2, tuning_seeds=[7], folder=tmp_path / "cut", checkpoint=0, **HOW)
     assert not (tmp_path / "cut" / "study.json").exists()
@@ -266,5 +266,5 @@ def test_a_study_that_was_interrupted_goes_on(
 
 def test_runs_that_have_ended_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = study(METHODS, DATA, seeds=2, tuning_seeds=[7], folder=tmp_path, **HOW)
-    monkeypatch.setattr(_runs, "iterate_many", None)
+    monkeypatch.setattr(_columns, "iterate_many", None)
     assert ran(study(METHODS, DATA, seeds=2, tuning_seeds=[7], folder=tmp_path, **HOW)) == ran(first)
