@@ -11,8 +11,8 @@ import math
 import shlex
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,8 @@ _Grid: TypeAlias = Mapping[str, Mapping[str, Sequence[Any]]]
 """Method -> hyper-parameter -> its values."""
 
 _Texts: TypeAlias = Positional[tuple[str, ...]]
+_UNSHOWN = {"quiet", "plan", "dry_run", "dask", "slurm"}
+"""Options that decide no number, of which the page's command needs none."""
 _DEFAULT_OUT, _NO_HALVING = "(default: studies/METHODS-DATA)", "(default: all run to the end)"
 
 
@@ -84,6 +86,10 @@ class StudyOptions(SharedOptions):
     """successive halving: after this many rounds, keep the best third of a method's settings; again at 3x, 9x, ..."""
     checkpoint: float = 30.0
     """seconds between checkpoints of an unfinished run; 0: at each evaluation"""
+    dask: Annotated[str | None, arg(metavar="ADDRESS", help_behavior_hint="(default: none)")] = None
+    """train the runs on the workers of this Dask scheduler, such as tcp://10.0.0.1:8786"""
+    slurm: Annotated[str | None, arg(metavar="NAME=VALUE,...", help_behavior_hint="(default: none)")] = None
+    """train the runs as Slurm jobs with these parameters of submitit: timeout_min=60,slurm_partition=gpu"""
     dry_run: bool = False
     """time a few rounds, print the number of runs and their estimated time, and stop"""
     plan: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
@@ -132,30 +138,32 @@ class StudyCommand:
             self._announce(families, grid, data, cases=max(1, len(systems)) * max(1, len(attacks)))
             return 0
         try:
-            results = study(
-                families,
-                self._drawn if options.fresh_data else data,
-                rounds=options.rounds,
-                seeds=self._seeds(),
-                tuning_seeds=self._tuning_seeds(),
-                grid=grid,
-                select=self._rule(),
-                baseline=options.baseline,
-                cohort=options.clients_per_round,
-                eval_every=options.every,
-                systems={name: make(model) for name, make in systems.items()} or None,
-                attack={name: make(model) for name, make in attacks.items()} or None,
-                eval_clients=options.eval_clients,
-                metrics=options.metrics or (),
-                untrained=options.untrained,
-                masks=options.masks,
-                folder=folder,
-                halving=None if options.halving is None else Halving(options.halving),
-                checkpoint=options.checkpoint,
-                progress=console.is_terminal and not options.quiet,
-                watch=watching,
-                about=self._about() | private,
-            )
+            with _executor(options, folder) as executor:
+                results = study(
+                    families,
+                    self._drawn if options.fresh_data else data,
+                    rounds=options.rounds,
+                    seeds=self._seeds(),
+                    tuning_seeds=self._tuning_seeds(),
+                    grid=grid,
+                    select=self._rule(),
+                    baseline=options.baseline,
+                    cohort=options.clients_per_round,
+                    eval_every=options.every,
+                    systems={name: make(model) for name, make in systems.items()} or None,
+                    attack={name: make(model) for name, make in attacks.items()} or None,
+                    eval_clients=options.eval_clients,
+                    metrics=options.metrics or (),
+                    untrained=options.untrained,
+                    masks=options.masks,
+                    folder=folder,
+                    halving=None if options.halving is None else Halving(options.halving),
+                    checkpoint=options.checkpoint,
+                    executor=executor,
+                    progress=console.is_terminal and not options.quiet,
+                    watch=watching,
+                    about=self._about() | private,
+                )
         except KeyboardInterrupt:
             ended = len(list((folder / "runs").glob("*/result.json")))
             kept = f"Interrupted. {folder} keeps the {ended} finished runs"
@@ -188,6 +196,10 @@ class StudyCommand:
         for name in ("rounds", "eval_every", "eval_clients", "halving"):
             if (value := vars(options)[name]) is not None:
                 whole_number(name, value, 1)
+        if options.dask is not None and options.slurm is not None:
+            raise EvenhandError("--dask and --slurm exclude each other: give one of them.")
+        if options.slurm is not None:
+            _parameters(options.slurm)
         if not 0 <= options.checkpoint < math.inf:
             raise EvenhandError(f"--checkpoint {options.checkpoint}: give seconds, at least 0.")
         if options.baseline is not None and options.baseline not in names:
@@ -340,7 +352,7 @@ class StudyCommand:
         if used := {plugin.package for text in filter(None, texts) for plugin in plugins_in(text)}:
             kept["plugins"] = ", ".join(sorted(used))
         options = changed(self.study) | changed(self.grid) | changed(self.data) | changed(self.model)
-        shown = [typed(*pair) for pair in options.items() if pair[0] not in ("quiet", "plan", "dry_run")]
+        shown = [typed(*pair) for pair in options.items() if pair[0] not in _UNSHOWN]
         return kept | {"command": shlex.join(["evenhand", "study", *self.methods, *itertools.chain(*shown)])}
 
     def _announce(
@@ -366,6 +378,58 @@ class StudyCommand:
             f"{runs} runs, about {duration(total)} one after another, without compilation; small models train side by "
             "side in less time, and finished runs are not repeated."
         )
+
+
+@contextmanager
+def _executor(options: StudyOptions, folder: Path) -> Generator[Any]:
+    """Where the runs train: None in this process."""
+    if options.dask is not None:
+        try:
+            from distributed import Client  # an extra
+        except ImportError:
+            raise _missing("--dask", "distributed", "dask") from None
+        try:
+            client = Client(options.dask, timeout=10)
+        except (OSError, ValueError) as error:
+            raise EvenhandError(
+                f"--dask {options.dask:.80}: no scheduler answers there ({str(error) or type(error).__name__:.200}): "
+                "start one with `dask scheduler`, and its workers with `dask worker ADDRESS --nthreads 1`."
+            ) from None
+        with client:
+            yield client.get_executor()
+    elif options.slurm is not None:
+        try:
+            from submitit import AutoExecutor  # an extra
+        except ImportError:
+            raise _missing("--slurm", "submitit", "slurm") from None
+        parameters = _parameters(options.slurm)
+        try:
+            executor = AutoExecutor(folder / "jobs", cluster=parameters.pop("cluster", "slurm"))
+            executor.update_parameters(**parameters)
+        except Exception as error:  # submitit raises several kinds
+            raise EvenhandError(f"--slurm {options.slurm:.80}: {error or type(error).__name__}.") from None
+        yield executor
+    else:
+        yield None
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    """The parameters of a job for submitit, by name; whole numbers are numbers."""
+    parameters: dict[str, Any] = {"timeout_min": 24 * 60}  # submitit's own limit is five minutes
+    for part in text.split(","):
+        name, sign, value = part.partition("=")
+        if not (sign and name.strip() and value.strip()):
+            raise EvenhandError(
+                f"--slurm {text:.80}: {part!r:.40} is not NAME=VALUE, such as timeout_min=60 or slurm_partition=gpu."
+            )
+        parameters[name.strip()] = int(value) if value.strip().isdecimal() else value.strip()
+    return parameters
+
+
+def _missing(option: str, package: str, extra: str) -> EvenhandError:
+    return EvenhandError(
+        f"{option} needs the package {package}, which is not installed: pip install 'evenhand[{extra}]'."
+    )
 
 
 def seeds_of(name: str, text: str) -> int | list[int]:
