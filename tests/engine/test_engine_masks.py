@@ -72,7 +72,7 @@ def simulated(name: str, masks: bool, **how: Any) -> eh.Run:
     return eh.simulate(METHODS[name], DATA, rounds=3, eval_every=3, cohort=cohort(name), masks=masks, **how)
 
 
-@pytest.mark.parametrize(("lanes", "devices"), [(1, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(("lanes", "devices"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("name", METHODS)
 def test_masks_change_no_bit_of_a_run(name: str, lanes: int, devices: int) -> None:
     bare, masked = (simulated(name, masks, lanes=lanes, devices=devices) for masks in (False, True))
@@ -180,11 +180,11 @@ def test_a_study_and_an_estimate_draw_masks_if_asked(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Program, "aggregator", noted)
     for masks in (False, True):
-        method = fedavg(agg.secure(agg.mean()))
-        eh.study({"secure": method}, DATA, rounds=1, seeds=2, eval_every=1, masks=masks)
-        assert set(asked) >= {masks}
+        study = partial(eh.study, seeds=1, eval_every=1, rounds=1)
+        study({"secure": fedavg(agg.secure(agg.mean()))}, DATA, masks=masks)
+        assert asked and (True in asked) == masks
         asked.clear()
-        eh.simulation.estimate(method, DATA, rounds=1, masks=masks, budget=0.0)
+        eh.simulation.estimate(fedavg(agg.secure(agg.mean())), DATA, rounds=1, masks=masks, budget=0.0)
         assert set(asked) == {masks}
         asked.clear()
 

@@ -45,17 +45,27 @@ def to_limbs(values: NDArray, count: int) -> NDArray:
 
 def carried(limbs: Array) -> Array:
     """The same number with no limb above 16 bits; what overflows is dropped."""
-    carry, places = jnp.zeros(limbs.shape[:-1], jnp.uint32), list[Array]()
-    for place in range(limbs.shape[-1]):
-        limb = limbs[..., place] + carry
-        places.append(limb & jnp.uint32(_LIMB - 1))
-        carry = limb >> jnp.uint32(LIMB_BITS)
-    return jnp.stack(places, axis=-1)
+    return jnp.stack(_carry([limbs[..., place] for place in range(limbs.shape[-1])], 0), axis=-1)
 
 
 def negated(limbs: Array) -> Array:
     """Two's complement."""
-    return carried((jnp.uint32(_LIMB - 1) - limbs).at[..., 0].add(jnp.uint32(1)))
+    return jnp.stack(_negative([limbs[..., place] for place in range(limbs.shape[-1])]), axis=-1)
+
+
+def _carry(places: list[Array], carry: int) -> list[Array]:
+    """As :func:`carried`, of limbs in separate arrays, the lowest first, with ``carry`` added to the number."""
+    over, limbs = jnp.full_like(places[0], carry), list[Array]()
+    for place in places:
+        limb = place + over
+        limbs.append(limb & jnp.uint32(_LIMB - 1))
+        over = limb >> jnp.uint32(LIMB_BITS)
+    return limbs
+
+
+def _negative(places: list[Array]) -> list[Array]:
+    """As :func:`negated`, of limbs in separate arrays."""
+    return _carry([jnp.uint32(_LIMB - 1) - place for place in places], 1)
 
 
 # --- real numbers as whole ones --------------------------------------------------------------------------
@@ -108,25 +118,30 @@ class FixedPoint(NamedTuple):
         """
         leaves, structure = jax.tree.flatten(tree)
         ends = np.cumsum([leaf.size for leaf in leaves])
-        # One draw for all leaves: each would be a cipher more to compile.
+        # All leaves at once: each would be a cipher more to compile, and take its part of the draws again and again.
         drawn = jax.random.uniform(key, (int(ends[-1]),)) if self.stochastic else jnp.full(ends[-1], 0.5)
-        borders = jnp.split(drawn, ends[:-1].tolist())
-        return jax.tree.unflatten(structure, map(self._encoded, leaves, borders))
+        limbs = self._encoded(
+            jnp.concatenate([leaf.reshape(-1).astype(jnp.float32) for leaf in leaves]), drawn
+        )
+        parts = zip(jnp.split(limbs, ends[:-1].tolist()), leaves, strict=True)
+        return jax.tree.unflatten(structure, [part.reshape(*leaf.shape, self.limbs) for part, leaf in parts])
 
     def _encoded(self, x: Array, borders: Array) -> Array:
-        x = jnp.where(jnp.isnan(x), 0.0, x).astype(jnp.float32)
+        """Limbs ``(n, limbs)`` of float32 numbers ``(n,)``, rounded up if the rest is above its border."""
+        x = jnp.where(jnp.isnan(x), 0.0, x)
         exact = jnp.minimum(jnp.abs(x), jnp.float32(self.largest)) * jnp.float32(2.0**self.fraction)
         whole = jnp.floor(exact)
         rest = exact - whole  # there is one below 2**23 only, where float32 still counts in ones
-        whole = whole + jnp.where(rest > borders.reshape(x.shape), 1.0, 0.0)
-        limbs = list[Array]()
-        for place in reversed(range(self.limbs)):
-            base = 2.0 ** (place * LIMB_BITS)
-            limb = jnp.floor(whole * jnp.float32(1 / base))
-            whole = whole - limb * jnp.float32(base)
-            limbs.append(limb.astype(jnp.uint32))
-        magnitude = jnp.stack(limbs[::-1], axis=-1)
-        return jnp.where((x < 0)[..., None], negated(magnitude), magnitude)
+        whole = whole + jnp.where(rest > borders, 1.0, 0.0)
+        # Each limb by itself, from the whole number: exact in float32, as a limb has fewer bits, and one loop on a CPU.
+        number = whole[:, None]
+        bases = np.float32(2.0) ** np.arange(0, self.bits + 1, LIMB_BITS, dtype=np.float32)[None]
+        above = jnp.floor(number / bases[:, :-1])
+        limbs = (above - jnp.floor(number / bases[:, 1:]) * np.float32(_LIMB)).astype(jnp.int32)
+        # Two's complement: a carry reaches a limb if all below it are zeros.
+        carry = (above * bases[:, :-1] == number).astype(jnp.int32)
+        opposite = (_LIMB - 1 - limbs + carry) & (_LIMB - 1)
+        return jnp.where((x < 0)[:, None], opposite, limbs).astype(jnp.uint32)
 
     def decode(self, total: Array) -> Array:
         """The real numbers of a sum of limbs, float32: those up to half of the modulus are positive."""
