@@ -86,9 +86,9 @@ class Config(Experiment):
     """Of Ditto's penalty against theory (the authors' notebook)."""
     vehicle_rows: float = 400.0
     """Of each device on average (ours); Vehicle's have 1,899."""
-    camera_images: int = 400
+    camera_images: int = 300
     """Of each client with a camera of its own (ours); FedBN has 743."""
-    camera_rounds: int = 20
+    camera_rounds: int = 15
     """With such clients (ours); FedBN has 300."""
 
 

@@ -16,12 +16,12 @@ import evenhand as eh
 from evenhand import personalization as personal
 from experiments.personal.methods import Candidates, Numbers
 
-__all__ = ["AVERAGE", "CAMERAS", "LOCAL", "clients_of", "methods"]
+__all__ = ["AVERAGE", "CAMERAS", "LOCAL", "clients_of", "markdown", "methods"]
 
 NDArray: TypeAlias = npt.NDArray[Any]
 
 _HELD_OUT = 0.2
-_WIDTH = 8
+_WIDTH = 4
 _COLUMNS = np.arange(28)
 
 CAMERAS: Mapping[str, Callable[[NDArray, np.random.Generator], NDArray]] = {
@@ -101,3 +101,16 @@ def methods() -> dict[str, Candidates]:
             lambda n: personal.fedsim(work(n, grouped), personal="norm_*"), {}
         ),
     }
+
+
+def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Accuracy over clients, in percent: the mean ± over seeds, the deviation over clients, and the worst client."""
+    lines = ["| method | mean | over clients | worst client |", "|---|---:|---:|---:|"]
+    for name, each in found.items():
+        mean, spread, worst = (
+            np.array([seed[measure] for seed in each["seeds"]]) for measure in ("mean", "std", "worst10")
+        )
+        lines.append(
+            f"| {name} | {mean.mean():.1f} ± {mean.std():.1f} | {spread.mean():.0f} | {worst.mean():.1f} |"
+        )
+    return "\n".join(lines)

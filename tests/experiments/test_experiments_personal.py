@@ -20,7 +20,7 @@ import evenhand as eh
 from evenhand.studies import Outcome, Setting
 from experiments import evidence
 from experiments.personal import __main__ as command
-from experiments.personal import comparison, joint, partly, penalty, vehicle
+from experiments.personal import comparison, joint, normalisation, partly, penalty, vehicle
 from experiments.personal.methods import PERSONAL, ROBUST, candidates
 from experiments.personal.places import PLACES, Place, clients_of, model_of
 
@@ -295,10 +295,55 @@ def test_the_new_parts_run_at_a_tiny_size(folder: Path, tmp_path: Path) -> None:
     assert tilted["TERM, 5"].make({"rate": 0.1}).name == "term(t=5)"
 
 
-@pytest.mark.parametrize("name", ["penalty", "tilted", "vehicle"])
+def test_cameras_change_the_images_and_not_the_labels(folder: Path) -> None:
+    data = normalisation.clients_of(folder, 0, 40)
+    x = [part.reshape(-1, 28, 28) for part in np.split(data.train.x, data.train.offsets[1:-1])]
+    assert len(x) == len(normalisation.CAMERAS) == 10 and (data.train.sizes == 24).all()
+    as_is, negative, flat, blurred, noisy, lit, bold, _, dark, striped = x
+    assert abs(as_is.mean() + negative.mean() - 1) < 0.05 and flat.min() >= 0.35 and flat.max() <= 0.65 + 1e-6
+    assert blurred.std() < as_is.std() < noisy.std() and bold.mean() > as_is.mean() + 0.1
+    assert (lit[:, :, -1] >= 1).all() and dark.max() <= 0.15 + 1e-6 and (striped[:, ::4] >= 0.5).all()
+    assert not np.array_equal(x[0], normalisation.clients_of(folder, 1, 40).train.x[:24].reshape(-1, 28, 28))
+
+
+@pytest.mark.filterwarnings("ignore:The model is no better than a guess")
+def test_batch_normalisation_at_a_tiny_size(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(normalisation, "_WIDTH", 2)
+    words = [
+        "--parts",
+        "normalisation",
+        "--camera-images",
+        "20",
+        "--camera-rounds",
+        "1",
+        "--methods",
+        "FedBN",
+    ]
+    found = run(folder, tmp_path, "normalisation", *words, normalisation.AVERAGE, normalisation.LOCAL)
+    assert list(found) == [normalisation.AVERAGE, normalisation.LOCAL, "FedBN"]
+    for each in normalisation.methods().values():
+        assert each.make({"rate": 0.1}).name
+
+
+def test_statistics_that_stay_are_ahead_of_averaged_ones_on_unlike_cameras() -> None:
+    names = (normalisation.AVERAGE, normalisation.LOCAL, "FedBN")
+    averaged, stay, layers = (saved_parts("normalisation", name) for name in names)
+    assert (stay > averaged).all() and (layers > averaged).all()
+
+
+def saved_parts(name: str, method: str) -> np.ndarray[Any, Any]:
+    content = json.loads((FOLDER / "results" / f"{name}.json").read_text())["percent"]
+    return np.array([each["mean"] for each in content[method]["seeds"]])
+
+
+@pytest.mark.parametrize("name", ["penalty", "tilted", "vehicle", "normalisation"])
 def test_the_page_has_the_findings_of_the_new_parts(name: str) -> None:
     content = json.loads((FOLDER / "results" / f"{name}.json").read_text())
     text = (FOLDER / "README.md").read_text()
     assert evidence.section(content["claims"]) in text
-    if name != "penalty":
+    if name == "normalisation":
+        assert normalisation.markdown(content["percent"]) in text
+    elif name != "penalty":
         assert command.markdown(content["percent"], content.get("paper", {})) in text
