@@ -7,6 +7,7 @@ import html
 import itertools
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def test_a_second_study_in_the_folder_repeats_nothing_and_prints_the_result(
 ) -> None:
     started: list[int] = []
     monkeypatch.setattr(
-        "evenhand.studies._runs.iterate_many",
+        "evenhand.studies._columns.iterate_many",
         lambda jobs, wanted: started.append(len(wanted)) or iter(()),
     )
     quick = [word for word in QUICK if word != "--quiet"]
@@ -453,3 +454,49 @@ def test_a_comparison_of_a_study_is_with_its_baseline(
     assert main(["compare", str(folder)]) == 2
     assert "is a study that is still running or was stopped" in capsys.readouterr().err
     (folder / "gone").rename(folder / "study.json")
+
+
+# --- runs at workers (the cluster itself: tests/unit/studies/test_studies_cluster.py) --------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dask", "tcp://host:1", "--slurm", "mem_gb=1"], "--dask and --slurm exclude each other"),
+        (["--slurm", "mem_gb=1,partition"], "'partition' is not NAME=VALUE, such as timeout_min=60"),
+        (["--slurm", "cluster=local,mem_bg=1"], "parameter 'mem_bg'. Give parameters of submitit"),
+    ],
+)
+def test_workers_that_are_not_understood_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study", "fedavg", *QUICK, *words, "--out", "a"]) == 2
+    assert re.search(message, " ".join(capsys.readouterr().err.split()))
+
+
+@pytest.mark.parametrize(
+    ("option", "package", "extra"), [("--dask", "distributed", "dask"), ("--slurm", "submitit", "slurm")]
+)
+def test_a_package_that_workers_need_is_named_with_its_extra(
+    option: str,
+    package: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["study", "fedavg", *QUICK, option, "mem_gb=1"]) == 2
+    message = f"{option} needs the package {package}, which is not installed: pip install 'evenhand[{extra}]'"
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_scheduler_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "fedavg", *QUICK, "--dask", "nowhere"]) == 2
+    assert "--dask nowhere: no scheduler answers there" in " ".join(capsys.readouterr().err.split())
+
+
+def test_parameters_of_jobs_are_numbers_or_texts() -> None:
+    asked = {"timeout_min": 90, "mem_gb": 2.5, "slurm_partition": "gpu"}
+    assert _study._parameters("timeout_min=90, mem_gb=2.5,slurm_partition=gpu") == asked
+    # The limit of submitit itself would end a column after five minutes.
+    assert _study._parameters("gpus_per_node=1") == {"timeout_min": 1440, "gpus_per_node": 1}

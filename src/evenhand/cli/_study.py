@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import shlex
 import time
 import tomllib
@@ -398,6 +399,8 @@ def _executor(options: StudyOptions, folder: Path) -> Generator[Any]:
         with client:
             yield client.get_executor()
     elif options.slurm is not None:
+        # Else it logs each job to standard output, where the results are printed.
+        os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
         try:
             from submitit import AutoExecutor  # an extra
         except ImportError:
@@ -407,14 +410,18 @@ def _executor(options: StudyOptions, folder: Path) -> Generator[Any]:
             executor = AutoExecutor(folder / "jobs", cluster=parameters.pop("cluster", "slurm"))
             executor.update_parameters(**parameters)
         except Exception as error:  # submitit raises several kinds
-            raise EvenhandError(f"--slurm {options.slurm:.80}: {error or type(error).__name__}.") from None
+            reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+            raise EvenhandError(
+                f"--slurm {options.slurm:.80}: {reason}. Give parameters of submitit on a machine that has Slurm's "
+                "commands."
+            ) from None
         yield executor
     else:
         yield None
 
 
 def _parameters(text: str) -> dict[str, Any]:
-    """The parameters of a job for submitit, by name; whole numbers are numbers."""
+    """The parameters of a job for submitit, by name; what looks like a number is one."""
     parameters: dict[str, Any] = {"timeout_min": 24 * 60}  # submitit's own limit is five minutes
     for part in text.split(","):
         name, sign, value = part.partition("=")
@@ -422,8 +429,15 @@ def _parameters(text: str) -> dict[str, Any]:
             raise EvenhandError(
                 f"--slurm {text:.80}: {part!r:.40} is not NAME=VALUE, such as timeout_min=60 or slurm_partition=gpu."
             )
-        parameters[name.strip()] = int(value) if value.strip().isdecimal() else value.strip()
+        parameters[name.strip()] = _number_or_text(value.strip())
     return parameters
+
+
+def _number_or_text(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _missing(option: str, package: str, extra: str) -> EvenhandError:

@@ -28,28 +28,8 @@ pytestmark = pytest.mark.usefixtures("figures_in_words")
 
 DATA = eh.data.load("digits", clients=6, valid_fraction=0.2)
 MODEL = eh.models.softmax_regression(features=64, classes=10)
-WORDS = [
-    "study",
-    "fedavg",
-    "--data",
-    "digits",
-    "--clients",
-    "6",
-    "--cohort",
-    "3",
-    "--rounds",
-    "16",
-    "--eval-every",
-    "1",
-    "--seeds",
-    "2",
-    "--lr",
-    "0.01,0.1",
-    "--checkpoint",
-    "0",
-    "--quiet",
-    "--out",
-]
+HOW = "--cohort 3 --rounds 16 --eval-every 1 --seeds 2 --lr 0.01,0.1 --checkpoint 0 --quiet --out"
+WORDS = ["study", "fedavg", "--data", "digits", "--clients", "6", *HOW.split()]
 
 
 class Cluster:

@@ -190,6 +190,16 @@ def test_trackers_get_the_same_rows(tmp_path: Path) -> None:
     assert noted(Inline(), tmp_path / "there") == noted(None, tmp_path / "here")
 
 
+def test_the_script_of_the_guide_runs(tmp_path: Path) -> None:
+    """As a file, since worker processes import it."""
+    page = (Path(__file__).parents[3] / "docs" / "studies.md").read_text("utf-8")
+    section = page.split("## Several machines")[1]
+    (tmp_path / "script.py").write_text(section.split("```python\n")[1].split("```")[0])
+    script = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert script.stdout.startswith("fedavg(lr="), script.stderr
+    assert load(tmp_path / "studies" / "pool").methods == ["fedavg"]
+
+
 # --- what travels -----------------------------------------------------------------------------------------------------
 
 
