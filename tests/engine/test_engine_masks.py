@@ -15,6 +15,7 @@ from evenhand import aggregators as agg
 from evenhand.attacks import by_clients, false_sum
 from evenhand.errors import EvenhandError
 from evenhand.expressions import parse
+from evenhand.network.terms import is_masked
 from evenhand.personalization._dual_ascent import by_client
 from evenhand.simulation import Execution, Job, engine, identify, twin
 from evenhand.simulation.program import Program
@@ -194,3 +195,14 @@ def test_an_expression_of_an_earlier_version_is_refused_with_what_to_do() -> Non
         parse(
             "fedavg(aggregator=secure(mean(), integers_only=True))", eh.types.Algorithm, MODEL, lambda: WORK
         )
+
+
+def test_a_network_masks_every_secure_sum_however_a_simulation_adds() -> None:
+    rule = agg.secure(agg.mean())
+    assert is_masked(rule) and is_masked(rule.unmasked)
+    assert not is_masked(agg.mean()) and not is_masked(agg.krum(1)) and not is_masked(by_client())
+
+
+def test_methods_side_by_side_obey_the_laws_under_masks_and_on_a_network() -> None:
+    methods = {name: fedavg(agg.secure(agg.mean())) for name in "ab"}
+    eh.testing.check_algorithm(eh.algorithms.side_by_side(methods), rounds=2)

@@ -15,7 +15,7 @@ from evenhand import local, rounds, tree
 from evenhand.aggregators import reduce_uploads
 from evenhand.privacy import dp_delta_fl, histogram, secure_delta_fl
 from evenhand.secure import _fixed_point
-from evenhand.simulation import Job, twin
+from evenhand.simulation import Execution, Job, twin
 from evenhand.simulation.setup import set_up
 from evenhand.streams import Purpose, stream
 from evenhand.types import Upload
@@ -165,9 +165,10 @@ def uploads_of(algorithm: Any, phase: int) -> Upload:
 @pytest.mark.parametrize("phase", [0, 1], ids=["counts", "updates"])
 def test_masks_change_no_bit_of_either_sum(phase):
     directions, absent = list[Any](), (1, 4)
+    algorithm = method((0.5, 0.25), 16, sigma=2.0, scale=3)
+    masked, given = algorithm.phases[phase].aggregator, uploads_of(algorithm, phase)
     for bare in (True, False):
-        algorithm = method((0.5, 0.25), 16, bare, sigma=2.0, scale=3)
-        rule, given = algorithm.phases[phase].aggregator, uploads_of(algorithm, phase)
+        rule = masked.unmasked if bare else masked
         present = jnp.asarray([k not in absent for k in range(N)])
         state = rule.init(jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), given.delta), N)
         keys = jax.random.split(jax.random.key(1), N)
@@ -363,7 +364,7 @@ def seen_in(make: Any, monkeypatch: Any, count: int = 2) -> Seen:
     monkeypatch.setattr(_fixed_point, "_exchanged", exchanged)
     algorithm = make(WORK._replace(solve=solve))
     algorithm = algorithm._replace(phases=tuple(map(watched, algorithm.phases)))
-    setup = set_up(Job(algorithm, DATA, rounds=count))
+    setup = set_up(Job(algorithm, DATA, rounds=count, execution=Execution(masks=True)))
     state, _ = twin.run_rounds(setup.program, setup.state, setup.rows, setup.keys, 0, count)
     jax.effects_barrier()
     monkeypatch.undo()
@@ -418,6 +419,13 @@ def found_in(seen: Seen, counting: Any) -> tuple[int, int]:
     return int((equal.any(axis=0) | counted).sum()), int(contained(rows, np.array(seen.updates)).sum())
 
 
+def unmasked(algorithm: Any) -> Any:
+    """The method with sums that have no masks to draw."""
+    return algorithm._replace(
+        phases=tuple(phase._replace(aggregator=phase.aggregator.unmasked) for phase in algorithm.phases)
+    )
+
+
 COUNTING = histogram(64, largest=LARGEST, sigma=0.0)
 SECRET = {
     "secure_delta_fl": lambda work: secure_delta_fl(work, theta=0.5, largest_loss=LARGEST, bins=64),
@@ -444,7 +452,7 @@ SECRET = {
 }
 OPEN = {
     "delta_fl": lambda work: eh.algorithms.delta_fl(work, theta=0.5, filtered=True),
-    "without masks": lambda work: secure_delta_fl(work, theta=0.5, largest_loss=LARGEST, bins=64),
+    "without masks": lambda work: unmasked(secure_delta_fl(work, theta=0.5, largest_loss=LARGEST, bins=64)),
 }
 
 
