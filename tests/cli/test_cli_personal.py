@@ -307,3 +307,16 @@ def test_clients_that_never_trained_have_no_model_of_their_own(
     logits = run.predict(x, client=first["client"])[0].astype(np.float64)
     shares = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose([float(first[f"probability_{k}"]) for k in range(3)], shares, atol=1e-6)
+
+
+def test_fedbn_runs_from_the_command_line(tmp_path: Path) -> None:
+    """On the one model of the command line that measures running statistics."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((24, 784), np.float32), rng.integers(0, 3, 24)
+    np.savez(tmp_path / "images.npz", x=x, y=y, client=np.repeat(np.arange(4), 6))
+    given = ["--data", str(tmp_path / "images.npz"), "--model", "cnn_batch_norm", "--rounds", "1", "--quiet"]
+    out = ["--out", str(tmp_path / "run"), "--batch-size", "4"]
+    assert main(["run", "fedbn", *given, *out]) == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert "fedbn" in json.dumps(config)
+    assert (tmp_path / "run" / "personal").is_dir()

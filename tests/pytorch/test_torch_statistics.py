@@ -162,6 +162,39 @@ def test_frozen_layers_measure_and_others_of_their_kind_are_as_in_pytorch() -> N
     }  # fmt: skip
 
 
+class Kept(Net):
+    """The first normalisation stays in evaluation, as of a backbone that is frozen."""
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def test_a_layer_that_stays_in_evaluation_has_constants() -> None:
+    torch.manual_seed(3)
+    module = Kept()
+    with torch.no_grad():
+        module.norm.running_mean += 0.5
+    model = model_of(module)
+    assert model.statistics is not None
+    assert set(model.statistics.paths) == {"last_norm/running_mean", "last_norm/running_var"}
+    data = ClientData(
+        jnp.asarray(PICTURES), jnp.asarray(LABELS), jnp.int32(0), jnp.int32(7), jnp.float32(1.0), 9
+    )
+    end, _ = eh.local.sgd(model, 0.1, epochs=1).solve(model.init(KEY), data, KEY, optax.identity())
+    expected, flat = state_of(descended(copy.deepcopy(module), slice(0, 7), 0.1)), named(end)
+    assert set(expected) - set(flat) == {"norm/running_mean", "norm/running_var"}
+    assert max(float(np.abs(flat[name] - expected[name]).max()) for name in flat) < 1e-5
+    only = nn.Sequential(nn.Flatten(), Still(72), nn.Linear(72, 3))
+    assert model_of(only, "refuse").statistics is None
+
+
+class Still(nn.BatchNorm1d):
+    def train(self, mode: bool = True) -> Any:
+        return super().train(False)
+
+
 def no_momentum() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(72, 3), nn.BatchNorm1d(3, momentum=None))
 
@@ -176,12 +209,14 @@ def no_statistics() -> nn.Module:
         (net, "refuse", 'statistics in norm: .*state="local" keeps them .*state="average" averages'),
         (net, "both", r"from_torch\(state='both'\): give one of"),
         (no_momentum, "average", "2 has momentum=None.*give a number"),
+        (no_momentum, "refuse", "running statistics in 2: .*say what becomes of them"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.LazyBatchNorm1d()), "average", "has a lazy layer, whose 1.weight"),
         (no_statistics, "average", "normalises by the batch in evaluation"),
         (no_statistics, "refuse", "normalises by the batch in evaluation"),
         (lambda: nn.Sequential(nn.InstanceNorm2d(2, track_running_stats=True), nn.Flatten(), nn.Linear(72, 3)),
          "average", "running statistics in 0: "),
     ],
-    ids=["choice", "word", "momentum", "none", "none, refuse", "instances"],
+    ids=["choice", "word", "momentum", "momentum, refuse", "lazy", "none", "none, refuse", "instances"],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_refused_in_a_sentence(make: Any, state: Any, words: str) -> None:
     with pytest.raises(EvenhandError, match=words):

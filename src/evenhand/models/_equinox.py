@@ -219,7 +219,10 @@ def _check_stateless(module: Any) -> None:
     for path, leaf in jax.tree.leaves_with_path(module, is_leaf=lambda node: isinstance(node, kinds)):
         if isinstance(leaf, kinds):
             where = f" in {named_path(path)}" if path and isinstance(leaf, eqx.nn.StateIndex) else ""
-            raise EvenhandError(f"from_equinox got a module that keeps a state{where}: {STATISTICS}.")
+            raise EvenhandError(
+                f"from_equinox got a module that keeps a state{where}: {STATISTICS}. "
+                "Models with BatchNorm can be trained through from_flax and from_torch."
+            )
 
 
 # --- its functions -------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 import flax.errors
@@ -115,6 +115,11 @@ def from_flax(
     functions = _linen(module, inputs, keeps) if isinstance(module, nn.Module) else _nnx(module, keeps)
     try:
         check_rows_first(functions, inputs)
+    except flax.errors.ModifyScopeVariableError as error:
+        raise EvenhandError(
+            f"{type(module).__name__} measures running statistics in evaluation, too; give its __call__ a boolean "
+            "argument train and pass use_running_average=not train to its BatchNorm layers."
+        ) from error
     except flax.errors.InvalidRngError as error:
         raise EvenhandError(
             f"{type(module).__name__} draws random numbers in evaluation; give its __call__ a boolean "
@@ -224,6 +229,11 @@ def _paths_of_layers(layers: set[tuple[str, ...]]) -> Callable[..., Any]:
     def note(call: Callable[..., Any], args: Any, options: Any, context: Any) -> Any:
         if isinstance(context.module, nn.BatchNorm):
             layers.add(context.module.path)
+            if context.module.axis_name is not None:
+                raise EvenhandError(
+                    f"BatchNorm(axis_name={context.module.axis_name!r:.40}) averages over devices, and a client trains "
+                    "on one: leave axis_name out."
+                )
         return call(*args, **options)
 
     return note
@@ -371,8 +381,9 @@ def _functions(
     return functions._replace(measured=measured, measure=measure) if measured else functions
 
 
-def _masked(module: Any) -> Any:
-    """A module whose BatchNorm layers measure the rows that are inside; it is changed in place."""
+@cache
+def _masking() -> type:
+    """nnx's BatchNorm, which measures the rows that are inside."""
     from flax import nnx
 
     class Masked(nnx.BatchNorm):
@@ -381,10 +392,17 @@ def _masked(module: Any) -> Any:
         ) -> Any:
             return super().__call__(x, use_running_average, mask=_both(mask_like(x), mask))
 
+    return Masked
+
+
+def _masked(module: Any) -> Any:
+    """A module whose BatchNorm layers measure the rows that are inside; it is changed in place."""
+    from flax import nnx
+
     for _, node in nnx.iter_graph(module):
         if type(node) is nnx.BatchNorm:
             # nnx has no hook before a call, as linen has; the module was made for this trace alone.
-            object.__setattr__(node, "__class__", Masked)
+            object.__setattr__(node, "__class__", _masking())
     return module
 
 
@@ -400,6 +418,12 @@ def _check_state(module: Any, keeps: bool) -> None:
         if issubclass(type(variable), nnx.BatchStat) and tuple(path[:-1]) in layers:
             continue
         name, has_choice = ".".join(map(str, path)), isinstance(variable, nnx.BatchStat) and not keeps
+        if keeps and isinstance(variable, nnx.BatchStat):
+            raise EvenhandError(
+                f"{type(module).__name__} keeps a BatchStat in {name}, which is no statistic of an nnx.BatchNorm "
+                "itself: only those can be trained, and not those of a class derived from it, since batches have rows "
+                "that others would count."
+            )
         raise EvenhandError(
             f"{type(module).__name__} keeps a {type(variable).__name__} in {name}: "
             f"{CHOICE if has_choice else STATISTICS + '.'}"

@@ -91,7 +91,8 @@ def lora(
       ModelError: a pattern takes no parameter, or those of ``on`` take no matrix; a matrix is smaller than ``rank``; or
         ``params`` are not like the parameters of ``model``.
 
-    Edge cases: factors have 32 bits if the weights have 16.  Running statistics of BatchNorm are trained as without
+    Edge cases: stacks of layers, as ``nn.scan`` makes them, are refused where their biases show them.  Factors have 32
+    bits if the weights have 16.  Running statistics of BatchNorm are trained as without
     factors.  :func:`freeze` can be put around a model with factors, and this around a frozen model.  A PyTorch layer
     that holds its weight as ``(inputs, outputs)``, such as GPT-2's ``Conv1D``, has the two factors in each other's
     place.
@@ -270,18 +271,37 @@ def _as_matrix(path: KeyPath, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Mat
     axes, shape = len(like.shape), like.shape
     if axes < 2 or "bias" in last or "scale" in last or not jnp.issubdtype(like.dtype, jnp.floating):
         return None
+    bias = shapes.get(f"{layer}/bias".lstrip("/"))
+    _check_no_stack(name, shape, None if bias is None else bias.shape, is_kernel=last == "kernel")
     if last.endswith("weight"):
         return Matrix(path, shape, like.dtype, 1, inputs_first=False)
     if axes == 2:
         return Matrix(path, shape, like.dtype, 1, inputs_first=True)
     if last != "kernel":
         return None
-    bias = shapes.get(f"{layer}/bias".lstrip("/"))
     if bias is not None:
         is_spread = len(bias.shape) > 1
     else:
         is_spread = layer.rpartition("/")[2] in ("query", "key", "value") or shape[0] == math.prod(shape[1:])
     return Matrix(path, shape, like.dtype, 1 if is_spread else axes - 1, inputs_first=True)
+
+
+def _check_no_stack(
+    name: str, shape: tuple[int, ...], bias: tuple[int, ...] | None, *, is_kernel: bool
+) -> None:
+    """Checks that this is one layer, and not many whose weights lie along the first axis (``nn.scan``, ``vmap``).
+
+    Raises:
+      ModelError: its bias has the axis of the stack, too.
+    """
+    if bias is None or len(bias) < 2 or bias[0] != shape[0]:
+        return
+    of_one = bias == shape[1:] if is_kernel else len(bias) != 2 or bias[1:] != shape[1:2]
+    if not of_one:
+        raise ModelError(
+            f"lora: {name} has shape {shape} and its bias {bias}: that is a stack of {shape[0]} layers, as nn.scan or "
+            "vmap makes them, and not one matrix: make the module with one layer after the other."
+        )
 
 
 def _check_like(params: Params, shapes: Params) -> None:

@@ -81,7 +81,8 @@ def constant_init(params: Params) -> Callable[[Key], Params]:
 def call_modes(module: type) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of the module's ``__call__`` that say that it evaluates, and that it trains."""
     arguments = inspect.signature(module.__call__).parameters
-    flags = {"train": True, "training": True, "deterministic": False}
+    flags = {"train": True, "training": True, "is_training": True}
+    flags |= {"deterministic": False, "use_running_average": False}
     training = {name: value for name, value in flags.items() if name in arguments}
     return {name: not value for name, value in training.items()}, training
 
@@ -122,10 +123,43 @@ def check_rows_first(functions: Functions, sample: Array) -> None:
         # A prime that no other axis has: a layer whose rows are not first is then refused by mask_like.
         x = jax.ShapeDtypeStruct((_PRIME, *sample.shape[1:]), sample.dtype)
         inside = jax.ShapeDtypeStruct((_PRIME,), jnp.bool_)
+        _FOLDED.set(False)
         jax.eval_shape(functions.measure, params, x, inside, jax.random.key(0))
+        if _FOLDED.get():
+            _check_padding(functions, functions.measure, sample)
 
 
 # --- running statistics --------------------------------------------------------------------------------------------
+
+
+def _check_padding(
+    functions: Functions, measure: Callable[[Params, Array, Array, Key], tuple[PyTree, Params]], sample: Array
+) -> None:
+    """Checks that rows that pad a batch change nothing, where a module folds or repeats rows in ways of its own.
+
+    Raises:
+      EvenhandError: they do.
+    """
+    inside = jnp.arange(5) < 3
+    key, shape = jax.random.key(0), (5, *sample.shape[1:])
+    is_float = jnp.issubdtype(sample.dtype, jnp.floating)
+    x = jax.random.normal(key, shape, sample.dtype) if is_float else jnp.zeros(shape, sample.dtype)
+    other = jnp.where(inside.reshape(-1, *[1] * (x.ndim - 1)), x, x + jnp.asarray(1, x.dtype))
+    run, params = jax.jit(measure), functions.init(key)
+    for one, two in zip(
+        *(jax.tree.leaves(run(params, rows, inside, key)[1]) for rows in (x, other)), strict=True
+    ):
+        if not jnp.allclose(one, two, rtol=1e-4, atol=1e-5):
+            raise EvenhandError(
+                "A layer that measures statistics got rows in another order than that of the batch, such as those of "
+                "two views in one, or with time first, so that it would count rows that pad a batch: give the layer "
+                "the rows of the batch, each with all that belongs to it, or use GroupNorm or LayerNorm."
+            )
+
+
+_FOLDED: ContextVar[bool] = ContextVar(
+    "whether a layer got several rows for each of the batch", default=False
+)
 
 _INSIDE: ContextVar[Array | None] = ContextVar("rows that are inside", default=None)
 """The mask of the batch that is traced: it has to reach layers whose callers do not pass one."""
@@ -156,6 +190,7 @@ def mask_like(x: Array) -> Array | None:
             f"A layer that measures statistics got inputs of shape {x.shape} for a batch of {inside.shape[0]} rows: "
             "keep the rows first, so that the statistics leave out those that pad a batch."
         )
+    _FOLDED.set(_FOLDED.get() or times > 1)
     # Where a module has folded an axis into the rows, such as time, each row is there several times in a row.
     return jnp.repeat(inside, times).reshape(-1, *[1] * (x.ndim - 1))
 

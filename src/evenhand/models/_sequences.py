@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, ModelError
 from evenhand.models._flax import from_flax
 from evenhand.models._linear import check_sizes, glorot_uniform, named_model, zeros
 from evenhand.models._networks import tokens_of
@@ -200,6 +200,11 @@ def transformer(
 
 
 def _mean_cross_entropy(outputs: Array, y: Array) -> Array:
+    if y.shape != outputs.shape[:-1]:
+        raise ModelError(
+            f'transformer(predicts="all") needs a label for each place, of shape {outputs.shape[:-1]}, but labels have '
+            f'shape {y.shape}: give the next token at each place, or use predicts="next".'
+        )
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(outputs, y), axis=1)
 
 

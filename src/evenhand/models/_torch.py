@@ -74,7 +74,8 @@ def from_torch(
         array of NumPy or JAX, or a tensor.
       metrics: name -> ``(outputs, y) -> (rows,)``; None: those that go with the loss (accuracy, errors), if any.
       frozen: patterns of the parameters of a module that stay as they are, as of :func:`freeze`: ``"backbone"``.
-      state: what becomes of BatchNorm's running statistics.  ``"average"``: they are sent and averaged like parameters;
+      state: what becomes of running statistics of BatchNorm layers, but for those that the module's own ``train()``
+        keeps in evaluation, whose statistics are constants.  ``"average"``: they are sent and averaged like parameters;
         ``"local"``: each client keeps its own, and they are never sent (SiloBN; with the layers' weights and biases:
         :func:`evenhand.personalization.fedbn`); ``"refuse"``: a module that has them is refused.  They are in the
         parameters under the names of their buffers, ``"running_mean"`` and ``"running_var"``, and are measured in
@@ -106,6 +107,7 @@ def from_torch(
     if inputs.ndim == 0:
         raise EvenhandError("sample must have rows first, e.g. x[:1], but it is a single number.")
     example, draw = _opened(module)
+    _check_initialised(example)
     start = _values(_trained(example))
     name = type(example).__name__
     if not start:
@@ -283,6 +285,8 @@ def _check_state(
         )
 
     for path, layer in _batch_norms(module):
+        if not forward.measured:
+            raise EvenhandError(f"{name} keeps running statistics in {path or 'running_mean'}: {CHOICE}")
         if layer.momentum is None:
             raise EvenhandError(
                 f"{name}: {path or 'the BatchNorm'} has momentum=None, which averages over all batches since its "
@@ -299,12 +303,12 @@ def _check_state(
             f"{name} uses an operation that torchax lacks: {error}. Replace this layer."
         ) from error
     # torchax itself does not update those of other normalisation layers, all of which have this buffer.
-    changed += [buffer for buffer in forward.constants if buffer.rpartition(".")[2] == "running_mean"]
+    still = {f"{path}.running_mean".lstrip(".") for path, layer in _normalising(module) if not layer.training}
+    named = [buffer for buffer in forward.constants if buffer.rpartition(".")[2] == "running_mean"]
+    changed += [buffer for buffer in named if buffer not in still]
     if changed:
-        layer, why = changed[0].rpartition(".")[0] or changed[0], f"{STATISTICS}."
-        if changed[0] in _statistics(module) and not forward.measured:
-            why = CHOICE
-        raise EvenhandError(f"{name} keeps running statistics in {layer}: {why}")
+        layer = changed[0].rpartition(".")[0] or changed[0]
+        raise EvenhandError(f"{name} keeps running statistics in {layer}: {STATISTICS}.")
 
 
 # --- weights ------------------------------------------------------------------------------------------------------
@@ -333,6 +337,17 @@ def _opened(module: Any) -> tuple[torch.nn.Module, _Factory | None]:
     return made, module
 
 
+def _check_initialised(module: torch.nn.Module) -> None:
+    """Checks that no layer is lazy, whose weights have no shape before its first call."""
+    lazy = _pytorch().nn.parameter.is_lazy
+    for path, value in [*module.named_parameters(), *module.named_buffers()]:
+        if lazy(value):
+            raise EvenhandError(
+                f"{type(module).__name__} has a lazy layer, whose {path} has no shape yet: call the module once on an "
+                "example before it is given to from_torch."
+            )
+
+
 def _drawn(environment: Any, draw: _Factory, key: Key) -> dict[str, Array]:
     """The weights of a new module, whose initialisers draw from the key."""
     torch = _pytorch()
@@ -356,11 +371,17 @@ def _trained(module: torch.nn.Module) -> dict[str, Any]:
     return {path: value for path, value in module.named_parameters() if value.requires_grad}
 
 
-def _batch_norms(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    """The BatchNorm layers that keep statistics, by path."""
+def _normalising(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    """The BatchNorm layers that keep statistics, by path, as they are when the module trains."""
     kind: Any = _pytorch().nn.modules.batchnorm._BatchNorm
-    named = module.named_modules()
+    # A copy: a module may have a train() of its own that keeps some layers in evaluation.
+    named = _without_weights(module).train().named_modules()
     return [(path, layer) for path, layer in named if isinstance(layer, kind) and layer.track_running_stats]
+
+
+def _batch_norms(module: torch.nn.Module) -> list[tuple[str, Any]]:
+    """Those that measure: others are in evaluation in training, too, and their statistics are constants."""
+    return [(path, layer) for path, layer in _normalising(module) if layer.training]
 
 
 def _statistics(module: torch.nn.Module) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from evenhand._paths import Division, Named, Personal, division, shown
 from evenhand.aggregators import mean
 from evenhand.algorithms.beside import check_same, non_negative
 from evenhand.algorithms.fedavg import variant
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, ModelError
 from evenhand.personalization._partial import partial, restricted
 from evenhand.sampling import uniform
 from evenhand.streams import Purpose, stream
@@ -155,6 +155,11 @@ def fedsim(
     )
     parts = division(work.model, personal)
     if (statistics := work.model.statistics) is not None and statistics.stay:
+        if not stateful:
+            raise EvenhandError(
+                "fedsim(stateful=False) forgets what stays with clients, and the running statistics of this model do "
+                '(state="local"): leave stateful=False out, or make the model with state="average".'
+            )
         owned = {path: own or path in statistics.paths for path, own in parts.is_personal.items()}
         parts = parts._replace(is_personal=owned)
 
@@ -193,7 +198,7 @@ def fedbn(
       server_opt, aggregator, sampling, keep_partial: as in :func:`evenhand.algorithms.fedavg`, on ``u``.
 
     Raises:
-      EvenhandError: the model keeps no running statistics.
+      ModelError: the model keeps no running statistics.
 
     Edge cases: a client that has not trained yet is served the normalisation that the model began with, which fits no
     data: draw all clients early, or put :func:`finetune` around this method.  SiloBN, which shares scales and shifts
@@ -219,7 +224,7 @@ def fedbn(
     SiloBN: Andreux et al., *Siloed Federated Learning for Multi-Centric Histopathology Datasets*, 2020.
     """
     if (statistics := work.model.statistics) is None:
-        raise EvenhandError(
+        raise ModelError(
             "fedbn() keeps the layers that have running statistics at their clients, and this model has none: make it "
             'with eh.models.from_flax(..., state="local") or from_torch(..., state="local"), or keep other '
             'normalisation by fedsim(work, personal="*norm*").'

@@ -417,3 +417,30 @@ def test_other_parameters_and_models_are_refused() -> None:
         models.thaw(small, {"dense_0": {"kernel": {"a": np.zeros((2, 4))}}})
     with pytest.raises(EvenhandError, match="have no dense_0/kernel/a, which this model has"):
         models.thaw(small, START)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "is_stack"),
+    [
+        ({"kernel": (3, 4, 5), "bias": (3, 5)}, True),
+        ({"kernel": (3, 8, 2, 4), "bias": (3, 2, 4)}, True),
+        ({"weight": (3, 5, 4), "bias": (3, 5)}, True),
+        ({"kernel": (8, 2, 4), "bias": (2, 4)}, False),
+        ({"kernel": (2, 4, 8), "bias": (8,)}, False),
+        ({"weight": (5, 4, 3, 3), "bias": (5, 1, 1)}, False),
+    ],
+    ids=str,
+)
+def test_a_stack_of_layers_is_no_matrix(shapes: dict[str, tuple[int, ...]], is_stack: bool) -> None:
+    """As nn.scan and vmap make them; kernels of attention and convolutions of equinox are none."""
+    model = models.from_functions(
+        init=lambda key: {"block": {name: jnp.zeros(shape) for name, shape in shapes.items()}},
+        apply=lambda params, x: x[:, :1],
+        losses=models.cross_entropy,
+    )
+    params = model.init(jax.random.key(0))
+    if not is_stack:
+        models.lora(model, params, rank=1, on="*")
+        return
+    with pytest.raises(EvenhandError, match="that is a stack of 3 layers"):
+        models.lora(model, params, rank=1, on="*")

@@ -187,6 +187,10 @@ def test_clients_learn_the_next_token(name: str) -> None:
         (lambda: models.transformer(predicts="last"), "predicts='last'.: give 'next' or 'all'"),  # pyright: ignore[reportArgumentType]
         (lambda: models.gru(0), "vocabulary"),
         (
+            lambda: ALL.losses(jnp.zeros((4, 7, 6)), jnp.asarray(NEXT)),
+            r"needs a label for each place, of shape \(4, 7\), but labels have shape \(4,\)",
+        ),
+        (
             lambda: GRU.apply(filled(GRU), jnp.ones((2, 3))),
             "The GRU needs integer tokens of shape .rows, length.",
         ),

@@ -349,8 +349,14 @@ def test_finetuning_with_steps_of_size_zero_measures_alone() -> None:
     method = eh.personalization.finetune(eh.algorithms.fedavg(whole(LOCAL)), measure)
     assert method.adapt is not None
     served = method.adapt(START, client(1), KEY)
-    expected = step(named(START), np.arange(OFFSETS[1], OFFSETS[2]), lr=0.0)
+    rows = np.arange(OFFSETS[1], OFFSETS[2])
+    expected = step(named(START), rows, lr=0.0)
     assert gap(served, expected) < 1e-5
+    # Fifty batches are all of the way, at a momentum of 0.8.
+    many = eh.personalization.finetune(eh.algorithms.fedavg(whole(LOCAL)), eh.local.sgd(LOCAL, 0.0, steps=50))
+    assert many.adapt is not None
+    own = X[rows].astype(np.float64) @ named(START)["first/kernel"]
+    assert np.abs(named(many.adapt(START, client(1), KEY))["norm/mean"] - own.mean(0)).max() < 1e-4
 
 
 # --- models around them -----------------------------------------------------------------------------------------------
@@ -473,6 +479,38 @@ class TimeFirst(nn.Module):
         return nn.Dense(1)(x)
 
 
+class TwoViews(nn.Module):
+    """Both halves of what is normalised belong to all rows."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        both = nn.BatchNorm(not train, name="norm")(nn.Dense(3)(jnp.concatenate([x, x + 5.0])))
+        return nn.Dense(1)(both[: len(x)] * both[len(x) :])
+
+
+class FoldedTimeFirst(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        steps = nn.BatchNorm(not train, name="norm")(x.reshape(-1, 2, 2).swapaxes(0, 1).reshape(-1, 2))
+        return nn.Dense(1)(steps.reshape(2, -1, 2).swapaxes(0, 1).reshape(len(x), 4))
+
+
+class AlwaysMeasures(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.BatchNorm(use_running_average=False)(nn.Dense(1)(x))
+
+
+class OverDevices(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        return nn.BatchNorm(not train, axis_name="batch")(nn.Dense(1)(x))
+
+
+class Derived(nnx.BatchNorm):
+    pass
+
+
 class NnxCounter(nnx.Module):
     def __init__(self) -> None:
         self.seen = nnx.BatchStat(jnp.zeros(()))
@@ -496,12 +534,52 @@ class NnxCounter(nnx.Module):
         (Cache(), "local", 'collection "cache"'),
         (TimeFirst(), "average", "for a batch of 10007 rows: keep the rows first"),
         (NnxCounter(), "average", "BatchStat in seen"),
+        (TwoViews(), "average", "rows in another order than that of the batch, such as those of two views"),
+        (FoldedTimeFirst(), "local", "rows in another order"),
+        (
+            AlwaysMeasures(),
+            "local",
+            "measures running statistics in evaluation, too; give its __call__ a boolean",
+        ),
+        (OverDevices(), "local", "axis_name='batch'. averages over devices"),
+        (Derived(4, rngs=nnx.Rngs(0)), "local", "not those of a class derived from it"),
     ],
-    ids=["linen", "nnx", "word", "other statistics", "other state", "rows last", "other statistics, nnx"],
+    ids=[
+        "linen",
+        "nnx",
+        "word",
+        "other statistics",
+        "other state",
+        "rows last",
+        "other statistics, nnx",
+        "two views",
+        "time first",
+        "always",
+        "devices",
+        "derived",
+    ],
 )
 def test_modules_are_refused_with_the_choice(module: Any, state: Any, words: str) -> None:
     with pytest.raises(EvenhandError, match=words):
         models.from_flax(module, loss=squares, sample=X[:1], state=state)
+
+
+@pytest.mark.parametrize("flag", ["train", "training", "is_training", "use_running_average"])
+def test_the_flag_of_a_module_has_one_of_the_usual_names(flag: str) -> None:
+    negated = "" if flag == "use_running_average" else "not "
+    lines = [
+        "class Flagged(nn.Module):",
+        "    @nn.compact",
+        f"    def __call__(self, x, {flag}):",
+        f"        return nn.Dense(1)(nn.BatchNorm({negated}{flag}, momentum=0.5, name='norm')(x))",
+    ]
+    scope: dict[str, Any] = {"nn": nn}
+    exec("\n".join(lines), scope)
+    model = models.from_flax(scope["Flagged"](), loss=squares, sample=X[:1], state="average")
+    assert model.statistics is not None
+    begin = model.init(KEY)
+    _, after = model.statistics.forward(begin, jnp.asarray(X[:4]), jnp.ones(4, bool), KEY)
+    assert np.allclose(after["norm"]["mean"], 0.5 * X[:4].mean(0), atol=1e-5)
 
 
 def _dp_sgd() -> Any:
@@ -552,6 +630,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "ditto, local": (
         lambda: run_of(eh.personalization.ditto(eh.algorithms.fedavg(KEPT), KEPT, lam=1.0)),
         "stay with their clients, so that no method that needs the whole model",
+    ),
+    "fedsim, stateless": (
+        lambda: eh.personalization.fedsim(KEPT, personal="last", stateful=False),
+        "forgets what stays with clients",
     ),
     "fedbn": (
         lambda: eh.personalization.fedbn(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1)),
