@@ -207,7 +207,11 @@ CASES: dict[str, tuple[Model, Any, Any]] = {
     ),
     "lstm": (models.lstm(10, hidden=4), _labels(10, 5), _labels(10)),
     "gru": (models.gru(10, hidden=4), _labels(10, 5), _labels(10)),
-    "transformer": (models.transformer(10, length=5, width=8, heads=2, layers=1), _labels(10, 5), _labels(10)),
+    "transformer": (
+        models.transformer(10, length=5, width=8, heads=2, layers=1),
+        _labels(10, 5),
+        _labels(10),
+    ),
     "images": (_flax(_Images(), PIXELS), PIXELS, _labels(3)),
     "tokens": (_flax(_Tokens(False), TOKENS), TOKENS, _labels(40)),
     "tied": (_flax(_Tokens(True), TOKENS), TOKENS, _labels(40)),
