@@ -146,10 +146,10 @@ def _check_padding(
     x = jax.random.normal(key, shape, sample.dtype) if is_float else jnp.zeros(shape, sample.dtype)
     other = jnp.where(inside.reshape(-1, *[1] * (x.ndim - 1)), x, x + jnp.asarray(1, x.dtype))
     run, params = jax.jit(measure), functions.init(key)
-    for one, two in zip(
+    for plain, changed in zip(
         *(jax.tree.leaves(run(params, rows, inside, key)[1]) for rows in (x, other)), strict=True
     ):
-        if not jnp.allclose(one, two, rtol=1e-4, atol=1e-5):
+        if not jnp.allclose(plain, changed, rtol=1e-4, atol=1e-5):
             raise EvenhandError(
                 "A layer that measures statistics got rows in another order than that of the batch, such as those of "
                 "two views in one, or with time first, so that it would count rows that pad a batch: give the layer "

@@ -633,7 +633,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "fedsim, stateless": (
         lambda: eh.personalization.fedsim(KEPT, personal="last", stateful=False),
-        "forgets what stays with clients",
+        "forgets the running statistics, which stay with clients here",
     ),
     "fedbn": (
         lambda: eh.personalization.fedbn(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1)),
