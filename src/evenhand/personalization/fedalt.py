@@ -157,7 +157,7 @@ def fedsim(
     if (statistics := work.model.statistics) is not None and statistics.stay:
         if not stateful:
             raise EvenhandError(
-                "fedsim(stateful=False) forgets what stays with clients, and the running statistics of this model do "
+                "fedsim(stateful=False) forgets the running statistics, which stay with clients here "
                 '(state="local"): leave stateful=False out, or make the model with state="average".'
             )
         owned = {path: own or path in statistics.paths for path, own in parts.is_personal.items()}
@@ -189,8 +189,7 @@ def fedbn(
         (u, v_k) \leftarrow (u, v_k) - \gamma \nabla F_k(u, v_k; b),
 
     where :math:`v_k` are the scales and shifts of the layers with running statistics; the statistics are measured on
-    client ``k``'s batches and stay there, too.  Only :math:`u - u^t` is uploaded.  This is :func:`fedsim` with these
-    parameters personal.
+    client ``k``'s batches and stay there, too.  Only :math:`u - u^t` is uploaded.
 
     Args:
       work: local work on a model with running statistics, such as one of :func:`evenhand.models.from_flax` or
@@ -215,7 +214,7 @@ def fedbn(
       ...         x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(nn.Dense(16)(x))
       ...         return nn.Dense(10)(nn.relu(x))
       >>> data = eh.data.load("digits", clients=10)
-      >>> model = eh.models.from_flax(Net(), loss="cross_entropy", sample=data.x[:1], state="local")
+      >>> model = eh.models.from_flax(Net(), loss="cross_entropy", sample=data.train.x[:1], state="local")
       >>> run = eh.simulate(fedbn(eh.local.sgd(model, 0.1, epochs=1, batch_size=10)), data, rounds=3)
       >>> run.info["floats"]["up"] == 64 * 16 + 16 + 16 * 10 + 10 + 1  # the dense layers, and a weight
       True
@@ -225,9 +224,8 @@ def fedbn(
     """
     if (statistics := work.model.statistics) is None:
         raise ModelError(
-            "fedbn() keeps the layers that have running statistics at their clients, and this model has none: make it "
-            'with eh.models.from_flax(..., state="local") or from_torch(..., state="local"), or keep other '
-            'normalisation by fedsim(work, personal="*norm*").'
+            "fedbn() keeps layers that have running statistics, and this model has none: make it with "
+            'eh.models.from_flax(..., state="local") or from_torch(...), or use fedsim(work, personal="*norm*").'
         )
     layers = {path.rpartition("/")[0] or path for path in statistics.paths}
     method = fedsim(
