@@ -11,6 +11,7 @@ import platform
 import re
 import sys
 import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import import_module, metadata
@@ -68,7 +69,8 @@ class Installation(NamedTuple):
         extras = [name for name in self.extras if name not in missing]
         lines += ["", f"{'devices':{wide}}  {', '.join(map(_device_in_words, self.devices)) or 'none'}"]
         lines += [f"{'cache':{wide}}  {path}", *([f"{'':{wide}}  {state}"] if state else [])]
-        lines += [f"{'extras':{wide}}  {', '.join(extras) or 'none'}"]
+        names = f"{'extras':{wide}}  {', '.join(extras) or 'none'}"
+        lines += textwrap.wrap(names, 80, subsequent_indent=" " * (wide + 2), break_on_hyphens=False)
         lines += [f"  {name:{wide - 2}}  {command}" for name, command in missing.items()]
         return "\n".join([*lines, "", *(self.faults or ["Nothing is broken."]), *self.hints])
 

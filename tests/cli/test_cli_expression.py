@@ -82,7 +82,7 @@ _AFTER = {"mean", "geometric_median", "krum", "trimmed_mean", "centered_clipping
 
 
 _ELSEWHERE = {"alone", "cyclic", "fit", "fixed", "poisson", *eh.privacy.__all__}
-_ELSEWHERE |= {"mocha", "delta_fl_levels", "fedprox_measured", "quantized", "top_k"}
+_ELSEWHERE |= {"mocha", "delta_fl_levels", "fedprox_measured", "fedbn", "quantized", "top_k"}
 """What few others may be around or inside: test_cli_privacy.py, test_cli_fit.py and test_cli_levels.py compose it."""
 
 

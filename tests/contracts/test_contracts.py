@@ -66,9 +66,13 @@ SIMULATED = [law for law in LAWS if law != "a network gives the same numbers"]
 
 
 def check(law, checks, laws=LAWS):
-    """One law, of checks that share their programs with those before and after it."""
-    assert [each.name for each in checks] == laws
-    checks[laws.index(law)]()
+    """One law, of checks that share their programs with those before and after it.
+
+    Methods with secure sums have one more, which tests/engine/test_engine_masks.py calls.
+    """
+    names = [each.name for each in checks if each.name != "masks change no number"]
+    assert names == laws
+    next(each for each in checks if each.name == law)()
 
 
 @lru_cache(maxsize=1)  # what the checks of a method share is let go with the last of them

@@ -67,6 +67,7 @@ def expressions():
     found["qfedsgd"] = "qfedsgd(q=0.5, step_size=0.5)"
     found["qmaml"] = "qmaml(q=0.5, step_size=0.5)"
     del found["mocha"]  # its steps compute no gradient of the losses: tests/unit/test_mocha_method.py
+    del found["fedbn"]  # the model has no running statistics; its steps are those of fedsim
     return found | MORE
 
 

@@ -237,15 +237,6 @@ def test_other_roles_and_other_kinds_are_refused(options: dict[str, Any], senten
         read(**options)
 
 
-@pytest.mark.parametrize(
-    "way", [{"buckets": 8}, {"vocabulary": 3}, {"encode": len}], ids=lambda way: next(iter(way))
-)
-def test_a_file_that_is_told_how_but_not_which_is_refused(tmp_path: Path, way: dict[str, Any]) -> None:
-    (tmp_path / "few.csv").write_text("client,size,label\na,1,0\na,2,1\nb,3,0\nb,4,1\n")
-    with pytest.raises(EvenhandError, match="is for columns of free text, and none is named"):
-        eh.data.load(tmp_path / "few.csv", label="label", client="client", **way)
-
-
 @pytest.mark.parametrize("kind", ["pandas", "polars", "arrow"])
 def test_columns_that_are_not_of_text_are_refused(kind: str) -> None:
     for values, sentence in (([True, False] * (N // 2), "true and false"), (list(range(N)), "numbers")):

@@ -226,7 +226,6 @@ def _file(path: Path, options: Options) -> FederatedDataset:
     if suffix == ".json":
         return leaf_dataset(path, None, options)
     if suffix in _TABLES or (suffix == ".gz" and bare_suffix(path) in _TEXTS):
-        _check_ways(str(path), options)
         header = [options.label, *options.client]
         table = open_table(path, header, options.categorical, options.na, text=options.text, is_trained=False)
         return table_dataset(str(path), table, options)
