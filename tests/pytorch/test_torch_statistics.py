@@ -115,7 +115,7 @@ def test_evaluation_is_that_of_the_module_and_outputs_are_exported() -> None:
     params = model_of(module).init(KEY)
     with torch.no_grad():
         expected = module.eval()(torch.tensor(PICTURES)).numpy()
-    assert np.abs(np.asarray(MODEL.apply(params, PICTURES)) - expected).max() < 1e-5
+    assert np.abs(np.asarray(MODEL.apply(params, jnp.asarray(PICTURES))) - expected).max() < 1e-5
     exported = eh.models.to_torch(net(), params)
     assert gap(params, exported) == 0.0
     with torch.no_grad():
