@@ -28,7 +28,7 @@ CAMERAS: Mapping[str, Callable[[NDArray, np.random.Generator], NDArray]] = {
     "as it is": lambda x, random: x,
     "negative": lambda x, random: 1.0 - x,
     "flat": lambda x, random: 0.35 + 0.3 * x,
-    "blurred": lambda x, random: ndimage.uniform_filter(x, (0, 5, 5)),
+    "blurred": lambda x, random: ndimage.uniform_filter(x, (0, 5, 5)),  # pyright: ignore[reportArgumentType]
     "noisy": lambda x, random: x + random.normal(0.0, 0.4, x.shape),
     "lit from a side": lambda x, random: np.maximum(0.6 * x, _COLUMNS / 27.0),
     "bold": lambda x, random: ndimage.maximum_filter(x, (0, 3, 3)),
