@@ -212,7 +212,7 @@ _MEASURED = "batch_stats"
 
 
 def _with_mask(call: Callable[..., Any], args: Any, options: Any, context: Any) -> Any:
-    """Tells a BatchNorm which rows count, on the way into it."""
+    """Passes a BatchNorm the mask of the rows that count."""
     if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__":
         options = {**options, "mask": _both(mask_like(args[0]), options.get("mask"))}
     return call(*args, **options)

@@ -270,7 +270,9 @@ def lstm(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers:
     """
     check_sizes({"vocabulary": vocabulary, "embedding": embedding, "hidden": hidden, "layers": layers})
     name = f"lstm({vocabulary}, embedding={embedding}, hidden={hidden}, layers={layers})"
-    return named_model(name, _CharacterLSTM(vocabulary, embedding, hidden, layers), 2, dtype=np.int32)
+    return named_model(
+        name, TokenReader(vocabulary, embedding, hidden, layers, _LSTMLayer, "LSTM"), 2, dtype=np.int32
+    )
 
 
 def lstm_classifier(
@@ -426,19 +428,29 @@ def tokens_of(tokens: Array, network: str) -> Array:
     return tokens
 
 
-class _CharacterLSTM(nn.Module):
+class TokenReader(nn.Module):
+    """Embedding, recurrent layers, and a dense layer on the last step's output: the next token.
+
+    Attributes:
+      vocabulary, embedding, hidden, layers: as of :func:`lstm`.
+      layer: the module of a layer, ``(T, n, inputs) -> (T, n, hidden)``, made of ``hidden``.
+      network: what it is called in sentences, and in small letters in the names of layers.
+    """
+
     vocabulary: int
     embedding: int
     hidden: int
     layers: int
+    layer: type[nn.Module]
+    network: str
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
-        tokens = tokens_of(tokens, "LSTM")
+        tokens = tokens_of(tokens, self.network)
         table = self.param("embedding", glorot_uniform, (self.vocabulary, self.embedding), jnp.float32)
         sequence = jnp.take(table, tokens.T, axis=0)
-        for layer in range(self.layers):
-            sequence = _LSTMLayer(self.hidden, name=f"lstm_{layer}")(sequence)
+        for number in range(self.layers):
+            sequence = self.layer(self.hidden, name=f"{self.network.lower()}_{number}")(sequence)
         return nn.Dense(self.vocabulary, kernel_init=glorot_uniform, name="output")(sequence[-1])
 
 

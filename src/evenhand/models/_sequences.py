@@ -13,7 +13,7 @@ import optax
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.models._flax import from_flax
 from evenhand.models._linear import check_sizes, glorot_uniform, named_model, zeros
-from evenhand.models._networks import tokens_of
+from evenhand.models._networks import TokenReader, tokens_of
 from evenhand.models._recurrence import Gates, recurrence
 from evenhand.types import Array, Model
 
@@ -61,22 +61,9 @@ def gru(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers: 
     """
     check_sizes({"vocabulary": vocabulary, "embedding": embedding, "hidden": hidden, "layers": layers})
     name = f"gru({vocabulary}, embedding={embedding}, hidden={hidden}, layers={layers})"
-    return named_model(name, _TokenGRU(vocabulary, embedding, hidden, layers), 2, dtype=np.int32)
-
-
-class _TokenGRU(nn.Module):
-    vocabulary: int
-    embedding: int
-    hidden: int
-    layers: int
-
-    @nn.compact
-    def __call__(self, tokens: Array) -> Array:
-        table = self.param("embedding", glorot_uniform, (self.vocabulary, self.embedding), jnp.float32)
-        sequence = jnp.take(table, tokens_of(tokens, "GRU").T, axis=0)
-        for layer in range(self.layers):
-            sequence = _GRULayer(self.hidden, name=f"gru_{layer}")(sequence)
-        return nn.Dense(self.vocabulary, kernel_init=glorot_uniform, name="output")(sequence[-1])
+    return named_model(
+        name, TokenReader(vocabulary, embedding, hidden, layers, _GRULayer, "GRU"), 2, dtype=np.int32
+    )
 
 
 class _GRULayer(nn.Module):

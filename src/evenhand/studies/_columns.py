@@ -245,7 +245,7 @@ class Workers:
             ) from error
 
     def _task(self, column: Crew) -> bytes:
-        """What travels: plain bytes around those of cloudpickle, so that another version can still tell which it is."""
+        """What travels: plain bytes around those of cloudpickle, so that another version can read which it is."""
         try:
             packed = self._dumped((column, self._measure))
         except Exception as error:

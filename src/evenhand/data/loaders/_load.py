@@ -238,7 +238,7 @@ def _file(path: Path, options: Options) -> FederatedDataset:
 
 
 def _check_ways(source: str, options: Options) -> None:
-    """Checks that a table that is told how to encode text is told which columns hold it."""
+    """Checks that columns of text are named where a way to encode them is given."""
     ways = {"encode": options.encode, "vocabulary": options.vocabulary, "buckets": options.buckets}
     for way, value in ways.items():
         if value is not None and not options.text:
