@@ -8,7 +8,8 @@ convolution, and turned back where an operation depends on the order, such as a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -174,6 +175,21 @@ def _is_elementwise(program: Any) -> bool:
 
 
 def _anywhere(equation: JaxprEqn, x: Array) -> _Turned:
-    """An elementwise function with a derivative of its own: its program has a shape, but no order."""
-    shape: Any = equation.outvars[0].aval
-    return _Turned(as_it_is(equation, [x.reshape(shape.shape)])[0].reshape(x.shape))
+    """An elementwise function with a derivative of its own, and that derivative, of a turned picture."""
+    program, shape = inner(equation)[0], cast("Any", equation.invars[0].aval)
+
+    # Not reshaped to the form that the program was traced for: XLA then finds the place of each number by divisions.
+    @jax.custom_jvp
+    def function(x: Array) -> Array:
+        return _last(_run(program, [_Turned(x)])[0])
+
+    @function.defjvp
+    def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+        given = jax.ShapeDtypeStruct(shape.shape, shape.dtype)
+        derivative = jax.make_jaxpr(partial(jax.jvp, lambda x: as_it_is(equation, [x])[0]))(
+            (given,), (given,)
+        )
+        value, slope = map(_last, _run(derivative, [_Turned(*primals), _Turned(*tangents)]))
+        return value, slope
+
+    return _Turned(function(x))

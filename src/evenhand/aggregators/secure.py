@@ -85,7 +85,7 @@ def secure(
         return limbs, jnp.zeros(point.limbs, jnp.uint32).at[0].set(jnp.uint32(1))
 
     def lower(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        # One program for the rest, whether masks were drawn before it or not: merged with them, it could round differently.
+        # One program for the rest, with masks before it and without: merged with them, it could round differently.
         limbs, count = jax.lax.optimization_barrier(total)
         # No honest sum is larger, so this changes none; a client that clips nothing can reach half of the modulus.  The
         # count comes from the same sum: one that falsifies it, too, gets up to `cohort`, beyond which a round is lost.

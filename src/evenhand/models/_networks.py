@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.models._linear import check_sizes, glorot_uniform, named_model, vector_rows, zeros
-from evenhand.models._recurrence import recurrence
+from evenhand.models._recurrence import lstm_cell, recurrence
 from evenhand.types import Array, Key, Model, Params, PyTree
 
 # --- perceptrons --------------------------------------------------------------------------------------------
@@ -465,12 +465,9 @@ class _LSTMLayer(nn.Module):
         kernel = self.param("kernel", glorot_uniform, (inputs + self.hidden, 4 * self.hidden), jnp.float32)
         bias = self.param("bias", zeros, (4 * self.hidden,), jnp.float32)
         start = jnp.zeros((sequence.shape[1], self.hidden), sequence.dtype)
-        driven = sequence @ kernel[:inputs] + bias[None, None, :]
-        return recurrence(_cell, driven, kernel[inputs:], start, start)[0]
+        driven = jnp.split(sequence @ kernel[:inputs] + bias[None, None, :], 4, axis=-1)
+        driven[2] = driven[2] + 1.0  # the forget bias
+        return recurrence(_CELL, tuple(driven), kernel[inputs:], start, start)[0]
 
 
-def _cell(gates: Array, memory: Array) -> tuple[Array, Array]:
-    """``(gates (n, 4h), c_{t-1}) -> (h_t, c_t)``."""
-    i, j, f, o = jnp.split(gates, 4, axis=-1)
-    memory = jax.nn.sigmoid(f + 1.0) * memory + jax.nn.sigmoid(i) * jnp.tanh(j)
-    return jax.nn.sigmoid(o) * jnp.tanh(memory), memory
+_CELL = lstm_cell(input=0, new=1, forget=2, output=3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -14,7 +13,7 @@ from evenhand.errors import EvenhandError, ModelError
 from evenhand.models._flax import from_flax
 from evenhand.models._linear import check_sizes, glorot_uniform, named_model, zeros
 from evenhand.models._networks import TokenReader, tokens_of
-from evenhand.models._recurrence import Gates, recurrence
+from evenhand.models._recurrence import GRU, recurrence
 from evenhand.types import Array, Model
 
 # --- gated recurrent units ----------------------------------------------------------------------------------
@@ -79,34 +78,10 @@ class _GRULayer(nn.Module):
         bias = self.param("bias", zeros, (3 * h,), jnp.float32)
         bias_n = self.param("bias_n", zeros, (h,), jnp.float32)
         start = jnp.zeros((sequence.shape[1], h), sequence.dtype)
-        driven = sequence @ kernel + bias[None, None, :]
+        driven = jnp.split(sequence @ kernel + bias[None, None, :], 3, axis=-1)
         # The bias within the reset gate comes with the inputs, as a fourth part, so that the loop adds nothing.
-        within = jnp.broadcast_to(bias_n, (*driven.shape[:2], h))
-        driven = jnp.concatenate([driven, within], axis=-1)
-        return recurrence(_cell, driven, recurrent, start, start, _GATES)[0]
-
-
-def _joined(driven: Array, recurrent: Array) -> Array:
-    """``r``, ``z``, and both parts of ``n``: what the reset gate leaves, and what it multiplies."""
-    both, new = jnp.split(recurrent, (2 * recurrent.shape[-1] // 3,), axis=-1)
-    return driven + jnp.concatenate([both, jnp.zeros_like(new), new], axis=-1)
-
-
-def _parted(d_gates: Array) -> tuple[Array, Array]:
-    r, z, _, new = jnp.split(d_gates, 4, axis=-1)
-    return d_gates, jnp.concatenate([r, z, new], axis=-1)
-
-
-_GATES = Gates(_joined, _parted)
-
-
-def _cell(gates: Array, memory: Array) -> tuple[Array, Array]:
-    """``(gates (n, 4h), h_{t-1}) -> (h_t, h_t)``: the memory of a GRU is its output."""
-    r, z, from_input, from_output = jnp.split(gates, 4, axis=-1)
-    new = jnp.tanh(from_input + jax.nn.sigmoid(r) * from_output)
-    update = jax.nn.sigmoid(z)
-    output = (1.0 - update) * new + update * memory
-    return output, output
+        within = jnp.broadcast_to(bias_n, driven[0].shape)
+        return recurrence(GRU, (*driven, within), recurrent, start, start)[0]
 
 
 # --- a transformer ------------------------------------------------------------------------------------------

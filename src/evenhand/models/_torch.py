@@ -36,7 +36,7 @@ from evenhand.models._modules import (
     mask_like,
     rows_inside,
 )
-from evenhand.models._recurrence import recurrence
+from evenhand.models._recurrence import GRU, lstm_cell, recurrence
 from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
 
@@ -497,7 +497,7 @@ def _lstm(environment: Any) -> Callable[..., Any]:
         sequence, (outputs, memories), kernels = environment.t2j_iso((x, tuple(hidden), tuple(weights)))
         layers = _Layers.of(kernels, *options)
         states = [_LSTMState(output, memory) for output, memory in zip(outputs, memories, strict=True)]
-        sequence, ends = layers.run(environment, _lstm_step, sequence, states)
+        sequence, ends = layers.run(environment, sequence, states)
         return environment.j2t_iso((sequence, *map(jnp.stack, zip(*ends, strict=True))))
 
     return run
@@ -509,9 +509,7 @@ def _gru(environment: Any) -> Callable[..., Any]:
     def run(x: Any, hidden: Any, weights: Any, *options: Any) -> Any:
         sequence, outputs, kernels = environment.t2j_iso((x, hidden, tuple(weights)))
         layers = _Layers.of(kernels, *options)
-        sequence, ends = layers.run(
-            environment, _gru_step, sequence, [_GRUState(output) for output in outputs]
-        )
+        sequence, ends = layers.run(environment, sequence, [_GRUState(output) for output in outputs])
         return environment.j2t_iso((sequence, jnp.stack([end.output for end in ends])))
 
     return run
@@ -575,39 +573,7 @@ class _GRUState(NamedTuple):
     output: Array
 
 
-class _Kernel(NamedTuple):
-    """What one direction of a layer multiplies its output with, transposed once for all steps."""
-
-    hidden: Array
-    bias: Array | None
-    projection: Array | None
-
-    def driven(self, output: Array) -> Array:
-        """What the last output adds to the gates."""
-        gates = output @ self.hidden
-        return gates if self.bias is None else gates + self.bias
-
-
-def _lstm_cell(gates: Array, memory: Array) -> tuple[Array, Array]:
-    r"""Gates i, f, g, o: :math:`c \leftarrow f c + i g`, :math:`h = o \tanh c`."""
-    i, f, g, o = jnp.split(gates, 4, axis=-1)
-    memory = jax.nn.sigmoid(f) * memory + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return jax.nn.sigmoid(o) * jnp.tanh(memory), memory
-
-
-def _lstm_step(state: Any, drive: Array, kernel: _Kernel) -> _LSTMState:
-    """A step of an LSTM whose outputs are projected."""
-    output, memory = _lstm_cell(drive + kernel.driven(state.output), state.memory)
-    return _LSTMState(output if kernel.projection is None else output @ kernel.projection, memory)
-
-
-def _gru_step(state: Any, drive: Array, kernel: _Kernel) -> _GRUState:
-    r"""Gates r, z, n: :math:`h \leftarrow (1 - z) n + z h` with :math:`n = \tanh(x_n + r h_n)`."""
-    x_r, x_z, x_n = jnp.split(drive, 3, axis=-1)
-    h_r, h_z, h_n = jnp.split(kernel.driven(state.output), 3, axis=-1)
-    update = jax.nn.sigmoid(x_z + h_z)
-    fresh = jnp.tanh(x_n + jax.nn.sigmoid(x_r + h_r) * h_n)
-    return _GRUState((1.0 - update) * fresh + update * state.output)
+_LSTM = lstm_cell(input=0, forget=1, new=2, output=3)
 
 
 class _Layers(NamedTuple):
@@ -645,9 +611,7 @@ class _Layers(NamedTuple):
             batch_first=batch_first,
         )
 
-    def run(
-        self, environment: Any, step: Callable[[Any, Array, _Kernel], Any], x: Array, states: list[Any]
-    ) -> tuple[Array, list[Any]]:
+    def run(self, environment: Any, x: Array, states: list[Any]) -> tuple[Array, list[Any]]:
         """The outputs of the last layer, and the last state of each layer and direction."""
         sequence = jnp.swapaxes(x, 0, 1) if self.batch_first else x
         size, ends = len(self.weights) // (self.depth * self.directions), list[Any]()
@@ -660,37 +624,34 @@ class _Layers(NamedTuple):
             outputs = list[Array]()
             for direction in range(self.directions):
                 i = layer * self.directions + direction
-                end, read = self._read(
-                    step, sequence, states[i], self.weights[size * i : size * (i + 1)], direction
-                )
+                weights = self.weights[size * i : size * (i + 1)]
+                end, read = self._read(sequence[::-1] if direction else sequence, states[i], weights)
                 ends.append(end)
-                outputs.append(read)
+                outputs.append(read[::-1] if direction else read)
             sequence = jnp.concatenate(outputs, axis=-1)
         return (jnp.swapaxes(sequence, 0, 1) if self.batch_first else sequence), ends
 
-    def _read(
-        self,
-        step: Callable[[Any, Array, _Kernel], Any],
-        sequence: Array,
-        state: Any,
-        weights: tuple[Array, ...],
-        direction: int,
-    ) -> tuple[Any, Array]:
-        """One direction of one layer: its last state, and its outputs by time."""
+    def _read(self, sequence: Array, state: Any, weights: tuple[Array, ...]) -> tuple[Any, Array]:
+        """One layer in one direction: its last state, and its outputs by time."""
         inputs, hidden, *others = weights
         biases, projection = others[: 2 * self.has_biases], others[2 * self.has_biases :]
-        driven = sequence @ inputs.T  # of all steps at once
+        # Of all steps at once; and the transpose within the loop would be made at every step.
+        driven, kernel = sequence @ inputs.T, hidden.T
         driven = driven + biases[0] if biases else driven
-        if isinstance(state, _LSTMState) and not projection:
-            driven = driven + biases[1] if biases else driven
-            flipped = driven[::-1] if direction else driven
-            outputs, memory = recurrence(_lstm_cell, flipped, hidden.T, state.output, state.memory)
-            return _LSTMState(outputs[-1], memory), outputs[::-1] if direction else outputs
-        # A transpose within the loop would be made at every step.
-        kernel = _Kernel(hidden.T, biases[1] if biases else None, projection[0].T if projection else None)
+        if isinstance(state, _GRUState):
+            r, z, new = jnp.split(driven, 3, axis=-1)
+            b_r, b_z, b_new = jnp.split(biases[1], 3) if biases else (0.0, 0.0, jnp.zeros(new.shape[-1]))
+            gates = (r + b_r, z + b_z, new, jnp.broadcast_to(b_new, new.shape))
+            outputs = recurrence(GRU, gates, kernel, state.output, state.output)[0]
+            return _GRUState(outputs[-1]), outputs
+        gates = tuple(jnp.split(driven + biases[1] if biases else driven, 4, axis=-1))
+        if not projection:
+            outputs, memory = recurrence(_LSTM, gates, kernel, state.output, state.memory)
+            return _LSTMState(outputs[-1], memory), outputs
+        (smaller,) = projection
 
-        def body(before: Any, drive: Array) -> tuple[Any, Array]:
-            after = step(before, drive, kernel)
-            return after, after.output
+        def body(before: _LSTMState, drive: tuple[Array, ...]) -> tuple[_LSTMState, Array]:
+            output, memory, _ = _LSTM.forward(_LSTM.join(drive, before.output @ kernel), before.memory)
+            return _LSTMState(output @ smaller.T, memory), output @ smaller.T
 
-        return jax.lax.scan(body, state, driven, reverse=direction == 1)
+        return jax.lax.scan(body, state, gates)
