@@ -20,23 +20,27 @@ Gates: TypeAlias = tuple[Array, ...]
 """An array for each, ``(n, h)``, or ``(T, n, h)`` for all steps."""
 
 
-class Cell(NamedTuple):
+class RecurrentCell(NamedTuple):
     """A step, and its derivative.
 
     Attributes:
       join: ``(driven, recurrent) -> gates``: of what comes from the inputs and, ``(n, k)``, from the last output.
-      part: ``d_gates -> (d_driven, d_recurrent)``: the transpose of ``join``.
       forward: ``(gates, c_{t-1}) -> (h_t, c_t, kept)``.
       backward: ``(kept, d_h_t, d_c_t) -> (d_gates, d_c_{t-1})``.
+      part: ``d_gates -> (d_recurrent, others)``, where others are the slopes of gates that no output drives.
+      driven: ``(d_recurrent, others) -> d_driven``.
     """
 
     join: Callable[[Gates, Array], Gates]
-    part: Callable[[Gates], tuple[Gates, Array]]
     forward: Callable[[Gates, Array], tuple[Array, Array, Gates]]
     backward: Callable[[Gates, Array, Array], tuple[Gates, Array]]
+    part: Callable[[Gates], tuple[Array, Gates]]
+    driven: Callable[[Array, Gates], Gates]
 
 
-def recurrence(cell: Cell, driven: Gates, kernel: Array, output: Array, memory: Array) -> tuple[Array, Array]:
+def recurrence(
+    cell: RecurrentCell, driven: Gates, kernel: Array, output: Array, memory: Array
+) -> tuple[Array, Array]:
     """The outputs of all steps, ``(T, n, h)``, and the last memory, ``(n, h)``.
 
     Args:
@@ -52,7 +56,7 @@ def recurrence(cell: Cell, driven: Gates, kernel: Array, output: Array, memory: 
 # --- cells ---------------------------------------------------------------------------------------------------
 
 
-def lstm_cell(input: int, forget: int, new: int, output: int) -> Cell:
+def lstm_cell(input: int, forget: int, new: int, output: int) -> RecurrentCell:
     r"""A step of an LSTM, whose gates stand at these places; the memory is :math:`c`.
 
     .. math:: c_t = \sigma(f) \, c_{t-1} + \sigma(i) \tanh(g), \qquad h_t = \sigma(o) \tanh(c_t)
@@ -79,7 +83,15 @@ def lstm_cell(input: int, forget: int, new: int, output: int) -> Cell:
     def join(driven: Gates, recurrent: Array) -> Gates:
         return tuple(x + h for x, h in zip(driven, jnp.split(recurrent, 4, axis=-1), strict=True))
 
-    return Cell(join, lambda d_gates: (d_gates, jnp.concatenate(d_gates, axis=-1)), forward, backward)
+    return RecurrentCell(join, forward, backward, _lstm_part, _lstm_driven)
+
+
+def _lstm_part(d_gates: Gates) -> tuple[Array, Gates]:
+    return jnp.concatenate(d_gates, axis=-1), ()
+
+
+def _lstm_driven(d_recurrent: Array, others: Gates) -> Gates:
+    return tuple(jnp.split(d_recurrent, 4, axis=-1))
 
 
 def _gru_forward(gates: Gates, memory: Array) -> tuple[Array, Array, Gates]:
@@ -102,12 +114,17 @@ def _gru_join(driven: Gates, recurrent: Array) -> Gates:
     return driven[0] + r, driven[1] + z, driven[2], new + driven[3]
 
 
-def _gru_part(d_gates: Gates) -> tuple[Gates, Array]:
-    r, z, _, from_output = d_gates
-    return d_gates, jnp.concatenate([r, z, from_output], axis=-1)
+def _gru_part(d_gates: Gates) -> tuple[Array, Gates]:
+    r, z, from_input, from_output = d_gates
+    return jnp.concatenate([r, z, from_output], axis=-1), (from_input,)
 
 
-GRU = Cell(_gru_join, _gru_part, _gru_forward, _gru_backward)
+def _gru_driven(d_recurrent: Array, others: Gates) -> Gates:
+    r, z, from_output = jnp.split(d_recurrent, 3, axis=-1)
+    return r, z, *others, from_output
+
+
+GRU = RecurrentCell(_gru_join, _gru_forward, _gru_backward, _gru_part, _gru_driven)
 r"""A step of a GRU, from gates :math:`r, z` and both parts of :math:`n`; its memory is its output.
 
 .. math:: n = \tanh(n_x + \sigma(r) \, n_h), \qquad h_t = (1 - \sigma(z)) \, n + \sigma(z) \, h_{t-1}
@@ -119,7 +136,9 @@ The last output drives three, :math:`r, z` and :math:`n_h`.
 # --- the loop ------------------------------------------------------------------------------------------------
 
 
-def _plain(cell: Cell, driven: Gates, kernel: Array, output: Array, memory: Array) -> tuple[Array, Array]:
+def _plain(
+    cell: RecurrentCell, driven: Gates, kernel: Array, output: Array, memory: Array
+) -> tuple[Array, Array]:
     def step(carry: tuple[Array, Array], drive: Gates) -> tuple[tuple[Array, Array], Array]:
         output, memory, _ = cell.forward(cell.join(drive, carry[0] @ kernel), carry[1])
         return (output, memory), output
@@ -134,7 +153,7 @@ _Saved: TypeAlias = tuple[Array, Array, Array, Gates]
 
 
 def _forward(
-    cell: Cell, driven: Gates, kernel: Array, output: Array, memory: Array
+    cell: RecurrentCell, driven: Gates, kernel: Array, output: Array, memory: Array
 ) -> tuple[tuple[Array, Array], _Saved]:
     def step(carry: tuple[Array, Array], drive: Gates) -> tuple[tuple[Array, Array], tuple[Array, Gates]]:
         output, memory, kept = cell.forward(cell.join(drive, carry[0] @ kernel), carry[1])
@@ -144,22 +163,27 @@ def _forward(
     return (outputs, memory), (kernel, output, outputs, kept)
 
 
-def _backward(cell: Cell, saved: _Saved, given: tuple[Array, Array]) -> tuple[Gates, Array, Array, Array]:
+def _backward(
+    cell: RecurrentCell, saved: _Saved, given: tuple[Array, Array]
+) -> tuple[Gates, Array, Array, Array]:
     kernel, output, outputs, kept = saved
     # Made once: XLA:CPU moves the transpose of a constant of the loop into the loop, and makes it at every step.
     back = lax.optimization_barrier(kernel.T)
 
-    def step(carry: tuple[Array, Array], at: tuple[Array, Gates]) -> tuple[tuple[Array, Array], Gates]:
+    def step(
+        carry: tuple[Array, Array], at: tuple[Array, Gates]
+    ) -> tuple[tuple[Array, Array], tuple[Array, Gates]]:
         d_given, kept = at
         d_gates, d_memory = cell.backward(kept, carry[0] + d_given, carry[1])
-        return (cell.part(d_gates)[1] @ back, d_memory), d_gates
+        d_recurrent, others = cell.part(d_gates)
+        return (d_recurrent @ back, d_memory), (d_recurrent, others)
 
     ends = (jnp.zeros_like(output), given[1])
-    (d_output, d_memory), d_gates = lax.scan(step, ends, (given[0], kept), reverse=True)
-    d_driven, d_recurrent = cell.part(d_gates)
+    (d_output, d_memory), slopes = lax.scan(step, ends, (given[0], kept), reverse=True)
     before = jnp.concatenate([output[None], outputs[:-1]])
     hidden, width = kernel.shape
-    return d_driven, before.reshape(-1, hidden).T @ d_recurrent.reshape(-1, width), d_output, d_memory
+    d_kernel = before.reshape(-1, hidden).T @ slopes[0].reshape(-1, width)
+    return cell.driven(*slopes), d_kernel, d_output, d_memory
 
 
 _loop.defvjp(_forward, _backward)
