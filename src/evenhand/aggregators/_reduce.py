@@ -8,7 +8,7 @@ makes one sum of several.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +120,8 @@ def reduce_uploads(
       lift: in place of the aggregator's, where clients in some slots send what they should not.
     """
     if not isinstance(aggregator, Sum):
-        return aggregator.apply(tree.among(present, uploads), present, state, key)
+        read = uploads if aggregator.skips_absent else tree.among(present, uploads)
+        return aggregator.apply(read, present, state, key)
 
     def sum_of(public: PyTree, number: Array) -> PyTree:
         def lifted_by(slot: Array, present: Array, upload: Upload, noise: Key) -> PyTree:
@@ -194,7 +195,13 @@ Change: TypeAlias = Callable[[Upload, Array, Key], tuple[Upload, Array]]
 """``(uploads, present, key) -> (uploads, present)``, with the same or another number of slots."""
 
 
-def before(then: Aggregator, change: Change, name: str, needs: tuple[Need, ...] | None = None) -> Stack:
+def before(
+    then: Aggregator,
+    change: Change,
+    name: str,
+    needs: tuple[Need, ...] | None = None,
+    skips_absent: bool = False,
+) -> Stack:
     """``then`` on what ``change`` makes of the uploads.
 
     Args:
@@ -202,10 +209,63 @@ def before(then: Aggregator, change: Change, name: str, needs: tuple[Need, ...] 
       change: what comes before.
       name: that of the factory, for errors.
       needs: how many uploads the two of them need; None: as many as ``then``.
+      skips_absent: whether ``change`` does not read what empty slots hold.
 
     Raises:
       EvenhandError: ``then`` weighs clients by their reports, which it would have to do before it sees an upload.
     """
+
+    def reduced(rule: Aggregator, uploads: Upload, given: _Given) -> tuple[PyTree, PyTree]:
+        changed, present = change(uploads, given.present, given.first)
+        noises = jax.random.split(given.noise, present.shape[0])
+        return reduce_uploads(rule, changed, present, given.state, given.second, noises)
+
+    return _preceded(then, reduced, name, needs, skips_absent)
+
+
+Factors: TypeAlias = Callable[[PyTree, Array], Array]
+"""``(deltas, present) -> factors``, ``(m,)``, whatever empty slots hold."""
+
+
+def rescaled(then: Aggregator, factors: Factors, name: str, needs: tuple[Need, ...] | None = None) -> Stack:
+    """``then`` on uploads that are multiplied by ``factors``, which may depend on all; else as :func:`before`."""
+
+    def reduced(rule: Aggregator, uploads: Upload, given: _Given) -> tuple[PyTree, PyTree]:
+        by_slot = factors(uploads.delta, given.present)
+        noises = jax.random.split(given.noise, given.present.shape[0])
+        if not isinstance(rule, Sum):
+            longer = jax.vmap(_times)(by_slot, uploads)
+            return reduce_uploads(rule, longer, given.present, given.state, given.second, noises)
+
+        # A sum multiplies what it reads: a copy of all uploads would cost twelve means of them on a CPU.
+        def lift(slot: Array, upload: Upload, public: PyTree, key: Key) -> PyTree:
+            return rule.lift(_times(by_slot[slot], upload), public, key)
+
+        return reduce_uploads(rule, uploads, given.present, given.state, given.second, noises, lift)
+
+    return _preceded(then, reduced, name, needs, skips_absent=True)
+
+
+def _times(factor: Array, upload: Upload) -> Upload:
+    return upload._replace(delta=tree.scale(factor, upload.delta))
+
+
+class _Given(NamedTuple):
+    present: Array
+    state: PyTree
+    first: Key
+    second: Key
+    noise: Key
+
+
+def _preceded(
+    then: Aggregator,
+    reduced: Callable[[Aggregator, Upload, _Given], tuple[PyTree, PyTree]],
+    name: str,
+    needs: tuple[Need, ...] | None,
+    skips_absent: bool,
+) -> Stack:
+    """The aggregator that ``reduced`` makes of ``then``."""
     if isinstance(then, Sum) and then.weigh is not None:
         raise EvenhandError(
             f"{name}(then=): this aggregator weights clients by their reports before they train, so it cannot follow "
@@ -216,14 +276,18 @@ def before(then: Aggregator, change: Change, name: str, needs: tuple[Need, ...] 
     rule = then.unmasked
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
-        first, second, noise = jax.random.split(key, 3)
-        changed, present = change(uploads, present, first)
-        noises = jax.random.split(noise, present.shape[0])
-        return reduce_uploads(rule, changed, present, state, second, noises)
+        return reduced(rule, uploads, _Given(present, state, *jax.random.split(key, 3)))
 
     needs = then.needs if needs is None else needs
     # Clients shorten their uploads before the server does anything with them, wherever that stands.
-    return Stack(then.init, apply, then.needs_loss, needs, then.compression)
+    return Stack(
+        init=then.init,
+        apply=apply,
+        needs_loss=then.needs_loss,
+        needs=needs,
+        compression=then.compression,
+        skips_absent=skips_absent,
+    )
 
 
 # --- several as one ----------------------------------------------------------------------------------------------

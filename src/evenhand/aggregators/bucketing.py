@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from evenhand import tree
 from evenhand.aggregators._reduce import before
-from evenhand.aggregators.stacked import combined
 from evenhand.errors import whole_number
 from evenhand.types import Aggregator, Array, Key, Need, PyTree, Stack, Upload
 
@@ -60,20 +60,34 @@ def bucketing(size: int, then: Aggregator) -> Stack:
         buckets = -(-m // size)
         # Keyed by what an upload is: keyed by its place, another order of the clients would be another result.
         # Copies, such as a coalition's, are numbered: they would fill buckets of their own.
-        marks = _marks(uploads)
+        marks = jnp.where(present, _marks(uploads), 0)
         place = jnp.argsort(jnp.argsort(marks, stable=True), stable=True)
         copy = place - jnp.searchsorted(jnp.sort(marks), marks)
         keys = jax.vmap(lambda mark, copy: jax.random.fold_in(jax.random.fold_in(key, mark), copy))
         draws = jax.vmap(jax.random.bits)(keys(marks, copy))
-        place = jnp.argsort(jnp.lexsort((draws, ~present)))
-        inside = (place[None] // size == jnp.arange(buckets)[:, None]) & present[None]
+        # The slots of each bucket, ``(buckets, size)``, those that are present first.
+        slots = jnp.pad(jnp.lexsort((draws, ~present)), (0, buckets * size - m)).reshape(buckets, size)
+        inside = jnp.arange(buckets * size).reshape(buckets, size) < jnp.sum(present)
         count = jnp.sum(inside, axis=1)
         share = jnp.where(inside, 1.0 / jnp.maximum(count, 1).astype(jnp.float32)[:, None], 0.0)
-        loss = jnp.sum(jnp.where(inside, share * uploads.loss[None], 0.0), axis=1)
-        weight = jnp.sum(jnp.where(inside, uploads.weight[None], 0.0), axis=1)
-        return Upload(combined(share, uploads.delta), weight, loss), count > 0
+        loss = jnp.sum(jnp.where(inside, share * uploads.loss[slots], 0.0), axis=1)
+        weight = jnp.sum(jnp.where(inside, uploads.weight[slots], 0.0), axis=1)
 
-    return before(then, deal, "bucketing", tuple(map(behind, then.needs)))
+        # Bucket by bucket: as a product with all shares, most of which are 0, it took five times as long.
+        def mean(bucket: tuple[Array, Array, Array]) -> PyTree:
+            def added(total: PyTree, place: Array) -> tuple[PyTree, None]:
+                slot, share, is_inside = (part[place] for part in bucket)
+                delta = tree.take(uploads.delta, slot)
+                return tree.add(
+                    total, tree.select(is_inside, tree.scale(share, delta), tree.zeros_like(delta))
+                ), None
+
+            like = tree.zeros_like(tree.take(uploads.delta, jnp.int32(0)))
+            return lax.scan(added, like, jnp.arange(size), unroll=min(size, 4))[0]
+
+        return Upload(lax.map(mean, (slots, share, inside)), weight, loss), count > 0
+
+    return before(then, deal, "bucketing", tuple(map(behind, then.needs)), skips_absent=True)
 
 
 def _marks(uploads: PyTree) -> Array:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.aggregators._reduce import before
+from evenhand.aggregators._reduce import rescaled
 from evenhand.aggregators.mean import mean
-from evenhand.aggregators.stacked import norms, scaled
+from evenhand.aggregators.stacked import norms
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.types import Aggregator, Array, Key, Need, PyTree, Stack, Sum, Upload
 
@@ -53,13 +52,13 @@ def clip(longest: float | None = None, *, then: Aggregator = mean()) -> Aggregat
     """
     if longest is None:
 
-        def shorten(uploads: Upload, present: Array, key: Key) -> tuple[Upload, Array]:
-            lengths = norms(uploads.delta)
+        def to_median(deltas: PyTree, present: Array) -> Array:
+            lengths = norms(deltas)
             ascending, m = jnp.sort(jnp.where(present, lengths, jnp.inf)), jnp.sum(present)
             middle = 0.5 * (ascending[jnp.maximum(m - 1, 0) // 2] + ascending[m // 2])
-            return _shortened(uploads, lengths, jnp.where(m > 0, middle, 0.0)), present
+            return _shortening(lengths, jnp.where(m > 0, middle, 0.0))
 
-        return before(then, shorten, "clip")
+        return rescaled(then, to_median, "clip")
     check_length("clip(longest", longest)
     return _rescaled(then, lambda norm: longest / jnp.maximum(norm, longest), "clip")
 
@@ -128,15 +127,15 @@ def arc(malicious: int, then: Aggregator) -> Stack:
     """
     whole_number("arc(malicious=)", malicious, 0)
 
-    def shorten(uploads: Upload, present: Array, key: Key) -> tuple[Upload, Array]:
-        lengths, m = norms(uploads.delta), jnp.sum(present)
+    def to_next(deltas: PyTree, present: Array) -> Array:
+        lengths, m = norms(deltas), jnp.sum(present)
         # Whole numbers: 2 f (m - f) / m in float32 may fall just below one.
         shortened = jnp.clip(2 * malicious * (m - malicious) // jnp.maximum(m, 1), 0, jnp.maximum(m - 1, 0))
         ascending = jnp.sort(jnp.where(present, lengths, jnp.inf))
-        return _shortened(uploads, lengths, ascending[jnp.maximum(m - 1 - shortened, 0)]), present
+        return _shortening(lengths, ascending[jnp.maximum(m - 1 - shortened, 0)])
 
     own = Need.over(f"arc({malicious})", malicious, lambda m: m > 2 * malicious)
-    return before(then, shorten, "arc", (own, *then.needs))
+    return rescaled(then, to_next, "arc", (own, *then.needs))
 
 
 def reject(longest: float, then: Aggregator) -> Aggregator:
@@ -182,21 +181,20 @@ def reject(longest: float, then: Aggregator) -> Aggregator:
 
 def _rescaled(then: Aggregator, factor: Callable[[Array], Array], name: str) -> Aggregator:
     """``then`` on uploads that are made longer or shorter, by a factor that depends on the norm."""
-
-    def change(upload: Upload) -> Upload:
-        return upload._replace(delta=tree.scale(factor(tree.norm(upload.delta)), upload.delta))
-
     if not isinstance(then, Sum):
-        return before(then, lambda uploads, present, key: (jax.vmap(change)(uploads), present), name)
+        return rescaled(then, lambda deltas, present: factor(norms(deltas)), name)
+
+    def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
+        delta = tree.scale(factor(tree.norm(upload.delta)), upload.delta)
+        return then.lift(upload._replace(delta=delta), public, key)
+
     # A sum stays a sum, and clients do it.
-    return then._replace(
-        lift=lambda upload, public, key: then.lift(change(upload), public, key), sensitivity=None
-    )
+    return then._replace(lift=lift, sensitivity=None)
 
 
-def _shortened(uploads: Upload, lengths: Array, longest: Array) -> Upload:
-    factors = jnp.where(lengths > longest, longest / jnp.where(lengths > longest, lengths, 1.0), 1.0)
-    return uploads._replace(delta=scaled(factors, uploads.delta))
+def _shortening(lengths: Array, longest: Array) -> Array:
+    """By what uploads of these lengths are multiplied, so that none is longer."""
+    return jnp.where(lengths > longest, longest / jnp.where(lengths > longest, lengths, 1.0), 1.0)
 
 
 def check_length(call: str, length: float) -> None:

@@ -382,6 +382,8 @@ class Stack(NamedTuple):
       needs_loss: whether clients must report their loss.
       needs: how many uploads its guarantees need; each of them must hold.
       compression: as for :class:`Sum`.
+      skips_absent: whether ``apply`` does not read what empty slots hold, which then may be anything, NaN included:
+        zeros in their place cost a copy of all uploads.
     """
 
     init: Callable[[PyTree, int], State]
@@ -389,6 +391,7 @@ class Stack(NamedTuple):
     needs_loss: bool = False
     needs: tuple[Need, ...] = ()
     compression: Compression | None = None
+    skips_absent: bool = False
     __repr__ = short
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -278,3 +279,42 @@ def test_clipping_by_arc_beyond_its_bound_still_keeps_a_norm() -> None:
     for malicious in range(8):
         assert float(agg.aggregate(agg.arc(malicious, then=agg.mean()), x)[0]) >= 1.0
     assert CLIENTS > 2 * F
+
+
+SKIPPING = {
+    "clip": agg.clip(),
+    "clip, then a median": agg.clip(then=agg.coordinate_median()),
+    "arc": agg.arc(1, then=agg.geometric_median(3)),
+    "normalize": agg.normalize(2.0, then=agg.krum(1)),
+    "bucketing": agg.bucketing(2, then=agg.coordinate_median()),
+    "bucketing, then a sum": agg.bucketing(3, then=agg.mean()),
+}
+
+
+@pytest.mark.parametrize("name", SKIPPING)
+def test_rules_that_skip_empty_slots_do_not_read_them(name: str) -> None:
+    """Whatever these hold: nothing, NaN, a copy of an upload, or an upload that is longer than all others."""
+    rule = SKIPPING[name]
+    assert isinstance(rule, Stack) and rule.skips_absent
+    present = jnp.array([True, False, True, True, False, True, True])
+    deltas = jax.random.normal(KEY, (7, 5))
+    weights = jnp.arange(1.0, 8.0)
+    whole = Upload(deltas, weights, weights)
+
+    def direction(uploads: Upload) -> jax.Array:
+        noise = jax.random.split(KEY, 7)
+        state = rule.init(jnp.zeros(5), 7)
+        return agg.reduce_uploads(rule, uploads, present, state, KEY, noise)[0]
+
+    def holding(uploads: Upload) -> Upload:
+        return eh.tree.among(present, whole, uploads)
+
+    expected = direction(holding(eh.tree.zeros_like(whole)))
+    assert np.isfinite(expected).all()
+    for garbage in (jnp.nan, jnp.inf, 1e6):
+        filled = jax.tree.map(partial(jnp.full_like, fill_value=garbage), whole)
+        np.testing.assert_allclose(direction(holding(filled)), expected, rtol=1e-6)
+    # Each empty slot holds a copy of the upload after it.
+    copies = eh.tree.take(whole, jnp.array([0, 2, 2, 3, 5, 5, 6]))
+    np.testing.assert_allclose(direction(holding(copies)), expected, rtol=1e-6)
+    assert not np.allclose(direction(whole._replace(delta=2 * deltas - 1)), expected)
