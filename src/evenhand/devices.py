@@ -103,8 +103,12 @@ def everywhere(mesh: Mesh | None, values: Any) -> Any:
             leaf = _gathered(leaf)  # then those of the mesh already have it
             parts = {shard.device: shard.data for shard in leaf.addressable_shards}
             local_parts = [parts[device] for device in mesh.local_devices]
-            return jax.make_array_from_single_device_arrays(leaf.shape, sharding, local_parts)
-        return jax.device_put(leaf, sharding)
+        elif len(mesh.local_devices) < mesh.size:
+            # Not over all processes at once, as each has the same: JAX would compare them, and no NaN equals another.
+            local_parts = [jax.device_put(leaf, device) for device in mesh.local_devices]
+        else:
+            return jax.device_put(leaf, sharding)
+        return jax.make_array_from_single_device_arrays(jnp.shape(leaf), sharding, local_parts)
 
     return jax.tree.map(placed, values)
 

@@ -19,13 +19,18 @@ jax.distributed.initialize(f"localhost:{sys.argv[2]}", num_processes=2, process_
 import numpy as np, optax
 import evenhand as eh
 from evenhand.devices import everywhere, here, over
-method = eh.algorithms.scaffold(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=2, batch_size=4))
+work = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=2, batch_size=4)
+method = eh.algorithms.scaffold(work)
 run = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3)
 parts = jax.sharding.NamedSharding(over(4), jax.sharding.PartitionSpec("clients"))
 divided = jax.make_array_from_callback((8,), parts, lambda index: np.arange(8.0, dtype=np.float32)[index])
 assert here(divided).tolist() == np.asarray(everywhere(over(4), divided)).tolist() == list(range(8))
 result = {"devices": run.info["devices"], "w": np.ravel(run.params["w"]).tolist()}
 result["loss"] = run.history["test_loss"].tolist()
+median = eh.algorithms.fedavg(work, aggregator=eh.aggregators.coordinate_median())
+for name, value, how in (("streamed", method, {"stream": True}), ("median", median, {})):
+    run = eh.simulate(value, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3, **how)
+    result[name] = np.ravel(run.params["w"]).tolist()
 print(json.dumps(result))
 jax.distributed.shutdown()  # waits for the other process, which would fail if this one had just gone
 """
@@ -46,9 +51,16 @@ def test_two_processes_agree_with_one(nursery: Nursery, tmp_path: Path):
     printed = [json.loads(path.read_text().splitlines()[-1]) for path in shown]
     assert printed[0] == printed[1] and printed[0]["devices"] == 4
 
-    method = eh.algorithms.scaffold(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=2, batch_size=4))
+    work = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=2, batch_size=4)
+    method = eh.algorithms.scaffold(work)
     alone = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3)
     np.testing.assert_allclose(printed[0]["w"], np.ravel(alone.params["w"]), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(printed[0]["loss"], alone.history["test_loss"], rtol=1e-5)
+    # Rows that each process streams, whose padding is NaN, and uploads that no process alone has.
+    np.testing.assert_allclose(printed[0]["streamed"], printed[0]["w"], rtol=1e-5, atol=1e-6)
+    median = eh.algorithms.fedavg(work, aggregator=eh.aggregators.coordinate_median())
+    by_median = eh.simulate(median, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=3)
+    np.testing.assert_allclose(printed[0]["median"], np.ravel(by_median.params["w"]), rtol=1e-5, atol=1e-6)
+    assert not np.allclose(printed[0]["median"], printed[0]["w"], rtol=1e-3)
     other = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=4)
     assert not np.allclose(printed[0]["w"], np.ravel(other.params["w"]), rtol=1e-3)
