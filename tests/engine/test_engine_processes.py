@@ -1,7 +1,10 @@
 """A cohort spread over the devices of two processes gives the same as in one process."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -64,3 +67,54 @@ def test_two_processes_agree_with_one(nursery: Nursery, tmp_path: Path):
     assert not np.allclose(printed[0]["median"], printed[0]["w"], rtol=1e-3)
     other = eh.simulate(method, eh.testing.toy_data(), rounds=4, cohort=6, eval_every=2, seed=4)
     assert not np.allclose(printed[0]["w"], np.ravel(other.params["w"]), rtol=1e-3)
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "several_processes.py"
+
+
+def results(out: Path, environments: list[dict[str, str]], options: list[list[str]]) -> list[str]:
+    """What the example prints, as a user starts it: a process for each of the environments."""
+    own = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(EXAMPLE), *given, "--out", str(out)],
+            env={**own, "JAX_NUM_CPU_DEVICES": "1", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for environment, given in zip(environments, options, strict=True)
+    ]
+    printed = [process.communicate(timeout=120) for process in processes]
+    assert not any(process.returncode for process in processes), printed
+    assert eh.load_run(out).info["rounds"] == 20
+    # The library that adds over the network says that it is connected, on standard output.
+    first, *others = ([x for x in text.splitlines() if not x.startswith("[Gloo]")] for text, _ in printed)
+    assert not any(others)
+    return first
+
+
+def free_port(first: int = 0) -> int:
+    """One of all that are free, or of the 4,096 from ``first``."""
+    for offset in range(4096):
+        with socket.socket() as taken:
+            try:
+                taken.bind(("localhost", first and first + (os.getpid() + offset) % 4096))
+            except OSError:
+                continue
+            return taken.getsockname()[1]
+    raise AssertionError("no port is free")
+
+
+def test_the_example_gives_the_same_by_address_and_as_tasks_of_slurm(tmp_path: Path) -> None:
+    alone = results(tmp_path / "alone", [{"JAX_NUM_CPU_DEVICES": "2"}], [[]])
+    address = f"localhost:{free_port()}"
+    given = [["--coordinator", address, "--processes", "2", "--process", str(i)] for i in range(2)]
+    both = results(tmp_path / "both", [{}, {}], given)
+    assert both[0].startswith("2 devices in 2 processes") and len(both) == 3
+    assert both[1:] == alone[1:]
+    # Slurm gives a step no port: JAX derives it from the number of the job.
+    first = 65535 - 4096 + 1
+    job = {"SLURM_JOB_ID": str(free_port(first) - first), "SLURM_STEP_NODELIST": "localhost"}
+    tasks = [{**job, "SLURM_NTASKS": "2", "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
+    assert results(tmp_path / "slurm", tasks, [["--slurm"]] * 2) == both
