@@ -479,7 +479,55 @@ class Sum(nn.Module):
         return self.inner(x).sum(0)
 
 
+class Flipped(torch.autograd.Function):
+    """The identity, with the opposite gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return -grads[0]
+
+
+class Through(nn.Module):
+    """A linear layer, and what a function makes of its outputs."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.inner, self.function = nn.Linear(4, 3), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.inner(x))
+
+
+def hooked(x: torch.Tensor) -> torch.Tensor:
+    x.register_hook(lambda grad: -grad)
+    return x
+
+
+def with_hook() -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 3))
+    module[0].register_full_backward_hook(lambda module, before, after: before)
+    return module
+
+
 REFUSED: dict[str, tuple[Any, torch.Tensor, str]] = {
+    "a gradient of its own": (
+        *(lambda: Through(Flipped.apply), normal(1, 4)),
+        "uses the torch.autograd.Function Flipped, whose backward() JAX would not call",
+    ),
+    "a hook": (lambda: Through(hooked), normal(1, 4), "registers a hook on a gradient"),
+    "a backward hook": (with_hook, normal(1, 4), "whose part 0 has backward hooks"),
+    "dropout in evaluation": (
+        *(lambda: Through(lambda x: nn.functional.dropout(x, 0.5)), normal(1, 4)),
+        "Through draws random numbers in evaluation: give training=self.training",
+    ),
+    "noise in evaluation": (
+        *(lambda: Through(lambda x: x + torch.randn_like(x)), normal(1, 4)),
+        "Through draws random numbers in evaluation",
+    ),
     "batch norm": (
         lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)),
         normal(1, 4),
@@ -516,6 +564,58 @@ def test_what_does_not_work_is_refused_in_a_sentence(name: str) -> None:
     with pytest.raises(EvenhandError) as caught:
         eh.models.from_torch(make, loss="cross_entropy", sample=sample)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def without_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        factor = torch.tanh(x)
+        shift = torch.zeros_like(x).add_(0.5)
+    return x * factor + shift
+
+
+def test_what_is_computed_without_gradients_is_a_constant() -> None:
+    module, x = Through(without_gradients), normal(5, 4)
+    model = eh.models.from_torch(module, loss="cross_entropy", sample=x[:1])
+    labels = torch.tensor([0, 1, 2, 0, 1])
+    nn.functional.cross_entropy(module(x), labels).backward()
+    rows, y = array(x), array(labels)
+
+    def loss(params: Any) -> jax.Array:
+        return jnp.mean(model.losses(model.apply(params, rows), y))
+
+    found = flat(jax.grad(loss)(model.init(KEY)))
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(found[name], parameter.grad, rtol=1e-5, atol=1e-6)
+    differentiated = Through(lambda x: x * torch.tanh(x) + 0.5)
+    differentiated.load_state_dict(module.state_dict())
+    nn.functional.cross_entropy(differentiated(x), labels).backward()
+    assert not np.allclose(found["inner.weight"], differentiated.inner.weight.grad, rtol=0.1)
+
+
+def test_losses_of_pytorch_are_refused() -> None:
+    for loss in (nn.CrossEntropyLoss(), nn.functional.cross_entropy, nn.CrossEntropyLoss):
+        wrong: Any = loss
+        with pytest.raises(
+            EvenhandError, match=r'a loss of PyTorch .* name it, such as loss="cross_entropy"'
+        ):
+            eh.models.from_torch(mlp(), loss=wrong, sample=normal(1, 4))
+
+
+def test_a_residual_network_is_exported() -> None:
+    model = eh.models.from_torch(ResNet8, loss="cross_entropy", sample=MODULES["resnet8"][1][:1])
+    params, images = model.init(KEY), MODULES["resnet8"][1]
+    exported = eh.models.to_torch(ResNet8(), params).eval()
+    with torch.no_grad():
+        outputs = exported(images)
+    np.testing.assert_allclose(model.apply(params, array(images)), outputs, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_no_module_or_no_parameters_is_not_exported() -> None:
+    params: Any = eh.models.from_torch(mlp(), loss="cross_entropy", sample=normal(1, 4)).init(KEY)
+    wrong: Any
+    for wrong, given in ((params, mlp()), (mlp, params), (mlp(), None)):
+        with pytest.raises(EvenhandError, match=r"in this order, not \w+ and \w+\."):
+            eh.models.to_torch(wrong, given)
 
 
 def test_other_values_are_no_modules() -> None:

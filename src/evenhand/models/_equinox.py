@@ -90,6 +90,11 @@ def from_equinox(
     """
     check_process()
     row_loss, inputs = resolve(loss), sample_rows(sample)
+    if any(base.__module__.startswith("flax.") for base in type(module).__mro__):
+        raise EvenhandError(
+            f"from_equinox got {type(module).__name__}, a module of flax: give it to eh.models.from_flax(module, "
+            "loss=..., sample=...)."
+        )
     parts = _parts(module)
     functions = _functions(parts, _init(module, parts), inputs)
     start = nested(parts.paths, parts.leaves) if is_equinox(module) and not isinstance(module, type) else None

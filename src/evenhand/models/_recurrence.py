@@ -8,13 +8,13 @@ exponential to compute again, and multiplies once for all steps where a scan's w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evenhand.types import Array
+from evenhand.types import Array, Key
 
 Gates: TypeAlias = tuple[Array, ...]
 """An array for each, ``(n, h)``, or ``(T, n, h)`` for all steps."""
@@ -187,3 +187,101 @@ def _backward(
 
 
 _loop.defvjp(_forward, _backward)
+
+
+# --- layers of PyTorch ---------------------------------------------------------------------------------------
+
+
+class LSTMState(NamedTuple):
+    """Of one layer in one direction, ``(n, h)`` each."""
+
+    output: Array
+    memory: Array
+
+
+class GRUState(NamedTuple):
+    """Of one layer in one direction, ``(n, h)``."""
+
+    output: Array
+
+
+_LSTM = lstm_cell(input=0, forget=1, new=2, output=3)
+
+
+class Layers(NamedTuple):
+    """Recurrent layers, as PyTorch hands them to its functions.
+
+    Attributes:
+      weights: layer by layer and direction by direction: from the inputs, from the outputs, their biases, a projection.
+      has_biases: whether there are biases.
+      depth: how many layers there are.
+      dropout: the share that is dropped between layers in training.
+      training: whether that is done.
+      directions: 1, or 2 that read the sequence from both ends.
+      batch_first: whether sequences are ``(n, T, d)`` rather than ``(T, n, d)``.
+    """
+
+    weights: tuple[Array, ...]
+    has_biases: bool
+    depth: int
+    dropout: float
+    training: bool
+    directions: int
+    batch_first: bool
+
+    @classmethod
+    def of(cls, weights: tuple[Array, ...], *options: Any) -> Layers:
+        """From the arguments after the weights."""
+        has_biases, depth, dropout, training, bidirectional, batch_first = options
+        return cls(
+            weights=weights,
+            has_biases=has_biases,
+            depth=depth,
+            dropout=dropout,
+            training=training,
+            directions=1 + bidirectional,
+            batch_first=batch_first,
+        )
+
+    def run(self, draw: Callable[[], Key], x: Array, states: list[Any]) -> tuple[Array, list[Any]]:
+        """The outputs of the last layer, and the last state of each; ``draw`` gives the key of each dropout."""
+        sequence = jnp.swapaxes(x, 0, 1) if self.batch_first else x
+        size, ends = len(self.weights) // (self.depth * self.directions), list[Any]()
+        for layer in range(self.depth):
+            if layer and self.dropout and self.training:
+                kept = jax.random.bernoulli(draw(), 1 - self.dropout, sequence.shape)
+                sequence = jnp.where(kept, sequence / (1 - self.dropout), 0.0)
+            outputs = list[Array]()
+            for direction in range(self.directions):
+                i = layer * self.directions + direction
+                weights = self.weights[size * i : size * (i + 1)]
+                end, read = self._read(sequence[::-1] if direction else sequence, states[i], weights)
+                ends.append(end)
+                outputs.append(read[::-1] if direction else read)
+            sequence = jnp.concatenate(outputs, axis=-1)
+        return (jnp.swapaxes(sequence, 0, 1) if self.batch_first else sequence), ends
+
+    def _read(self, sequence: Array, state: Any, weights: tuple[Array, ...]) -> tuple[Any, Array]:
+        """One layer in one direction: its last state, and its outputs by time."""
+        inputs, hidden, *others = weights
+        biases, projection = others[: 2 * self.has_biases], others[2 * self.has_biases :]
+        # Of all steps at once; and the transpose within the loop would be made at every step.
+        driven, kernel = sequence @ inputs.T, hidden.T
+        driven = driven + biases[0] if biases else driven
+        if isinstance(state, GRUState):
+            r, z, new = jnp.split(driven, 3, axis=-1)
+            b_r, b_z, b_new = jnp.split(biases[1], 3) if biases else (0.0, 0.0, jnp.zeros(new.shape[-1]))
+            gates = (r + b_r, z + b_z, new, jnp.broadcast_to(b_new, new.shape))
+            outputs = recurrence(GRU, gates, kernel, state.output, state.output)[0]
+            return GRUState(outputs[-1]), outputs
+        gates = tuple(jnp.split(driven + biases[1] if biases else driven, 4, axis=-1))
+        if not projection:
+            outputs, memory = recurrence(_LSTM, gates, kernel, state.output, state.memory)
+            return LSTMState(outputs[-1], memory), outputs
+        (smaller,) = projection
+
+        def body(before: LSTMState, drive: tuple[Array, ...]) -> tuple[LSTMState, Array]:
+            output, memory, _ = _LSTM.forward(_LSTM.join(drive, before.output @ kernel), before.memory)
+            return LSTMState(output @ smaller.T, memory), output @ smaller.T
+
+        return jax.lax.scan(body, state, gates)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ from evenhand.models._modules import (
     mask_like,
     rows_inside,
 )
-from evenhand.models._recurrence import GRU, lstm_cell, recurrence
+from evenhand.models._recurrence import GRUState, Layers, LSTMState
 from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
 
@@ -102,6 +102,7 @@ def from_torch(
     check_process()
     check_kind("from_torch", state)
     environment = _environment()
+    _check_loss(loss)
     row_loss = resolve(loss)
     inputs = _as_array(sample)
     if inputs.ndim == 0:
@@ -110,6 +111,7 @@ def from_torch(
     _check_initialised(example)
     start = _values(_trained(example))
     name = type(example).__name__
+    _check_hooks(example)
     if not start:
         raise EvenhandError(
             f"from_torch got {name}, which has no parameters that require gradients: there is nothing to train."
@@ -143,7 +145,7 @@ def from_torch(
         apply=apply,
         losses=row_loss,
         metrics=dict(default_metrics(row_loss) if metrics is None else metrics),
-        apply_train=apply_train if _differ(forward, start, inputs) else None,
+        apply_train=apply_train if _differ(forward, start, inputs, name) else None,
         name=name,
         statistics=functions.statistics(state),
     )
@@ -167,6 +169,11 @@ def to_torch(module: torch.nn.Module, params: Params) -> torch.nn.Module:
       >>> torch.save(net.state_dict(), "net.pt")  # doctest: +SKIP
     """
     torch = _pytorch()
+    if not isinstance(module, torch.nn.Module) or not isinstance(params, Mapping):
+        raise EvenhandError(
+            "to_torch takes a torch.nn.Module and parameters such as run.params, in this order, not "
+            f"{type(module).__name__} and {type(params).__name__}."
+        )
     own, given = _trained(module), _flat(params)
     own |= {name: value for name, value in _statistics(module).items() if name in given}
     kind = type(module).__name__
@@ -174,7 +181,8 @@ def to_torch(module: torch.nn.Module, params: Params) -> torch.nn.Module:
         place = "the module" if missing[0] in own else "params"
         raise EvenhandError(
             f"to_torch got parameters that are not those of {kind}: only {place} has {missing[0]}. Give the module "
-            "that the model was made from, or one of the same architecture."
+            "that the model was made from, or one of the same architecture; of a model with frozen parameters, give "
+            "eh.models.thaw(model, run.params)."
         )
     for name, value in given.items():
         if tuple(own[name].shape) != tuple(value.shape):
@@ -241,10 +249,42 @@ def _traced(environment: Any, key: Key) -> ExitStack:
     # torchax adds numbers of unlike types and ranks, which strict settings of JAX forbid.
     stack.enter_context(jax.numpy_dtype_promotion("standard"))
     stack.enter_context(jax.numpy_rank_promotion("allow"))
-    stack.enter_context(torch.no_grad())  # gradients are JAX's
+    stack.enter_context(torch.enable_grad())  # so that the module's own no_grad() shows, see _environment()
+    stack.enter_context(_gradients_of_jax())
     stack.enter_context(environment)
     stack.enter_context(environment.override_property(prng=key))
     return stack
+
+
+@contextmanager
+def _gradients_of_jax() -> Generator[None]:
+    """Inside, PyTorch refuses gradients of a module's own; by one thread at a time, which holds the lock."""
+    # Not Function.apply: modules often keep that of their function under another name.
+    functions, tensors = _pytorch().autograd.function._SingleLevelFunction, _pytorch().Tensor
+    hook = tensors.register_hook
+    functions.apply, tensors.register_hook = classmethod(_apply), _refuse_hook
+    try:
+        yield
+    finally:
+        del functions.apply  # which it inherits
+        tensors.register_hook = hook
+
+
+def _apply(function: Any, *arguments: Any) -> Any:
+    """``torch.autograd.Function.apply`` of PyTorch's own, such as checkpoints; those of users are refused."""
+    if function.__module__.startswith("torch."):
+        return super(_pytorch().autograd.function._SingleLevelFunction, function).apply(*arguments)
+    raise EvenhandError(
+        f"from_torch: the module uses the torch.autograd.Function {function.__name__}, whose backward() JAX would not "
+        "call: write its forward pass with operations of PyTorch. y + (x - y).detach() has the value of x and the "
+        "gradient of y."
+    )
+
+
+def _refuse_hook(tensor: Any, hook: Any) -> Any:
+    raise EvenhandError(
+        "from_torch: the module registers a hook on a gradient, which JAX would not call: change the forward pass."
+    )
 
 
 def _as_arrays(environment: Any, outputs: Any) -> PyTree:
@@ -254,18 +294,22 @@ def _as_arrays(environment: Any, outputs: Any) -> PyTree:
     return environment.t2j_iso(outputs)
 
 
-def _differ(forward: _Forward, start: Mapping[str, Array], sample: Array) -> bool:
-    """Whether training is another program than evaluation, as with dropout."""
+def _differ(forward: _Forward, start: Mapping[str, Array], sample: Array, name: str) -> bool:
+    """Whether training is another program than evaluation, as with dropout; refuses an evaluation that draws."""
     rows = jnp.repeat(sample[:1], 2, axis=0)  # PyTorch normalises no batch of one row
-    programs = [
-        str(
-            jax.make_jaxpr(lambda params, x, key, mode=mode: forward(params, x, key, training=mode)[0])(
-                start, rows, jax.random.key(0)
-            )
+    evaluated, trained = (
+        jax.make_jaxpr(lambda params, x, key, mode=mode: forward(params, x, key, training=mode)[0])(
+            start, rows, jax.random.key(0)
         )
         for mode in (False, True)
-    ]
-    return programs[0] != programs[1]
+    )
+    key = evaluated.jaxpr.invars[-1]
+    if any(operand is key for equation in evaluated.jaxpr.eqns for operand in equation.invars):
+        raise EvenhandError(
+            f"{name} draws random numbers in evaluation: give training=self.training to dropout in its forward(), and "
+            "draw where self.training is true only."
+        )
+    return str(evaluated) != str(trained)
 
 
 def _check_state(
@@ -335,6 +379,23 @@ def _opened(module: Any) -> tuple[torch.nn.Module, _Factory | None]:
             f"The function must return a torch.nn.Module, but it returned {type(made).__name__}."
         )
     return made, module
+
+
+def _check_loss(loss: Any) -> None:
+    if type(loss).__module__.startswith("torch.") or getattr(loss, "__module__", "").startswith("torch."):
+        raise EvenhandError(
+            f"from_torch(loss={loss!r:.60}): a loss of PyTorch does not know JAX's arrays: name it, such as "
+            'loss="cross_entropy", or give a function (outputs, y) -> (rows,) of JAX.'
+        )
+
+
+def _check_hooks(module: torch.nn.Module) -> None:
+    for path, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise EvenhandError(
+                f"from_torch got {type(module).__name__}, whose part {path or 'itself'} has backward hooks, which JAX "
+                "would not call: remove them, and change the forward pass instead."
+            )
 
 
 def _check_initialised(module: torch.nn.Module) -> None:
@@ -444,8 +505,12 @@ def _flat(params: Params, prefix: str = "") -> dict[str, Array]:
 @cache
 def _pytorch() -> Any:
     """PyTorch, which takes a second to import."""
-    import torch  # pyright: ignore[reportMissingImports]
-
+    try:
+        import torch  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise EvenhandError(
+            f"Modules of PyTorch need PyTorch and torchax, and {error.name} is missing: pip install 'evenhand[torch]'."
+        ) from error
     return torch
 
 
@@ -473,6 +538,18 @@ def _environment() -> Any:
 
                 return super().t2j_iso(tree_map_only(torch.Tensor, converted, torchtensors))
 
+            def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+                results = super().dispatch(func, types, args, kwargs)
+                if torch.is_grad_enabled():
+                    return results
+                # Under the module's own no_grad(); what changes a tensor in place stays that tensor.
+                inputs = {id(x) for x in args}
+
+                def stopped(x: Any) -> Any:
+                    return x if id(x) in inputs else x.apply_jax(jax.lax.stop_gradient)
+
+                return tree_map_only(Tensor, stopped, results)
+
         environment = Mixed()
     except ModuleNotFoundError as error:
         raise EvenhandError(
@@ -495,9 +572,9 @@ def _lstm(environment: Any) -> Callable[..., Any]:
 
     def run(x: Any, hidden: Any, weights: Any, *options: Any) -> Any:
         sequence, (outputs, memories), kernels = environment.t2j_iso((x, tuple(hidden), tuple(weights)))
-        layers = _Layers.of(kernels, *options)
-        states = [_LSTMState(output, memory) for output, memory in zip(outputs, memories, strict=True)]
-        sequence, ends = layers.run(environment, sequence, states)
+        layers = Layers.of(kernels, *options)
+        states = [LSTMState(output, memory) for output, memory in zip(outputs, memories, strict=True)]
+        sequence, ends = layers.run(environment.get_and_rotate_prng_key, sequence, states)
         return environment.j2t_iso((sequence, *map(jnp.stack, zip(*ends, strict=True))))
 
     return run
@@ -508,8 +585,10 @@ def _gru(environment: Any) -> Callable[..., Any]:
 
     def run(x: Any, hidden: Any, weights: Any, *options: Any) -> Any:
         sequence, outputs, kernels = environment.t2j_iso((x, hidden, tuple(weights)))
-        layers = _Layers.of(kernels, *options)
-        sequence, ends = layers.run(environment, sequence, [_GRUState(output) for output in outputs])
+        layers = Layers.of(kernels, *options)
+        sequence, ends = layers.run(
+            environment.get_and_rotate_prng_key, sequence, [GRUState(output) for output in outputs]
+        )
         return environment.j2t_iso((sequence, jnp.stack([end.output for end in ends])))
 
     return run
@@ -562,96 +641,3 @@ def _batch_norm(environment: Any) -> Callable[..., Any]:
         return environment.j2t_iso(outputs if shift is None else outputs + shift.reshape(along))
 
     return run
-
-
-class _LSTMState(NamedTuple):
-    output: Array
-    memory: Array
-
-
-class _GRUState(NamedTuple):
-    output: Array
-
-
-_LSTM = lstm_cell(input=0, forget=1, new=2, output=3)
-
-
-class _Layers(NamedTuple):
-    """Recurrent layers, as PyTorch hands them to its functions.
-
-    Attributes:
-      weights: layer by layer and direction by direction: from the inputs, from the outputs, their biases, a projection.
-      has_biases: whether there are biases.
-      depth: how many layers there are.
-      dropout: the share that is dropped between layers in training.
-      training: whether that is done.
-      directions: 1, or 2 that read the sequence from both ends.
-      batch_first: whether sequences are ``(n, T, d)`` rather than ``(T, n, d)``.
-    """
-
-    weights: tuple[Array, ...]
-    has_biases: bool
-    depth: int
-    dropout: float
-    training: bool
-    directions: int
-    batch_first: bool
-
-    @classmethod
-    def of(cls, weights: tuple[Array, ...], *options: Any) -> _Layers:
-        """From the arguments after the weights."""
-        has_biases, depth, dropout, training, bidirectional, batch_first = options
-        return cls(
-            weights=weights,
-            has_biases=has_biases,
-            depth=depth,
-            dropout=dropout,
-            training=training,
-            directions=1 + bidirectional,
-            batch_first=batch_first,
-        )
-
-    def run(self, environment: Any, x: Array, states: list[Any]) -> tuple[Array, list[Any]]:
-        """The outputs of the last layer, and the last state of each layer and direction."""
-        sequence = jnp.swapaxes(x, 0, 1) if self.batch_first else x
-        size, ends = len(self.weights) // (self.depth * self.directions), list[Any]()
-        for layer in range(self.depth):
-            if layer and self.dropout and self.training:
-                kept = jax.random.bernoulli(
-                    environment.get_and_rotate_prng_key(), 1 - self.dropout, sequence.shape
-                )
-                sequence = jnp.where(kept, sequence / (1 - self.dropout), 0.0)
-            outputs = list[Array]()
-            for direction in range(self.directions):
-                i = layer * self.directions + direction
-                weights = self.weights[size * i : size * (i + 1)]
-                end, read = self._read(sequence[::-1] if direction else sequence, states[i], weights)
-                ends.append(end)
-                outputs.append(read[::-1] if direction else read)
-            sequence = jnp.concatenate(outputs, axis=-1)
-        return (jnp.swapaxes(sequence, 0, 1) if self.batch_first else sequence), ends
-
-    def _read(self, sequence: Array, state: Any, weights: tuple[Array, ...]) -> tuple[Any, Array]:
-        """One layer in one direction: its last state, and its outputs by time."""
-        inputs, hidden, *others = weights
-        biases, projection = others[: 2 * self.has_biases], others[2 * self.has_biases :]
-        # Of all steps at once; and the transpose within the loop would be made at every step.
-        driven, kernel = sequence @ inputs.T, hidden.T
-        driven = driven + biases[0] if biases else driven
-        if isinstance(state, _GRUState):
-            r, z, new = jnp.split(driven, 3, axis=-1)
-            b_r, b_z, b_new = jnp.split(biases[1], 3) if biases else (0.0, 0.0, jnp.zeros(new.shape[-1]))
-            gates = (r + b_r, z + b_z, new, jnp.broadcast_to(b_new, new.shape))
-            outputs = recurrence(GRU, gates, kernel, state.output, state.output)[0]
-            return _GRUState(outputs[-1]), outputs
-        gates = tuple(jnp.split(driven + biases[1] if biases else driven, 4, axis=-1))
-        if not projection:
-            outputs, memory = recurrence(_LSTM, gates, kernel, state.output, state.memory)
-            return _LSTMState(outputs[-1], memory), outputs
-        (smaller,) = projection
-
-        def body(before: _LSTMState, drive: tuple[Array, ...]) -> tuple[_LSTMState, Array]:
-            output, memory, _ = _LSTM.forward(_LSTM.join(drive, before.output @ kernel), before.memory)
-            return _LSTMState(output @ smaller.T, memory), output @ smaller.T
-
-        return jax.lax.scan(body, state, gates)

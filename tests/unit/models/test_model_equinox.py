@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import evenhand as eh
 from evenhand import models
@@ -218,6 +219,12 @@ def test_modules_that_cannot_be_federated_are_refused(module: Any, words: str | 
 def test_a_module_in_the_wrong_place_gets_the_right_call(mistake: Any) -> None:
     with pytest.raises(EvenhandError, match=r"equinox.*eh\.models\.from_equinox"):
         mistake(perceptron(KEY))
+
+
+@pytest.mark.parametrize("module", [nn.Dense(3), nnx.Linear(4, 3, rngs=nnx.Rngs(0))])
+def test_a_module_of_flax_gets_the_right_call(module: Any) -> None:
+    with pytest.raises(EvenhandError, match=r"a module of flax: give it to eh\.models\.from_flax"):
+        models.from_equinox(module, loss="cross_entropy", sample=X[:1])
 
 
 def test_functions_of_equinox_without_arrays_are_functions() -> None:
