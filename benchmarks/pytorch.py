@@ -28,6 +28,8 @@ import evenhand as eh
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "pytorch"))
 
 _ROUNDS, _CLIENTS, _ROWS = 10, 30, 40
+_BLOCKS = ((16, 1), (32, 2), (64, 2))
+"""Width and stride of each block of the ResNet-8."""
 
 
 class _FlaxMLP(linen.Module):
@@ -52,6 +54,61 @@ class _FlaxLSTM(linen.Module):
         return linen.Dense(10)(x[:, -1])
 
 
+class _FlaxBlock(linen.Module):
+    width: int
+    stride: int
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        stride = (self.stride, self.stride)
+        y = linen.relu(linen.GroupNorm(8)(linen.Conv(self.width, (3, 3), stride, use_bias=False)(x)))
+        y = linen.GroupNorm(8)(linen.Conv(self.width, (3, 3), use_bias=False)(y))
+        return linen.relu(y + (linen.Conv(self.width, (1, 1), stride)(x) if self.stride > 1 else x))
+
+
+class _FlaxResNet(linen.Module):
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = linen.Conv(16, (3, 3))(x)
+        for width, stride in _BLOCKS:
+            x = _FlaxBlock(width, stride)(x)
+        return linen.Dense(10)(x.mean((1, 2)))
+
+
+class _FlaxEncoder(linen.Module):
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = linen.Dense(32)(x)
+        for _ in range(2):
+            x = linen.LayerNorm()(x + linen.MultiHeadDotProductAttention(2)(x))
+            x = linen.LayerNorm()(x + linen.Dense(32)(linen.relu(linen.Dense(64)(x))))
+        return linen.Dense(10)(x.mean(1))
+
+
+class _TorchBlock(nn.Module):
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList([nn.GroupNorm(8, width), nn.GroupNorm(8, width)])
+        self.short = nn.Conv2d(before, width, 1, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norms[0](self.first(x)))
+        return torch.relu(self.norms[1](self.second(y)) + self.short(x))
+
+
+class _TorchEncoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+        self.wide, self.head = nn.Linear(16, 32), nn.Linear(32, 10)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.wide(x)).mean(1))
+
+
 class _TorchLSTM(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +129,15 @@ def _torch_cnn() -> nn.Module:
     return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 49, 10))
 
 
+def _torch_resnet() -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1)]
+    before = 16
+    for width, stride in _BLOCKS:
+        layers.append(_TorchBlock(before, width, stride))
+        before = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
+
+
 def _torch_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
 
@@ -80,6 +146,8 @@ _NETWORKS: dict[str, tuple[linen.Module, tuple[int, ...], Callable[[], nn.Module
     "mlp": (_FlaxMLP(), (784,), _torch_mlp, (784,)),
     "cnn": (_FlaxCNN(), (28, 28, 1), _torch_cnn, (1, 28, 28)),
     "lstm": (_FlaxLSTM(), (40, 16), _TorchLSTM, (40, 16)),
+    "encoder": (_FlaxEncoder(), (40, 16), _TorchEncoder, (40, 16)),
+    "resnet8": (_FlaxResNet(), (32, 32, 3), _torch_resnet, (3, 32, 32)),
 }
 
 

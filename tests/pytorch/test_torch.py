@@ -592,6 +592,22 @@ def test_what_is_computed_without_gradients_is_a_constant() -> None:
     assert not np.allclose(found["inner.weight"], differentiated.inner.weight.grad, rtol=0.1)
 
 
+@pytest.mark.parametrize("sizes", [(), (5,), (3, 5), (2, 3, 2)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_groups_of_channels_are_normalised_whatever_comes_after_them(
+    sizes: tuple[int, ...], affine: bool
+) -> None:
+    norm = nn.GroupNorm(2, 6, eps=0.1, affine=affine)
+    module, x = nn.Sequential(nn.Identity(), norm, nn.Flatten(), nn.LazyLinear(3)), normal(4, 6, *sizes)
+    module(x)
+    if affine:
+        norm.load_state_dict({"weight": normal(6), "bias": normal(6) + 1})
+    model = eh.models.from_torch(module, loss="cross_entropy", sample=x[:1])
+    with torch.no_grad():
+        expected = module(x)
+    np.testing.assert_allclose(model.apply(model.init(KEY), array(x)), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_losses_of_pytorch_are_refused() -> None:
     for loss in (nn.CrossEntropyLoss(), nn.functional.cross_entropy, nn.CrossEntropyLoss):
         wrong: Any = loss

@@ -561,8 +561,13 @@ def _environment() -> Any:
             f"torchax {version('torchax')} does not work with PyTorch {version('torch')} ({error}). Install versions "
             "that go together, such as pip install 'torch<2.13' 'torchax==0.0.13', and start Python again."
         ) from error
-    normalise = torch.nn.functional.batch_norm
-    for operation, layer in ((torch.lstm, _lstm), (torch.gru, _gru), (normalise, _batch_norm)):
+    layers = {
+        torch.lstm: _lstm,
+        torch.gru: _gru,
+        torch.nn.functional.batch_norm: _batch_norm,
+        torch.nn.functional.group_norm: _group_norm,
+    }
+    for operation, layer in layers.items():
         environment.override_op_definition(operation, layer(environment))
     return environment
 
@@ -639,5 +644,27 @@ def _batch_norm(environment: Any) -> Callable[..., Any]:
         outputs = (values - center.reshape(along)) * jax.lax.rsqrt(spread + eps).reshape(along)
         outputs = outputs if scale is None else outputs * scale.reshape(along)
         return environment.j2t_iso(outputs if shift is None else outputs + shift.reshape(along))
+
+    return run
+
+
+def _group_norm(environment: Any) -> Callable[..., Any]:
+    """``torch.nn.functional.group_norm``, channel by channel first: a picture split into groups would be turned."""
+
+    def run(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+        values, scale, shift = environment.t2j_iso((input, weight, bias))
+        groups = num_groups
+        n, channels, *sizes = values.shape
+        axes, along = tuple(range(2, values.ndim)), (n, channels, *[1] * len(sizes))
+
+        def mean(x: Array) -> Array:
+            """Over each group, for each of its channels."""
+            by_group = jnp.mean(jnp.mean(x, axis=axes).reshape(n, groups, channels // groups), axis=-1)
+            return jnp.repeat(by_group, channels // groups, axis=1)
+
+        apart = values - mean(values).reshape(along)
+        factor = jax.lax.rsqrt(mean(jnp.square(apart)) + eps)
+        outputs = apart * (factor if scale is None else factor * scale[None]).reshape(along)
+        return environment.j2t_iso(outputs if shift is None else outputs + shift.reshape(along[1:]))
 
     return run
