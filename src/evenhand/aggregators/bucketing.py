@@ -73,7 +73,7 @@ def bucketing(size: int, then: Aggregator) -> Stack:
         loss = jnp.sum(jnp.where(inside, share * uploads.loss[slots], 0.0), axis=1)
         weight = jnp.sum(jnp.where(inside, uploads.weight[slots], 0.0), axis=1)
 
-        # Bucket by bucket: as a product with all shares, most of which are 0, it took five times as long.
+        # Bucket by bucket: as a product with all shares, most of which are 0, it took twice as long.
         def mean(bucket: tuple[Array, Array, Array]) -> PyTree:
             def added(total: PyTree, place: Array) -> tuple[PyTree, None]:
                 slot, share, is_inside = (part[place] for part in bucket)

@@ -11,7 +11,7 @@ from evenhand import tree
 from evenhand.errors import whole_number
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
-__all__ = ["combined", "distances", "least", "mean_of", "norms", "products", "robust", "scaled"]
+__all__ = ["combined", "distances", "least", "mean_of", "norms", "products", "robust"]
 
 
 _SIGNS = 8
@@ -41,16 +41,6 @@ def robust(
 def norms(deltas: PyTree) -> Array:
     """The Euclidean norm of each upload, ``(m,)``."""
     return jax.vmap(tree.norm)(deltas)
-
-
-def scaled(factors: Array, deltas: PyTree) -> PyTree:
-    """Each upload times its factor, ``(m,)``; a factor of 0 gives zeros."""
-
-    def times(leaf: Array) -> Array:
-        factor = factors.reshape(-1, *(1,) * (leaf.ndim - 1)).astype(leaf.dtype)
-        return jnp.where(factor == 0, 0.0, factor * leaf)
-
-    return jax.tree.map(times, deltas)
 
 
 def combined(weights: Array, deltas: PyTree) -> PyTree:
