@@ -19,6 +19,8 @@ from tasks import TASKS, Task, cohort, rows, with_real_sizes
 from torch import nn
 from torch.nn import functional as F
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 class Convolutions(nn.Module):
     """The two-convolution networks; channels last, which is PyTorch's fast path on a CPU."""
@@ -98,11 +100,11 @@ class Loop:
     def __init__(self, task: Task) -> None:
         torch.manual_seed(0)
         self.task, (x, y) = task, rows(task)
-        self.x, self.y = torch.from_numpy(x), torch.from_numpy(y).long()
+        self.x, self.y = torch.from_numpy(x).to(DEVICE), torch.from_numpy(y).long().to(DEVICE)
         if len(task.shape) == 3:
             self.x = self.x.permute(0, 3, 1, 2)
         self.starts = np.concatenate([[0], np.cumsum(task.sizes)])
-        self.model = network(task)
+        self.model = network(task).to(DEVICE)
         self.params = list(self.model.parameters())
         self.number = 0
 
@@ -111,7 +113,7 @@ class Loop:
         out: list[torch.Tensor] = []
         wanted = self.task.steps or -(-size // self.task.batch)
         while len(out) < wanted:
-            out += torch.randperm(size).split(self.task.batch)
+            out += torch.randperm(size, device=DEVICE).split(self.task.batch)
         return out[:wanted]
 
     def client(self, start: int, batches: list[torch.Tensor]) -> None:
@@ -146,6 +148,8 @@ class Loop:
         wall, cpu = time.perf_counter(), time.process_time()
         for ids in cohorts:
             self.round(ids)
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         return {"wall": wall / self.task.rounds, "cpu": cpu / self.task.rounds, "peak_mb": peak}
@@ -159,7 +163,9 @@ class Loop:
                 parameter.copy_(torch.from_numpy(given[name]))
         ids = given["ids"]
         splits = [given[f"batches_{i}"] for i in range(len(ids))]
-        self.round(ids, [[torch.from_numpy(row[row >= 0]).long() for row in rows] for rows in splits])
+        self.round(
+            ids, [[torch.from_numpy(row[row >= 0]).long().to(DEVICE) for row in rows] for rows in splits]
+        )
         total, count = 0.0, 0
         with torch.no_grad():
             for k in ids:
