@@ -2,8 +2,8 @@
 
 Prints, for each task and number of clients side by side, how long a round takes, how long compiling took, and the peak
 of the device's memory.  "default" is what the engine chooses.  ``--long`` trains the CIFAR-10 task through
-``eh.simulate`` for so many rounds.  ``--agree`` trains small models with methods of every kind here and on the CPU, and
-prints how far the parameters are apart.
+``eh.simulate`` for so many rounds.  ``--save FILE`` trains small models with methods of every kind and keeps a part of
+their parameters; ``--against FILE``, on another device, prints how far its own are from these.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ import evenhand as eh
 from evenhand.simulation import engine
 
 REPEATS = 5
+MOST = 2_000
+"""Numbers of each array of parameters that are compared."""
 
 
 def peak() -> int:
@@ -62,7 +64,7 @@ def apart(arguments: list[str], **settings: str) -> dict[str, Any]:
     environment = {**os.environ, **settings}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1][:200]}
+        return {"error": done.stderr.strip()[-400:]}
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -120,21 +122,15 @@ def trained() -> dict[str, list[np.ndarray]]:
                 continue
             begin = time.perf_counter()
             run = eh.simulate(method(work), data, rounds=3, cohort=10)
-            out[f"{kind}, {name}"] = [np.asarray(leaf) for leaf in jax.tree.leaves(run.params)]
+            out[f"{kind}, {name}"] = [np.asarray(leaf).ravel()[:MOST] for leaf in jax.tree.leaves(run.params)]
             print(f"{kind}, {name}: {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
     return out
 
 
-def agreement(folder: Path) -> dict[str, float]:
-    """The largest difference from the CPU's parameters, over the largest parameter, by model and method."""
-    command = [sys.executable, __file__, "--save", str(folder / "cpu.npz")]
-    other = subprocess.Popen(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.DEVNULL)
-    ours = trained()
-    if other.wait():
-        raise SystemExit("The run on the CPU failed.")
-    theirs = np.load(folder / "cpu.npz")
-    gaps = dict[str, float]()
-    for name, leaves in ours.items():
+def agreement(saved: Path) -> dict[str, float]:
+    """The largest difference from saved parameters, over the largest of them, by model and method."""
+    theirs, gaps = np.load(saved), dict[str, float]()
+    for name, leaves in trained().items():
         pairs = [(leaf, theirs[f"{name}, {i}"]) for i, leaf in enumerate(leaves)]
         gap, size = max(np.abs(a - b).max() for a, b in pairs), max(np.abs(b).max() for _, b in pairs)
         gaps[name] = float(gap / size)
@@ -149,10 +145,10 @@ def main() -> None:
     parser.add_argument("--lanes", nargs="*", type=int, default=[])
     parser.add_argument("--precision", nargs="*", default=[], help="of products: float32, tensorfloat32")
     parser.add_argument("--long", type=int, help="rounds of the CIFAR-10 task through eh.simulate")
-    parser.add_argument("--agree", action="store_true", help="compare parameters with the CPU's")
+    parser.add_argument("--save", type=Path, help="a file for parameters to compare with")
+    parser.add_argument("--against", type=Path, help="a file of parameters that another device has saved")
     parser.add_argument("--out", type=Path, default=Path("."), help="a folder for all measurements")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--save", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.one is not None:
@@ -173,9 +169,10 @@ def main() -> None:
     if options.long is not None:
         results["long"] = long_run(options.long)
         print(json.dumps(results["long"]), flush=True)
-    if options.agree:
-        results["agreement"] = agreement(options.out)
+    if options.against is not None:
+        results["agreement"] = agreement(options.against)
         print(json.dumps(results["agreement"]), flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "accelerator.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 

@@ -10,6 +10,7 @@ What is not as listed in :mod:`evenhand._jaxpr` raises :exc:`UnknownForm`, and c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -125,6 +126,47 @@ def has_primitive(program: Any, names: Collection[str]) -> bool:
     )
 
 
+def footprint(program: Any) -> int:
+    """The bytes of what a program computes that are alive at once, at their largest; its arguments do not count.
+
+    Operations run one after the other, each with results of its own: a compiler that merges them needs less.
+
+    Raises:
+      UnknownForm: an equation inside is not of the known form.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> footprint(jax.make_jaxpr(lambda x: jnp.sin(jnp.cos(jnp.exp(x))))(jnp.ones(100)))  # two of three at a time
+      800
+    """
+    jaxpr = opened(program)[0]
+    last_use = {
+        atom: place for place, equation in enumerate(jaxpr.eqns) for atom in _variables(equation.invars)
+    }
+    last_use |= dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
+    alive, largest, sizes = 0, 0, dict[Any, int]()
+    for place, equation in enumerate(jaxpr.eqns):
+        made = {result: _bytes(result) for result in equation.outvars}
+        alive += sum(made.values())
+        largest = max(largest, alive + max(map(footprint, inner(equation)), default=0))
+        sizes |= made
+        for atom in {*_variables(equation.invars), *made}:
+            if last_use.get(atom, place) <= place:
+                alive -= sizes.pop(atom, 0)
+    return largest
+
+
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    """Those that are no literals."""
+    return [atom for atom in atoms if not isinstance(atom, Literal)]
+
+
+def _bytes(atom: Any) -> int:
+    """The memory of a value; nothing for a token, and four numbers for a key."""
+    shape, kind = getattr(atom.aval, "shape", None), getattr(atom.aval, "dtype", None)
+    return 0 if shape is None else math.prod(shape) * getattr(kind, "itemsize", 16)
+
+
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """How many of a scan's operands are constants, and how many are carried.
 
@@ -183,7 +225,7 @@ def _needed(jaxpr: Jaxpr) -> list[JaxprEqn]:
     used, needed = set[Any](), list[JaxprEqn]()
 
     def use(atoms: Sequence[Any]) -> None:
-        used.update(atom for atom in atoms if not isinstance(atom, Literal))
+        used.update(_variables(atoms))
 
     use(jaxpr.outvars)
     for equation in reversed(jaxpr.eqns):

@@ -27,6 +27,7 @@ from evenhand.data import FederatedDataset
 from evenhand.devices import copies, everywhere, here, over
 from evenhand.errors import EvenhandError
 from evenhand.rounds import RoundState, malicious_clients
+from evenhand.simulation import engine
 from evenhand.simulation._job import Job, check_start
 from evenhand.simulation.program import (
     ById,
@@ -65,7 +66,10 @@ _BUFFER = 4096
 """Most rounds in one call: fixed, so that no number of rounds compiles anything."""
 SMALL_MODEL = 2**15
 """Parameters up to which clients train side by side on a CPU; beyond, a batch of products is slower than a loop."""
-_MOST_LANES = {"cpu": 32, "gpu": 128, "tpu": 128}
+_MOST_LANES = 32
+"""Clients of a small model that train side by side on a CPU at most."""
+_MOST_ON_ACCELERATOR, _MOST_SMALL = 128, 1024
+"""Clients that train side by side on an accelerator at most, where the model is large or small."""
 _MOST_WASTE = 1.1
 """The largest ratio of executed to useful local steps on a CPU, which gains little from a lane."""
 _RESIDENT = 2**30
@@ -150,8 +154,6 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         check_start(job.start, algorithm.model)
         # In the containers of the model: others with the same paths would be another program.
         params = jax.tree.unflatten(jax.tree.structure(params), map(jnp.asarray, jax.tree.leaves(job.start)))
-    if execution.lanes is None:
-        program = program._replace(lanes=_default_lanes(program, params, source))
     like = source.rows
     if any(phase.aggregator.compression is not None for phase in algorithm.phases):
         algorithm = _compressed(
@@ -160,6 +162,8 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         program = program._replace(algorithm=algorithm)
     wires, begin = _beginning(ById(program), *tree.form((params, (like.x, like.y))), clients)
     beginning = begin(params)
+    if execution.lanes is None:
+        program = program._replace(lanes=_default_lanes(program, params, beginning, source, keys))
     if algorithm.pooled is not None:  # it may look at all examples before the first round
         beginning = beginning._replace(clients=jax.jit(algorithm.pooled)(params, data.train.x, data.train.y))
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
@@ -237,22 +241,30 @@ def _devices(cohort: int, asked: int | None) -> int:
 # --- how many clients train side by side ------------------------------------------------------------------------------
 
 
-def _default_lanes(program: Program, params: Params, source: Source) -> int:
+def _default_lanes(
+    program: Program, params: Params, beginning: RoundState, source: Source, keys: Keys
+) -> int:
     """How many clients train side by side on a device: on a CPU a few if the model is small, else as many as fit."""
     numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
     share = -(-program.cohort // program.devices.size)
     if jax.default_backend() != "cpu":
-        stats = jax.devices()[0].memory_stats() or {}
-        fitting = int(stats.get("bytes_limit", 2**34) / 2 / (4 * _COPIES * max(numbers, 1)))
-        return max(1, min(share, fitting, _MOST_LANES[jax.default_backend()]))
+        most = _MOST_SMALL if numbers <= SMALL_MODEL else _MOST_ON_ACCELERATOR
+        return max(1, min(share, most, _lanes_in_memory(program, beginning, source.rows, keys, numbers)))
     if numbers > SMALL_MODEL:
         return 1
-    lanes, rows = min(share, _MOST_LANES["cpu"]), source.block(0, 0)[0]
+    lanes, rows = min(share, _MOST_LANES), source.block(0, 0)[0]
     if lanes > 1:
         steps = _steps(program, rows)
         while lanes > 1 and _waste(program, steps, lanes) > _MOST_WASTE:
             lanes //= 2
     return lanes
+
+
+def _lanes_in_memory(program: Program, beginning: RoundState, rows: Rows, keys: Keys, numbers: int) -> int:
+    """How many clients' work fits into half of an accelerator's memory; a third of it may be filled with rows."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 2**34)
+    needed = engine.memory_of_a_client(program, beginning, rows, keys)
+    return limit // 2 // max(1, 4 * _COPIES * numbers if needed is None else needed)
 
 
 def _steps(program: Program, rows: Rows) -> NDArray:
