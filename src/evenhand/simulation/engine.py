@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evenhand import rounds, tree
 from evenhand._jaxpr.hoist import Hoisted, Keyed, hoist, is_switched_on, unchanged, warn_of
-from evenhand._jaxpr.programs import UnknownForm, footprint, has_primitive
+from evenhand._jaxpr.programs import has_primitive
 from evenhand.aggregators import in_loop, in_passes, reduce_uploads
 from evenhand.devices import as_entry, entry, everywhere
 from evenhand.rounds import RoundState
@@ -46,7 +46,7 @@ from evenhand.simulation.store import States
 from evenhand.streams import Keys, Purpose, stream
 from evenhand.types import Aggregator, Array, ClientData, Cohort, Info, Key, PyTree, Report, Sum, Upload
 
-__all__ = ["ByKey", "Hoistable", "hoist_rounds", "memory_of_a_client", "one_round", "run_rounds"]
+__all__ = ["ByKey", "Hoistable", "hoist_rounds", "one_round", "run_rounds"]
 
 _Infos = dict[str, Array]
 _After = tuple[RoundState, _Infos]
@@ -570,28 +570,3 @@ class Client(NamedTuple):
             return rounds.lifted(attack, phase.aggregator, upload, public, malicious, round, key)
 
         return Client(report, train, noise, lift)
-
-
-def memory_of_a_client(program: Program, beginning: RoundState, rows: Rows, keys: Keys) -> int | None:
-    """Bytes that a client's local work takes beyond what all clients share, at most, in any phase.
-
-    None where JAX stores a traced program in a way that is not known here.
-
-    Args:
-      program: what is to be compiled; its lanes do not matter.
-      beginning: the state before the first round, with that of one new client.
-      rows: all examples, or their shapes.
-      keys: the roots.
-    """
-    number, share, flag = (jax.ShapeDtypeStruct((), kind) for kind in (np.int32, np.float32, np.bool_))
-    shared = Shared(beginning.server, rows, keys, number)  # pyright: ignore[reportArgumentType]  (shapes)
-    member = Members(number, share, flag)  # pyright: ignore[reportArgumentType]
-    try:
-        return max(
-            footprint(
-                jax.make_jaxpr(Client.in_phase(program, index).train)(shared, member, beginning.clients)
-            )
-            for index in range(len(program.algorithm.phases))
-        )
-    except UnknownForm:
-        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,3 +30,42 @@ def test_what_nothing_needs_is_left_out_and_effects_are_not() -> None:
     jax.effects_barrier()
     assert seen == ["sin", "debug_callback", "add"]
     assert (float(result), called) == (1.0, [0.0])
+
+
+# --- what is alive at once ------------------------------------------------------------------------------------------
+
+
+def alive(function: Callable[..., Any], *arguments: Any) -> int:
+    return programs.footprint(jax.make_jaxpr(function)(*arguments))
+
+
+def test_results_are_counted_from_where_they_are_computed_to_their_last_use() -> None:
+    x = jnp.ones(100)
+    assert alive(jnp.sin, x) == 400
+    assert alive(lambda x: jnp.cos(jnp.sin(x)), x) == 800
+    assert alive(lambda x: jnp.exp(jnp.cos(jnp.sin(x))), x) == 800, "the sine is gone before the exponential"
+    assert alive(lambda x: jnp.sin(x) + jnp.cos(jnp.sin(x) * 2.0), x) >= 1200, (
+        "a value that is used again is not"
+    )
+
+
+def test_a_loop_counts_once_what_each_turn_computes() -> None:
+    def turn(carry: Any, row: Any) -> tuple[Any, Any]:
+        return jnp.sin(carry), jnp.sum(jnp.exp(row))
+
+    def many(rows: Any) -> Any:
+        return jax.lax.scan(turn, jnp.ones(100), rows)
+
+    once, often = (alive(many, jnp.ones((count, 100))) for count in (1, 50))
+    assert often - once == 49 * 4, "only the sums of the turns are kept"
+    assert once >= 2 * 400
+
+
+def test_of_branches_the_largest_counts() -> None:
+    def chosen(which: Any, x: Any) -> Any:
+        return jax.lax.switch(which, [lambda x: x, lambda x: jnp.exp(jnp.cos(jnp.sin(x)))], x)
+
+    assert alive(chosen, 0, jnp.ones(1000)) >= 2 * 4000
+    assert (
+        alive(lambda which, x: jax.lax.switch(which, [lambda x: x, jnp.sin], x), 0, jnp.ones(1000)) < 3 * 4000
+    )
