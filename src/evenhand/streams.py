@@ -91,7 +91,7 @@ def keys_of(seed: int) -> Keys:
       (True, False)
     """
     words = np.random.SeedSequence((seed, int(Purpose.NOISE))).generate_state(2)
-    return Keys(jax.random.key(seed), jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32)))
+    return Keys(jax.random.key(seed), jax.random.wrap_key_data(words))
 
 
 def stream(key: Key, purpose: Purpose, number: Array | int = 0, phase: int = 0) -> Key:
@@ -111,6 +111,8 @@ def stream(key: Key, purpose: Purpose, number: Array | int = 0, phase: int = 0) 
     """
     # One counter for all three: each fold is a cipher that has to be compiled and run.
     prefix = (int(purpose) * 16 + phase) * MAX_ROUNDS
+    if isinstance(number, int):  # no programs for the conversion and the sum
+        return jax.random.fold_in(key, np.uint32((number + prefix) % 2**32))
     return jax.random.fold_in(key, jnp.asarray(number).astype(jnp.uint32) + jnp.uint32(prefix))
 
 

@@ -228,3 +228,34 @@ def test_importing_keeps_the_users_settings_and_loads_nothing_needless(tmp_path)
     assert printed() == ["0.1", str(tmp_path / "evenhand" / "compiled"), "set()"]
     assert printed(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="7")[0] == "7.0"
     assert printed(JAX_COMPILATION_CACHE_DIR="/elsewhere")[:2] == ["1.0", "/elsewhere"]
+
+
+FIRST_RUN = """
+import logging, sys
+import jax, numpy as np
+import evenhand as eh
+
+class Programs(logging.Handler):
+    def emit(self, record):
+        if "Finished XLA compilation of" in (text := record.getMessage()):
+            print(text.split(" of ")[1].split(" in ")[0])
+
+jax.config.update("jax_log_compiles", True)
+logger = logging.getLogger("jax._src.dispatch")
+logger.addHandler(Programs())
+logger.propagate = False
+x, y = np.random.default_rng(0).random((40, 6), np.float32), np.arange(40) % 3
+data = eh.data.from_arrays(x, y, np.arange(40) // 10, test_fraction=0.2)
+work = eh.local.sgd(eh.models.softmax_regression(6, classes=3), 0.1, epochs=1, batch_size=4)
+eh.simulate(eh.algorithms.fedavg(work), data, rounds=2, cohort=2)
+"""
+
+
+def test_a_first_run_compiles_few_programs():
+    """Each conversion or sum of JAX's arrays outside a program is a program of its own: there were 44 of them."""
+    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-W", "ignore", "-c", FIRST_RUN]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    programs = done.stdout.split()
+    assert "jit(run)" in programs and "jit(init)" in programs, "the rounds and the initial model are counted"
+    assert len(programs) <= 12, programs

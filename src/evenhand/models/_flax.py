@@ -155,11 +155,11 @@ def _linen(module: nn.Module, sample: Array, keeps: bool) -> Functions:
 
 def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct, keeps: bool) -> Functions:
     """The functions of a module; ``text`` tells 1 from 1.0, which are equal."""
-    sample = jnp.zeros(like.shape, like.dtype)
     evaluating, training = call_modes(type(module))
 
     def variables(key: Key) -> Mapping[str, Any]:
-        return module.init({"params": key}, sample, **evaluating)
+        # Zeros made while this is traced: made before, they would be two programs.
+        return module.init({"params": key}, jnp.zeros(like.shape, like.dtype), **evaluating)
 
     def init(key: Key) -> Params:
         drawn = variables(key)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpy.typing as npt
 
 from evenhand._paths import named_path
@@ -87,16 +88,17 @@ def call_modes(module: type) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: not value for name, value in training.items()}, training
 
 
-def sample_rows(sample: npt.ArrayLike) -> Array:
-    """One row of the user's sample, ``(1, ...)``.
+def sample_rows(sample: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Zeros like one row of the user's sample, ``(1, ...)``.
 
     Raises:
       EvenhandError: it has no rows.
     """
-    inputs = jnp.asarray(sample)
+    # Not of JAX: only the shape counts, and each conversion would be a program.
+    inputs = sample if isinstance(sample, jax.Array) else np.asarray(sample)
     if inputs.ndim == 0:
         raise EvenhandError("sample must have rows first, e.g. x[:1], but it is a single number.")
-    return inputs[:1]
+    return np.zeros((min(len(inputs), 1), *inputs.shape[1:]), jax.dtypes.canonicalize_dtype(inputs.dtype))
 
 
 _PRIME = 10007

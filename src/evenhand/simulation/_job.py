@@ -226,7 +226,10 @@ def check_model(model: Model, data: FederatedDataset) -> None:
     """The model fits the machine, takes the data's rows and gives one loss per row."""
     check_size(model, data)
     # Two rows: of one row, a mean that keeps its axis would pass for one loss per row.
-    x, y = jnp.asarray(data.train.x[:2]), jnp.asarray(data.train.y[:2])
+    x, y = (
+        jax.ShapeDtypeStruct(rows.shape, jax.dtypes.canonicalize_dtype(rows.dtype))
+        for rows in (data.train.x[:2], data.train.y[:2])
+    )
 
     def losses(x: Array, y: Array) -> Array:
         return model.losses(model.apply(model.init(jax.random.key(0)), x), y)

@@ -169,7 +169,7 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
     if algorithm.pooled is not None:  # it may look at all examples before the first round
         beginning = beginning._replace(clients=jax.jit(algorithm.pooled)(params, data.train.x, data.train.y))
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
-    state = copies(everywhere(program.mesh, beginning._replace(last_round=jnp.zeros(clients, jnp.int32))))
+    state = copies(everywhere(program.mesh, beginning._replace(last_round=np.zeros(clients, np.int32))))
     offloaded = None
     if _on_host(state.clients, clients, execution.offload):
         folder = Path(execution.offload) if isinstance(execution.offload, str | Path) else None
