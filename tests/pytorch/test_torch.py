@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -513,6 +513,17 @@ def with_hook() -> nn.Module:
     return module
 
 
+def parallel() -> nn.Module:
+    module = nn.DataParallel.__new__(nn.DataParallel)  # its __init__ looks for GPUs
+    nn.Module.__init__(module)
+    return module
+
+
+def scripted() -> nn.Module:
+    return torch.jit.ScriptModule()
+
+
+VALUES = "asks for the values of its inputs in forward(), as .item()"
 REFUSED: dict[str, tuple[Any, torch.Tensor, str]] = {
     "a gradient of its own": (
         *(lambda: Through(Flipped.apply), normal(1, 4)),
@@ -550,6 +561,20 @@ REFUSED: dict[str, tuple[Any, torch.Tensor, str]] = {
     "a class with arguments": (lambda: ResNet8, normal(1, 4), "it returned type"),
     "one output": (Sum, normal(1, 4), "must have rows first"),
     "a number": (mlp, torch.tensor(1.0), "sample must have rows first"),
+    "an item": (lambda: Through(lambda x: x * x.mean().item()), normal(1, 4), f"Through {VALUES}"),
+    "a branch": (lambda: Through(lambda x: x if x.mean() > 0 else 2 * x), normal(1, 4), VALUES),
+    "chosen rows": (lambda: Through(lambda x: x[x[:, 0] > 0]), normal(1, 4), VALUES),
+    "arrays of NumPy": (lambda: Through(lambda x: torch.from_numpy(x.numpy())), normal(1, 4), VALUES),
+    "a bag": (lambda: nn.EmbeddingBag(9, 2), torch.zeros(1, 3, dtype=torch.long), VALUES),
+    "another width": (
+        mlp,
+        normal(1, 7),
+        "Sequential fails on inputs float32[2, 7], two rows like the sample (",
+    ),
+    "two inputs": (lambda: nn.Bilinear(4, 4, 2), normal(1, 4), "which is one array and nothing else"),
+    "a text": (mlp, cast("Any", "x"), "from_torch(sample='x'): give an array of inputs"),
+    "spread over devices": (parallel, normal(1, 4), "give the module inside it, model.module"),
+    "compiled": (scripted, normal(1, 4), "a module of torch.jit"),
     "packed": (
         lambda: Packed(nn.LSTM),
         normal(1, 7, 5),

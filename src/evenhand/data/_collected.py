@@ -129,8 +129,10 @@ def _pair(example: Any, x: str | None, y: str | None, place: str) -> tuple[NDArr
     if isinstance(example, Mapping):
         names = ", ".join(map(repr, example))
         if x is None or y is None or x not in example or y not in example:
+            missing = [repr(column) for column in (x, y) if column is not None and column not in example]
+            lacks = f" and has no {' and no '.join(missing)}" if missing else ""
             raise EvenhandError(
-                f"{place} is a dictionary of {names}: name its inputs and labels with x= and y=."
+                f"{place} is a dictionary of {names}{lacks}: name its inputs and labels with x= and y=."
             )
         pair = example[x], example[y]
     elif isinstance(example, tuple | list) and len(example) >= 2:

@@ -108,10 +108,10 @@ def from_torch(
     if inputs.ndim == 0:
         raise EvenhandError("sample must have rows first, e.g. x[:1], but it is a single number.")
     example, draw = _opened(module)
+    _check_module(example)
     _check_initialised(example)
     start = _values(_trained(example))
     name = type(example).__name__
-    _check_hooks(example)
     if not start:
         raise EvenhandError(
             f"from_torch got {name}, which has no parameters that require gradients: there is nothing to train."
@@ -346,6 +346,19 @@ def _check_state(
         raise EvenhandError(
             f"{name} uses an operation that torchax lacks: {error}. Replace this layer."
         ) from error
+    except EvenhandError:
+        raise
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        raise EvenhandError(
+            f"{name} asks for the values of its inputs in forward(), as .item(), .numpy(), an if, x[x > 0] and "
+            "EmbeddingBag do, but JAX compiles one program for all values: compute with tensors only, e.g. torch.where."
+        ) from error
+    except Exception as error:  # whatever the module's own code raises
+        reason = str(error).strip().partition("\n")[0]
+        raise EvenhandError(
+            f"{name} fails on inputs {rows.dtype}{list(rows.shape)}, two rows like the sample ({reason}): give "
+            "from_torch a sample of what forward() takes, which is one array and nothing else."
+        ) from error
     # torchax itself does not update those of other normalisation layers, all of which have this buffer.
     still = {f"{path}.running_mean".lstrip(".") for path, layer in _normalising(module) if not layer.training}
     named = [buffer for buffer in forward.constants if buffer.rpartition(".")[2] == "running_mean"]
@@ -389,7 +402,16 @@ def _check_loss(loss: Any) -> None:
         )
 
 
-def _check_hooks(module: torch.nn.Module) -> None:
+def _check_module(module: torch.nn.Module) -> None:
+    """Refuses wrappers of modules, and gradients that JAX would not see."""
+    torch = _pytorch()
+    if isinstance(module, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        raise EvenhandError(
+            f"from_torch got {type(module).__name__}, which spreads a module over devices: give the module inside it, "
+            "model.module. Evenhand spreads clients over devices itself."
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise EvenhandError("from_torch got a module of torch.jit: give the one that it was compiled from.")
     for path, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
             raise EvenhandError(
@@ -471,6 +493,8 @@ def _values(named: Any) -> dict[str, Array]:
 
 def _as_array(value: Any) -> Array:
     torch = _pytorch()
+    if isinstance(value, str):
+        raise EvenhandError(f"from_torch(sample={value!r:.60}): give an array of inputs, such as x[:1].")
     if not isinstance(value, torch.Tensor):
         return jnp.asarray(value)
     tensor = value.detach().cpu()

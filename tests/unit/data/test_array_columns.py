@@ -135,8 +135,11 @@ def test_what_is_beside_an_array_must_be_left_out() -> None:
     frame = pd.DataFrame({**columns(VALUES), "age": range(N)})
     assert read(frame, features=["x"]).feature_shape == (3,)
     assert read(frame, drop=["age"]).feature_shape == (3,)
-    with pytest.raises(EvenhandError, match="column 'x' holds list objects, neither numbers nor text"):
+    with pytest.raises(
+        EvenhandError, match="column 'x' holds list objects, neither numbers nor text"
+    ) as caught:
         read(frame)
+    assert "name it alone with features=['x']" in str(caught.value)
 
 
 @pytest.mark.parametrize(

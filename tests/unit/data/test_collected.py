@@ -105,7 +105,7 @@ def test_bytes_of_pictures_become_shares_and_other_integers_stay_tokens() -> Non
             {"x": "u"},
             "is a dictionary of 'u', 'v': name its inputs and labels with x= and y=",
         ),
-        ({"a": [{"u": 1, "v": 2}]}, {"x": "u", "y": "w"}, "name its inputs and labels"),
+        ({"a": [{"u": 1, "v": 2}]}, {"x": "u", "y": "w"}, "of 'u', 'v' and has no 'w': name its inputs"),
         (
             *({"a": [(np.zeros(2), 0)], "b": [(np.zeros(2), 0), (np.zeros(3), 0)]}, {}),
             "client 'b', example 1 has inputs of shape (3,), the first one of (2,): pad, crop or resize",

@@ -20,7 +20,7 @@ from evenhand.data._features import Series
 from evenhand.data._validation import NDArray, canonical, object_ids, pixels
 from evenhand.data.loaders._cells import BOOLEANS, MOST_LISTED, Row, as_categories, dates, mixed
 from evenhand.data.loaders._source import open_text
-from evenhand.errors import Argument, EvenhandError
+from evenhand.errors import Argument, EvenhandError, named
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -262,7 +262,8 @@ def _float(value: Any) -> float:
 
 def _neither(source: str, name: str, content: str) -> EvenhandError:
     fault = f"{source}: column {name!r} holds {content}, neither numbers nor text: leave it out with "
-    return EvenhandError(fault, Argument("drop", "NAMES"), ", or turn it into plain columns.")
+    cure = ", turn it into plain columns, or, if it holds the only inputs, as arrays of one shape, name it alone with "
+    return EvenhandError(fault, Argument("drop", "NAMES"), cure, named("features", name), ".")
 
 
 # --- columns of Arrow tables --------------------------------------------------------------------------------
