@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tasks import READERS, TASKS, Task, rows, with_real_sizes
+from tasks import READERS, TASKS, Task, probe, rows, with_real_sizes
 
 import evenhand as eh
 from evenhand import rounds, streams
@@ -108,12 +108,20 @@ class Rounds:
         plan = {f"batches_{i}": self.batches(int(k), int(sizes[k]), run.keys) for i, k in enumerate(ids)}
         np.savez(path, ids=ids, **plan, **for_torch(self.task, params))
         state, _ = engine.run_rounds(run.program, run.state, run.rows, run.keys, 0, 1)
-        params = jax.tree.map(np.array, state.server.params)
         chosen = np.concatenate([np.arange(*self.data.train.offsets[k : k + 2]) for k in ids])
-        x, y = self.data.train.x[chosen], self.data.train.y[chosen]
-        losses = jax.jit(lambda x, y: model.losses(model.apply(params, x), y))
-        parts = [losses(x[i : i + 500], y[i : i + 500]) for i in range(0, len(x), 500)]
-        return {"loss": float(np.mean(np.concatenate(parts)))}
+        return {
+            "loss": mean_loss(
+                model, state.server.params, self.data.train.x[chosen], self.data.train.y[chosen]
+            )
+        }
+
+    def learn(self, count: int) -> dict[str, float]:
+        """The loss on rows of all clients before and after the first rounds of a new model."""
+        model = network(self.task)
+        run, rows = self.begun(model), probe(self.data.train.x, self.data.train.y)
+        before = mean_loss(model, run.state.server.params, *rows)
+        state, _ = engine.run_rounds(run.program, run.state, run.rows, run.keys, 0, count)
+        return {"before": before, "after": mean_loss(model, state.server.params, *rows)}
 
     def batches(self, k: int, size: int, keys: Keys) -> np.ndarray:
         """Positions of each local batch of the first round; -1 where a batch is short."""
@@ -129,6 +137,14 @@ class Rounds:
             )
             plan.append(np.where(inside, order, -1))
         return np.array(plan)
+
+
+def mean_loss(model: Model, params: Any, x: np.ndarray, y: np.ndarray) -> float:
+    """The mean loss on some rows, in slices that fit a CNN's memory."""
+    params = jax.tree.map(np.array, params)
+    losses = jax.jit(lambda x, y: model.losses(model.apply(params, x), y))
+    parts = [losses(x[i : i + 500], y[i : i + 500]) for i in range(0, len(x), 500)]
+    return float(np.mean(np.concatenate(parts)))
 
 
 def for_torch(task: Task, params: Any) -> dict[str, np.ndarray]:
@@ -166,6 +182,8 @@ def main() -> None:
         elif loop is not None:
             if verb == "check":
                 answer = loop.check(arguments[0])
+            elif verb == "learn":
+                answer = loop.learn(int(arguments[0]))
             else:
                 answer = loop.time(*((engine, loop.task.rounds) if verb == "time" else (twin, 1)))
         print(json.dumps(answer), flush=True)

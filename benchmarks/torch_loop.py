@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tasks import TASKS, Task, cohort, rows, with_real_sizes
+from tasks import TASKS, Task, cohort, probe, rows, with_real_sizes
 from torch import nn
 from torch.nn import functional as F
 
@@ -103,6 +103,7 @@ class Loop:
         self.x, self.y = torch.from_numpy(x).to(DEVICE), torch.from_numpy(y).long().to(DEVICE)
         if len(task.shape) == 3:
             self.x = self.x.permute(0, 3, 1, 2)
+        self.probe = probe(self.x, self.y)
         self.starts = np.concatenate([[0], np.cumsum(task.sizes)])
         self.model = network(task).to(DEVICE)
         self.params = list(self.model.parameters())
@@ -154,6 +155,20 @@ class Loop:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         return {"wall": wall / self.task.rounds, "cpu": cpu / self.task.rounds, "peak_mb": peak}
 
+    def loss(self) -> float:
+        """The loss of the global model on rows of all clients."""
+        x, y = self.probe
+        with torch.no_grad():
+            return float(F.cross_entropy(self.model(x), y))
+
+    def learn(self, count: int) -> dict[str, float]:
+        """The loss before and after the first rounds of a new model."""
+        fresh = Loop(self.task)
+        before = fresh.loss()
+        for number in range(count):
+            fresh.round(cohort(self.task, number))
+        return {"before": before, "after": fresh.loss()}
+
     def check(self, path: str) -> dict[str, float]:
         """The loss on the cohort's rows after a round that Evenhand's worker has planned, from its parameters."""
         given = np.load(path)
@@ -187,7 +202,10 @@ def main() -> None:
             loop.round(cohort(loop.task, 0)[:2])
             answer = {"threads": torch.get_num_threads()}
         elif loop is not None:
-            answer = loop.check(name) if verb == "check" else loop.time()
+            if verb == "learn":
+                answer = loop.learn(int(name))
+            else:
+                answer = loop.check(name) if verb == "check" else loop.time()
         print(json.dumps(answer), flush=True)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 __all__ = ["HEAP", "Worker"]
 
@@ -21,16 +22,26 @@ HEAP = {
 class Worker:
     """A process that answers commands."""
 
-    def __init__(self, python: str, script: str, *arguments: str, threads: int | None = None) -> None:
-        environment = {**os.environ, **HEAP}
+    def __init__(
+        self,
+        python: str,
+        script: str,
+        *arguments: str,
+        threads: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Starts a script of this folder, with variables and ``Popen``'s options beyond the usual ones."""
+        variables = {**os.environ, **HEAP, **(environment or {})}
         if threads is not None:
-            environment["OMP_NUM_THREADS"] = str(threads)
+            variables["OMP_NUM_THREADS"] = str(threads)
         self.process = subprocess.Popen(
-            [python, str(Path(__file__).with_name(script)), *arguments],
+            [python, str(Path(__file__).parent / script), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
+            env=variables,
+            **options,
         )
 
     def ask(self, command: str) -> dict[str, float]:
