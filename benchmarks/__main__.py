@@ -39,7 +39,7 @@ class Bench:
     """Time rounds of federated averaging, Evenhand beside a plain PyTorch loop and its own readable twin."""
 
     tasks: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """which tasks; none: all, or with --secure, --personal, --private or --study none"""
+    """which tasks; none: all, or with --secure, --personal, --private, --study or --rivals none"""
     torch: Path | None = None
     """a Python that has PyTorch, such as .venv-torch/bin/python; none: without it"""
     repeats: int = 5
@@ -60,6 +60,8 @@ class Bench:
     """also what clipping of each example costs, instead of the tasks unless some are named (minutes)"""
     study: bool = False
     """also what a study costs beside a loop over its runs, instead of the tasks unless some are named (minutes)"""
+    rivals: bool = False
+    """also the same rounds in other libraries, instead of the tasks unless some are named (half an hour)"""
     out: Path | None = None
     """write all measurements to this JSON file"""
 
@@ -186,6 +188,10 @@ def main() -> None:
     if bench.study:
         for extra in ([], ["--alone", "loop"], ["--alone", "study"]):
             subprocess.run([sys.executable, str(HERE / "study.py"), *extra], check=True)
+        if not bench.tasks:
+            return
+    if bench.rivals:
+        subprocess.run([sys.executable, str(HERE / "rivals"), "--repeats", str(bench.repeats)], check=True)
         if not bench.tasks:
             return
     results: dict[str, Result] = {}
