@@ -91,7 +91,8 @@ def keys_of(seed: int) -> Keys:
       (True, False)
     """
     words = np.random.SeedSequence((seed, int(Purpose.NOISE))).generate_state(2)
-    return Keys(jax.random.key(seed), jax.random.wrap_key_data(words))
+    # Words of NumPy: a conversion to JAX's would be a program.
+    return Keys(jax.random.key(seed), jax.random.wrap_key_data(words))  # pyright: ignore[reportArgumentType]
 
 
 def stream(key: Key, purpose: Purpose, number: Array | int = 0, phase: int = 0) -> Key:

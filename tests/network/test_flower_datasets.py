@@ -14,7 +14,7 @@ import evenhand as eh
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"<!-- test flwr-datasets -->\n```python\n(.*?)```", PAGE, re.DOTALL)
-DIGITS = load_digits()
+DIGITS: Any = load_digits()
 PIXELS = (15 * DIGITS.images).astype(np.uint8) / 255
 
 
@@ -50,7 +50,8 @@ def test_a_data_set_of_hugging_face_goes_from_the_object_to_the_report(page: Any
     """Oracle: the pictures of scikit-learn, each with its writer and the name of its class."""
     folder, (names, _) = page
     data: eh.data.FederatedDataset = names["data"]
-    assert data.classes == tuple(sorted(names["names"])) and data.num_clients == 12
+    assert data.classes is not None and data.classes == tuple(sorted(names["names"]))
+    assert data.num_clients == 12
     for k, client in enumerate(data.client_ids):
         rows = np.arange(len(DIGITS.target)) % 12 == int(client.removeprefix("writer "))
         x, y = examples(data, k)

@@ -19,6 +19,7 @@ from evenhand.models._frozen import frozen_start
 from evenhand.models._modules import (
     STATISTICS,
     Functions,
+    Sample,
     constant_init,
     is_equinox,
     sample_rows,
@@ -245,7 +246,7 @@ def _init(module: _Module, parts: _Parts) -> Callable[[Key], Params]:
     return jax.jit(init)
 
 
-def _functions(parts: _Parts, init: Callable[[Key], Params], sample: Array) -> Functions:
+def _functions(parts: _Parts, init: Callable[[Key], Params], sample: Sample) -> Functions:
     """The module over rows; a pass of its own for training only where a key or a flag makes a difference."""
     eqx = _equinox()
     takes_key = "key" in inspect.signature(type(parts.static).__call__).parameters

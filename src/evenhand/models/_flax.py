@@ -20,6 +20,7 @@ from evenhand.models._modules import (
     CHOICE,
     STATISTICS,
     Functions,
+    Sample,
     State,
     call_modes,
     check_kind,
@@ -143,7 +144,7 @@ def from_flax(
 # --- linen --------------------------------------------------------------------------------------------------
 
 
-def _linen(module: nn.Module, sample: Array, keeps: bool) -> Functions:
+def _linen(module: nn.Module, sample: Sample, keeps: bool) -> Functions:
     """Equal modules give the same functions, so that runs with them share compiled programs."""
     like = jax.ShapeDtypeStruct(sample.shape, sample.dtype)
     try:

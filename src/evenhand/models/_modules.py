@@ -88,7 +88,11 @@ def call_modes(module: type) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: not value for name, value in training.items()}, training
 
 
-def sample_rows(sample: npt.ArrayLike) -> npt.NDArray[Any]:
+Sample = Array | npt.NDArray[Any]
+"""A row of inputs, of which only shape and type count."""
+
+
+def sample_rows(sample: npt.ArrayLike) -> Sample:
     """Zeros like one row of the user's sample, ``(1, ...)``.
 
     Raises:
@@ -104,7 +108,7 @@ def sample_rows(sample: npt.ArrayLike) -> npt.NDArray[Any]:
 _PRIME = 10007
 
 
-def check_rows_first(functions: Functions, sample: Array) -> None:
+def check_rows_first(functions: Functions, sample: Sample) -> None:
     """Checks that the outputs, and layers that measure statistics, have a row for each row of inputs like ``sample``.
 
     Raises:
@@ -135,7 +139,9 @@ def check_rows_first(functions: Functions, sample: Array) -> None:
 
 
 def _check_padding(
-    functions: Functions, measure: Callable[[Params, Array, Array, Key], tuple[PyTree, Params]], sample: Array
+    functions: Functions,
+    measure: Callable[[Params, Array, Array, Key], tuple[PyTree, Params]],
+    sample: Sample,
 ) -> None:
     """Checks that rows that pad a batch change nothing, where a module folds or repeats rows in ways of its own.
 
