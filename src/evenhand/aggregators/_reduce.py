@@ -19,7 +19,20 @@ from evenhand import tree
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError
 from evenhand.streams import Purpose, stream
-from evenhand.types import Aggregator, Array, Cohort, Key, Need, PyTree, Report, Stack, Sum, Summation, Upload
+from evenhand.types import (
+    Aggregator,
+    Array,
+    Cohort,
+    Key,
+    Need,
+    PyTree,
+    Radial,
+    Report,
+    Stack,
+    Sum,
+    Summation,
+    Upload,
+)
 
 # --- on a whole cohort's uploads, in as many passes as it needs --------------------------------------------------
 
@@ -123,6 +136,8 @@ def reduce_uploads(
         read = uploads if aggregator.skips_absent else tree.among(present, uploads)
         return aggregator.apply(read, present, state, key)
 
+    is_large = sum(leaf.size for leaf in jax.tree.leaves(uploads.delta)) >= _LARGE
+
     def sum_of(public: PyTree, number: Array) -> PyTree:
         def lifted_by(slot: Array, present: Array, upload: Upload, noise: Key) -> PyTree:
             own = jax.random.fold_in(noise, number)
@@ -131,7 +146,6 @@ def reduce_uploads(
 
         slots = (jnp.arange(present.shape[0], dtype=jnp.int32), present, uploads, noise)
 
-        is_large = sum(leaf.size for leaf in jax.tree.leaves(uploads.delta)) >= _LARGE
         if aggregator.summation is not None and aggregator.summation.add is not None:
             # Lifted as without masks: other loops could round differently.
             lifted = lax.map(lambda own: lifted_by(*own), slots) if is_large else jax.vmap(lifted_by)(*slots)
@@ -146,7 +160,57 @@ def reduce_uploads(
         zeros = tree.zeros(jax.eval_shape(lifted_by, *slot))
         return lax.scan(lambda total, own: (tree.add(total, lifted_by(*own)), None), zeros, slots)[0]
 
+    radial = aggregator.radial
+    if is_large and lift is None and radial is not None and radial.lift is aggregator.lift:
+        return in_loop(aggregator, state, key, _by_products(radial, uploads, present, sum_of))
     return in_loop(aggregator, state, key, sum_of)
+
+
+_NEAR = 1 / 16
+"""A squared distance over the squares of both lengths, below which it is computed from the difference."""
+
+
+def _by_products(
+    radial: Radial, uploads: Upload, present: Array, sum_of: Callable[[PyTree, Array], PyTree]
+) -> Callable[[PyTree, Array], PyTree]:
+    r"""``sum_of`` by two products with all uploads, which on a CPU take half the time of a loop over them.
+
+    The first gives the distances, as :math:`\|x\|^2 - 2 x^\top z + \|z\|^2`.  That drowns in rounding where an upload is
+    much closer to the point than to zero, or overflows: then ``sum_of`` takes its place.
+    """
+    leaves = jax.tree.leaves(uploads.delta)
+    squares = jnp.square(jax.vmap(tree.norm)(uploads.delta))  # once for all passes
+
+    def total_of(public: PyTree, number: Array) -> PyTree:
+        point = radial.point(public)
+        square = jnp.square(tree.norm(point))
+
+        def inner_products() -> Array:
+            pairs = zip(leaves, jax.tree.leaves(point), strict=True)
+            return sum((_product(leaf, z, z.ndim) for leaf, z in pairs), jnp.zeros_like(squares))
+
+        # Many sums begin at zero, which needs no product.
+        inner = lax.cond(square > 0, inner_products, lambda: jnp.zeros_like(squares))
+        lengths = squares + square
+        apart = lengths - 2.0 * inner
+        # Of what empty slots hold, which may be anything, nothing may be infinite: it is multiplied by zero.
+        is_exact = jnp.where(present, apart > _NEAR * lengths, jnp.isfinite(squares))
+        factors = radial.factor(jnp.sqrt(jnp.where(is_exact, apart, 1.0)), uploads.weight, public)
+        factors = jnp.where(present, factors, 0.0)
+
+        def products() -> PyTree:
+            return jax.tree.map(
+                lambda leaf: _product(factors, leaf, 1).astype(leaf.dtype), uploads.delta
+            ), jnp.sum(factors)
+
+        return lax.cond(jnp.all(is_exact), products, lambda: sum_of(public, number))
+
+    return total_of
+
+
+def _product(a: Array, b: Array, axes: int) -> Array:
+    """Over the last axes of ``a`` and the first of ``b``, in full precision on every device."""
+    return jnp.tensordot(a.astype(jnp.float32), b.astype(jnp.float32), axes, precision="highest")
 
 
 def in_passes(

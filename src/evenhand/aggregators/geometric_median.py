@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.aggregators.mean import reciprocal
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.types import Array, Key, PyTree, Sum, Upload
+from evenhand.types import Array, Key, PyTree, Radial, Sum, Upload
 
 __all__ = ["geometric_median"]
 
@@ -75,11 +75,12 @@ def geometric_median(passes: int = 5, *, nu: float = 1e-5, start: Literal["zero"
     def init(like: PyTree, clients: int) -> _Point:
         return _Point(tree.zeros_like(like), jnp.int32(0))
 
+    def factor(distance: Array, weight: Array, public: _Point) -> Array:
+        beta = weight / jnp.maximum(distance, nu)
+        return jnp.where(public.done == 0, weight, beta) if start == "mean" else beta
+
     def lift(upload: Upload, public: _Point, key: Key) -> PyTree:
-        distance = tree.norm(tree.subtract(upload.delta, public.z))
-        beta = upload.weight / jnp.maximum(distance, nu)
-        if start == "mean":
-            beta = jnp.where(public.done == 0, upload.weight, beta)
+        beta = factor(tree.norm(tree.subtract(upload.delta, public.z)), upload.weight, public)
         return tree.scale(beta, upload.delta), beta
 
     def lower(total: PyTree, state: _Point, key: Key) -> tuple[PyTree, _Point]:
@@ -88,4 +89,5 @@ def geometric_median(passes: int = 5, *, nu: float = 1e-5, start: Literal["zero"
         last = done == passes
         return z, _Point(tree.select(last, tree.zeros_like(z), z), jnp.where(last, 0, done))
 
-    return Sum(init, lift, lower, publish=lambda state: state, passes=passes)
+    radial = Radial(lift, point=lambda public: public.z, factor=factor)
+    return Sum(init, lift, lower, publish=lambda state: state, passes=passes, radial=radial)

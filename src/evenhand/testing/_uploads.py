@@ -28,7 +28,7 @@ def check_aggregator(
     * Uploads that all agree are returned as they are (unless ``keeps_consensus=False``).
     * The same seed gives the same bits; arguments are not modified.
     * For a sum: no uploads give zeros, unless noise is added; a declared sensitivity bounds ``||lift||`` for
-      uploads of any size.
+      uploads of any size; one said to be radial multiplies by the factor that it gives for the distance.
     * Where clients shorten their uploads: what is sent and what is kept have the forms of the upload and of the memory;
       the same key gives the same bits; an upload that is not finite is not made finite.  The order, and slots, are
       those of the uploads as the server reads them off, since clients may round at random.
@@ -70,6 +70,8 @@ def aggregator_checks(
     rule = _Rule(aggregator, uploads, tolerance)
     is_sum = isinstance(aggregator, Sum)
     is_bounded = is_sum and aggregator.sensitivity is not None
+    # As where it is used: a wrapper that gives the sum another lift leaves it behind.
+    is_radial = is_sum and aggregator.radial is not None and aggregator.radial.lift is aggregator.lift
     return checks_of(
         (True, "the direction has the form of an upload", rule.check_form),
         (True, "the same uploads give the same bits", rule.check_same_bits),
@@ -78,6 +80,7 @@ def aggregator_checks(
         (keeps_consensus, "uploads that agree are returned", rule.check_consensus),
         (is_sum, "nothing comes of no uploads", rule.check_nothing),
         (is_bounded, "the sensitivity bounds uploads", rule.check_sensitivity),
+        (is_radial, "the lift is a factor of the distance", rule.check_radial),
         (aggregator.compression, "short uploads keep forms, and hide nothing", rule.check_compression),
         (True, "arguments are not modified", rule.check_arguments),
     )
@@ -156,6 +159,23 @@ class _Rule:
             scaled = self.given._replace(delta=tree.scale(size, self.given.delta))
             norms = jax.vmap(tree.norm)(self.lifted(scaled))
             assert jnp.max(norms) <= bound, "An upload's contribution exceeds the declared sensitivity."
+
+    def check_radial(self) -> None:
+        radial, state = self.aggregator.radial, self.state()
+        for _ in range(2):  # at the first point and at the one that a pass leads to
+            public = self.aggregator.publish(state)
+            lifted = jax.vmap(self.aggregator.lift, in_axes=(0, None, None))(
+                self.given, public, jax.random.key(0)
+            )
+            distances = jax.vmap(lambda delta, z: tree.norm(tree.subtract(delta, z)), in_axes=(0, None))(
+                self.given.delta, radial.point(public)
+            )
+            factors = radial.factor(distances, self.given.weight, public)
+            multiples = jax.vmap(tree.scale)(factors, self.given.delta)
+            gap = _gap(lifted, (multiples, factors))
+            assert gap <= self.tolerance, "The lift is not the upload times its factor, and the factor."
+            total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
+            _, state = self.aggregator.lower(total, state, jax.random.key(0))
 
     def check_compression(self) -> None:
         upload = jax.tree.map(jnp.asarray, self.upload)

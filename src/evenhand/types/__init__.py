@@ -49,6 +49,7 @@ __all__ = [
     "Phase",
     "Privacy",
     "PyTree",
+    "Radial",
     "Release",
     "Report",
     "Risk",
@@ -302,6 +303,24 @@ class Summation(NamedTuple):
     __repr__ = short
 
 
+class Radial(NamedTuple):
+    """A lift that multiplies an upload by a number that depends on how far it lies from a point.
+
+    Law: ``lift(upload, public, key) == (factor * delta, factor)``.  Where a server has all uploads at hand, it finds
+    their distances by one product with them, and their sum by another.
+
+    Attributes:
+      lift: the sum's own; a wrapper that gives the sum another lift so leaves this behind.
+      point: ``public -> tree``, with the structure of an upload's delta.
+      factor: ``(distance, weight, public) -> factor``.
+    """
+
+    lift: Callable[[Upload, PyTree, Key], PyTree]
+    point: Callable[[PyTree], PyTree]
+    factor: Callable[[Array, Array, PyTree], Array]
+    __repr__ = short
+
+
 class Compression(NamedTuple):
     """How clients shorten what they upload; the server reads it off in full length before it aggregates.
 
@@ -338,6 +357,7 @@ class Sum(NamedTuple):
       release: what one round gives away under noise; None: the sum itself.
       needs: how many uploads its guarantees need; each of them must hold.
       compression: how clients shorten their uploads, which the server then lifts itself; None: they do not.
+      radial: that the lift depends on a distance; None: it does not, or nobody says so.
     """
 
     init: Callable[[PyTree, int], State]
@@ -352,6 +372,7 @@ class Sum(NamedTuple):
     release: Release | None = None
     needs: tuple[Need, ...] = ()
     compression: Compression | None = None
+    radial: Radial | None = None
     __repr__ = short
 
     @property

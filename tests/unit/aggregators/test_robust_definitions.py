@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from robust_rules import (
 
 import evenhand as eh
 from evenhand import aggregators as agg
-from evenhand.aggregators import _reduce
+from evenhand.aggregators import _reduce, reduce_uploads
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -81,6 +81,77 @@ def test_large_uploads_are_added_one_by_one_to_the_same_sum(
     assert not np.any(agg.aggregate(rule, jnp.full((3, 5), jnp.nan)))
     scans = "scan" in str(jax.make_jaxpr(lambda x: agg.aggregate(rule, x))(X[0]))
     assert scans, "all at once"
+
+
+def _passes(x: np.ndarray, rule: Any, patch: pytest.MonkeyPatch, large: int = 0) -> tuple[np.ndarray, int]:
+    """The direction, and how many products with all uploads its program has."""
+    patch.setattr(_reduce, "_LARGE", large)
+    deltas = {"a": jnp.asarray(x[:, :2]), "b": jnp.asarray(x[:, 2:]).reshape(len(x), 1, -1)}
+    program = jax.make_jaxpr(lambda deltas: agg.aggregate(rule, deltas))(deltas)
+    found = agg.aggregate(rule, deltas)
+    return np.concatenate([np.ravel(found["a"]), np.ravel(found["b"])]), str(program).count("dot_general")
+
+
+@pytest.mark.parametrize("start", ["zero", "mean"])
+def test_products_find_the_geometric_median_of_large_uploads(
+    start: Literal["zero", "mean"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against Weiszfeld's steps in float64; the same without products, which are not those of a wrapped lift."""
+    rule, x = agg.geometric_median(6, start=start), np.random.default_rng(0).normal(size=(9, 7))
+    x = (x + 0.3).astype(np.float32)
+    z = x.mean(axis=0, dtype=np.float64) if start == "mean" else np.zeros(7)
+    for _ in range(6 - (start == "mean")):
+        beta = 1 / np.linalg.norm(x - z, axis=1)
+        z = beta @ x / beta.sum()
+    found, products = _passes(x, rule, monkeypatch)
+    assert products == 4, "one for distances and one for the sum, with each leaf"
+    np.testing.assert_allclose(found, z, rtol=1e-5, atol=1e-6)
+    assert np.abs(found - x.mean(axis=0)).max() > 0.01
+    small, none = _passes(x, rule, monkeypatch, large=2**20)
+    np.testing.assert_allclose(small, z, rtol=1e-5, atol=1e-6)
+    assert none == 0
+    assert _passes(x, agg.clip(1.0, then=rule), monkeypatch)[1] == 0, "its lift is another"
+
+
+@pytest.mark.parametrize("place", ["alike", "a cluster", "long"])
+def test_distances_that_drown_in_a_product_are_those_of_the_differences(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uploads that are alike, all or some, and such whose squares leave float32; another is not finite."""
+    rule, x = agg.geometric_median(20), np.random.default_rng(1).normal(size=(9, 7)).astype(np.float32)
+    if place == "alike":
+        x = 1 + 1e-4 * x
+    elif place == "a cluster":
+        x[:6] = x[0] + 3e-3 * x[:6]
+    else:
+        x = 5e18 + 1e17 * x
+    x = np.concatenate([x, np.full((1, 7), np.inf, np.float32)])
+    one_by_one, _ = _passes(x, rule, monkeypatch, large=2**20)
+    assert np.isfinite(one_by_one).all()
+    np.testing.assert_allclose(_passes(x, rule, monkeypatch)[0], one_by_one, rtol=3e-6)
+    if place != "long":  # infinity less infinity is no number, and passes no bound
+        monkeypatch.setattr(_reduce, "_NEAR", -np.inf)
+        trusted = _passes(x, rule, monkeypatch)[0]
+        assert not np.allclose(trusted, one_by_one, rtol=3e-6, atol=0)
+
+
+def test_an_infinite_empty_slot_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round's uploads stand in slots, of which some are empty and hold anything."""
+    x = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
+    rule, ones, keys = agg.geometric_median(3), jnp.ones(6), jax.random.split(jax.random.key(0), 6)
+    monkeypatch.setattr(_reduce, "_LARGE", 0)
+
+    def direction(x: np.ndarray, present: list[bool]) -> np.ndarray:
+        uploads = eh.types.Upload(jnp.asarray(x), ones[: len(x)], ones[: len(x)])
+        state = rule.init(jnp.zeros(4), len(x))
+        here = jnp.asarray(present)
+        return np.asarray(reduce_uploads(rule, uploads, here, state, keys[0], keys[: len(x)])[0])
+
+    expected = direction(x[:5], [True] * 5)
+    for filled in (np.inf, np.nan, 1e30, 7.0):
+        x[5] = filled
+        np.testing.assert_allclose(direction(x, [True] * 5 + [False]), expected, rtol=2e-6)
+    assert not np.allclose(direction(x, [True] * 6), expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
