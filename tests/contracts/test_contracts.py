@@ -347,6 +347,11 @@ def _biased(total, state, key):
     return tree.add(direction, tree.scale(1e-3, jax.tree.map(jnp.ones_like, direction))), state
 
 
+def _as_if_alone(distance, weight, public):
+    """As in the first pass from the mean, of which a check of that pass alone sees nothing."""
+    return weight + 0 * distance
+
+
 @pytest.mark.parametrize(
     ("words", "aggregator"),
     [
@@ -356,6 +361,7 @@ def _biased(total, state, key):
         ("agree", MEAN._replace(lower=_unnormalised)),
         ("no uploads", MEAN._replace(lower=_biased)),
         ("sensitivity", MEAN._replace(sensitivity=1.0)),
+        ("times its factor", _MEDIAN._replace(radial=_MEDIAN.radial._replace(factor=_as_if_alone))),
     ],
 )
 def test_a_broken_aggregator_is_found_out(words, aggregator):

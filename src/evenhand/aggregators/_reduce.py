@@ -156,9 +156,13 @@ def reduce_uploads(
             lifted = jax.vmap(lifted_by)(*slots)
             return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
         # One after another, as a sum over the leading axis of large arrays is many times slower on a CPU.
-        slot = jax.tree.map(lambda leaf: leaf[0], slots)
-        zeros = tree.zeros(jax.eval_shape(lifted_by, *slot))
-        return lax.scan(lambda total, own: (tree.add(total, lifted_by(*own)), None), zeros, slots)[0]
+        like = jax.eval_shape(lifted_by, *jax.tree.map(lambda leaf: leaf[0], slots))
+
+        def step(total: PyTree, own: tuple[Array, Array, Upload, Key]) -> tuple[PyTree, None]:
+            return tree.add(total, aggregator.limbs_apart(lifted_by(*own))), None
+
+        zeros = tree.zeros(jax.eval_shape(aggregator.limbs_apart, like))
+        return aggregator.limbs_together(lax.scan(step, zeros, slots)[0], like)
 
     radial = aggregator.radial
     if is_large and lift is None and radial is not None and radial.lift is aggregator.lift:
@@ -175,8 +179,8 @@ def _by_products(
 ) -> Callable[[PyTree, Array], PyTree]:
     r"""``sum_of`` by two products with all uploads, which on a CPU take half the time of a loop over them.
 
-    The first gives the distances, as :math:`\|x\|^2 - 2 x^\top z + \|z\|^2`.  That drowns in rounding where an upload is
-    much closer to the point than to zero, or overflows: then ``sum_of`` takes its place.
+    The first gives the distances, as :math:`\|x\|^2 - 2 x^\top z + \|z\|^2`.  That drowns in rounding where an upload
+    is much closer to the point than to zero, or overflows: then ``sum_of`` takes its place.
     """
     leaves = jax.tree.leaves(uploads.delta)
     squares = jnp.square(jax.vmap(tree.norm)(uploads.delta))  # once for all passes

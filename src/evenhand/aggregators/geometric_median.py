@@ -90,4 +90,4 @@ def geometric_median(passes: int = 5, *, nu: float = 1e-5, start: Literal["zero"
         return z, _Point(tree.select(last, tree.zeros_like(z), z), jnp.where(last, 0, done))
 
     radial = Radial(lift, point=lambda public: public.z, factor=factor)
-    return Sum(init, lift, lower, publish=lambda state: state, passes=passes, radial=radial)
+    return Sum(init=init, lift=lift, lower=lower, publish=lambda state: state, passes=passes, radial=radial)

@@ -375,7 +375,7 @@ def reduced(exchange: Exchange) -> Reduced:
         first = tree.take(members, jnp.int32(0))
         done = jax.eval_shape(train, *jax.eval_shape(mine, first))
         like = jax.eval_shape(lifted, first, jax.eval_shape(groups.lanes.leave, done))
-        return as_entry(lax.scan(step, tree.zeros(_of_lane(like)), members))
+        return _summed(aggregator, step, like, members)
 
     fixed = exchange.shared, exchange.states, aggregator.publish(exchange.memory)
     totals, (states_after, accepted, kept) = groups.devices.spread(on_device)(groups.members, fixed)
@@ -401,7 +401,7 @@ def _in_passes(aggregator: Sum, exchange: Exchange) -> Reduced:
                 return _added(aggregator, total, lifted(group), group[2])
 
             like = jax.eval_shape(lambda: lifted(tree.take(sent, jnp.int32(0))))
-            return as_entry(lax.scan(step, tree.zeros(_of_lane(like)), sent))
+            return _summed(aggregator, step, like, sent)
 
         sent = groups.members, done.upload, done.accepted
         totals, kept = groups.devices.spread(on_device)(sent, (public, turn, shared))
@@ -414,14 +414,19 @@ def _in_passes(aggregator: Sum, exchange: Exchange) -> Reduced:
 def _added(aggregator: Sum, total: PyTree, lifted: PyTree, accepted: Array) -> tuple[PyTree, PyTree]:
     """The sum with what one group lifts, and what is kept of that: nothing, unless it gets masks."""
     if aggregator.streams:
-        return tree.add(total, sum_of(accepted, lifted)), ()
+        return tree.add(total, sum_of(accepted, aggregator.limbs_apart(lifted))), ()
     # In the same loop as without masks: another one could round differently.
     return total, lifted
 
 
-def _of_lane(lifted: PyTree) -> PyTree:
-    """The shapes of what one client lifts, from those of a group."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), lifted)
+def _summed(
+    aggregator: Sum, step: Callable[[PyTree, Any], tuple[PyTree, PyTree]], like: PyTree, groups: PyTree
+) -> tuple[PyTree, PyTree]:
+    """A device's own total over its groups, and what ``step`` keeps of each; ``like`` is what one group lifts."""
+    of_client = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like)
+    zeros = tree.zeros(jax.eval_shape(aggregator.limbs_apart, of_client))
+    total, kept = lax.scan(step, zeros, groups)
+    return as_entry((aggregator.limbs_together(total, of_client), kept))
 
 
 def _total(

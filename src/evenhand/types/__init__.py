@@ -390,6 +390,21 @@ class Sum(NamedTuple):
             return self
         return self._replace(summation=self.summation._replace(add=None))
 
+    def limbs_apart(self, lifted: PyTree) -> PyTree:
+        """The lifted arrays, of numbers in limbs one for each limb.
+
+        XLA:CPU makes and adds them three times as fast so: it vectorises no loop over a last axis of four.
+        """
+        if self.summation is None or not self.summation.in_limbs:
+            return lifted
+        return jax.tree.map(lambda leaf: tuple(leaf[..., i] for i in range(leaf.shape[-1])), lifted)
+
+    def limbs_together(self, total: PyTree, like: PyTree) -> PyTree:
+        """The total of :meth:`limbs_apart` as :attr:`lower` takes it; ``like`` is what one client lifts."""
+        if self.summation is None or not self.summation.in_limbs:
+            return total
+        return jax.tree.map(lambda _, limbs: jnp.stack(limbs, axis=-1), like, total)
+
 
 class Stack(NamedTuple):
     """An aggregator that must see every upload: Krum, medians, filters.

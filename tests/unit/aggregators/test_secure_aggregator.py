@@ -12,6 +12,7 @@ from scipy import stats
 import evenhand as eh
 from evenhand import aggregators as agg
 from evenhand import communication, rounds
+from evenhand.aggregators import _reduce
 from evenhand.types import Upload
 
 DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
@@ -90,6 +91,18 @@ def test_a_simulation_with_masks_is_that_without(name: str) -> None:
     masked, alone, plain = (numbers(with_inside(name, masks).params) for masks in (True, False, None))
     assert np.array_equal(masked, alone)
     assert np.abs(masked - plain).max() < 1e-5
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_limbs_of_large_uploads_are_added_apart_to_the_same_sum(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among whole numbers of 64 bits, negative ones fill all limbs."""
+    rule = agg.secure(agg.geometric_median(2), bits=bits, largest=2.0**10, cohort=8)
+    together = numbers(agg.aggregate(rule, DELTAS, WEIGHTS))
+    monkeypatch.setattr(_reduce, "_LARGE", 0)
+    assert np.array_equal(numbers(agg.aggregate(rule, DELTAS, WEIGHTS)), together)
+    assert together.min() < 0 < together.max()
 
 
 def test_the_engine_is_the_readable_twin() -> None:
