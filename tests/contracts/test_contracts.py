@@ -14,7 +14,7 @@ from evenhand import tree
 from evenhand.expressions import factories, parse
 from evenhand.expressions.kinds import parameters
 from evenhand.testing._uploads import check_slots
-from evenhand.types import Algorithm, Stack, Sum, Upload
+from evenhand.types import Algorithm, Radial, Stack, Sum, Upload
 
 MODEL = eh.testing.toy_model()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
@@ -361,7 +361,7 @@ def _as_if_alone(distance, weight, public):
         ("agree", MEAN._replace(lower=_unnormalised)),
         ("no uploads", MEAN._replace(lower=_biased)),
         ("sensitivity", MEAN._replace(sensitivity=1.0)),
-        ("times its factor", _MEDIAN._replace(radial=_MEDIAN.radial._replace(factor=_as_if_alone))),
+        ("times its factor", _MEDIAN._replace(radial=Radial(_MEDIAN.lift, lambda public: public.z, _as_if_alone))),
     ],
 )
 def test_a_broken_aggregator_is_found_out(words, aggregator):
