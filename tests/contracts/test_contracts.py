@@ -361,7 +361,10 @@ def _as_if_alone(distance, weight, public):
         ("agree", MEAN._replace(lower=_unnormalised)),
         ("no uploads", MEAN._replace(lower=_biased)),
         ("sensitivity", MEAN._replace(sensitivity=1.0)),
-        ("times its factor", _MEDIAN._replace(radial=Radial(_MEDIAN.lift, lambda public: public.z, _as_if_alone))),
+        (
+            "times its factor",
+            _MEDIAN._replace(radial=Radial(_MEDIAN.lift, lambda public: public.z, _as_if_alone)),
+        ),
     ],
 )
 def test_a_broken_aggregator_is_found_out(words, aggregator):
