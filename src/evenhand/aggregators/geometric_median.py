@@ -55,7 +55,7 @@ def geometric_median(passes: int = 5, *, nu: float = 1e-5, start: Literal["zero"
     Differs from the paper: the paper and its code begin at the mean, which is ``start="mean"``; their two iterations
     are ``passes=3``.  They also stop when the objective settles, which would cost one more scalar per client.
 
-    Cost: a pass reads each upload once; between passes, each client keeps its own.
+    Cost: a pass reads each upload once, or twice where the server has all; between passes, each client keeps its own.
 
     Example:
       >>> import evenhand as eh, jax.numpy as jnp

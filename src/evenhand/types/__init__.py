@@ -306,8 +306,8 @@ class Summation(NamedTuple):
 class Radial(NamedTuple):
     """A lift that multiplies an upload by a number that depends on how far it lies from a point.
 
-    Law: ``lift(upload, public, key) == (factor * delta, factor)``.  Where a server has all uploads at hand, it finds
-    their distances by one product with them, and their sum by another.
+    Law: ``lift(upload, public, key) == (factor * delta, factor)``.  Where a server has all uploads at hand, it may
+    find their distances by one product with them, and their sum by another.
 
     Attributes:
       lift: the sum's own; a wrapper that gives the sum another lift so leaves this behind.

@@ -135,6 +135,30 @@ def test_distances_that_drown_in_a_product_are_those_of_the_differences(
         assert not np.allclose(trusted, one_by_one, rtol=3e-6, atol=0)
 
 
+def test_products_are_left_where_they_would_round_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 2**20 numbers, near the bound of what a product may find, against float64; of longer ones, and of other
+    numbers than float32, the differences are taken."""
+    rule, rng = agg.geometric_median(3), np.random.default_rng(3)
+    x = rng.standard_normal(2**20, np.float32) + 0.35 * rng.standard_normal((3, 2**20), np.float32)
+    x *= np.array([[1.0], [1.1], [1.3]], np.float32)
+
+    def products(leaf: Any) -> int:
+        return str(jax.make_jaxpr(lambda x: agg.aggregate(rule, x))(leaf)).count("dot_general")
+
+    assert products(x) == 2
+    z, exact = np.zeros(2**20), x.astype(np.float64)
+    for _ in range(3):
+        beta = 1 / np.linalg.norm(exact - z, axis=1)
+        z = beta @ exact / beta.sum()
+    found = np.asarray(agg.aggregate(rule, x))
+    assert np.linalg.norm(found - z) < 2e-5 * np.linalg.norm(z)
+    assert np.linalg.norm(found - x.mean(axis=0)) > 1e-3 * np.linalg.norm(z)
+    longer = jax.ShapeDtypeStruct((3, 2**20 + 1), jnp.float32)
+    assert products(longer) == 0
+    of_type = {kind: _reduce._suits_products({"a": jnp.zeros((3, 4), kind)}) for kind in ("f4", "f2", "i4")}
+    assert of_type == {"f4": True, "f2": False, "i4": False}
+
+
 def test_an_infinite_empty_slot_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round's uploads stand in slots, of which some are empty and hold anything."""
     x = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)

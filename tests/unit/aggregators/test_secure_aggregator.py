@@ -105,6 +105,24 @@ def test_limbs_of_large_uploads_are_added_apart_to_the_same_sum(
     assert together.min() < 0 < together.max()
 
 
+def test_a_sum_beside_limbs_need_not_be_in_limbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of 16 bits, as many as a limb has, beside numbers in limbs."""
+    words = agg.mean()._replace(
+        lift=lambda upload, public, key: jnp.uint32(3),
+        lower=lambda total, state, key: ({"w": total}, state),
+        summation=eh.types.Summation(eh.secure.LIMB_BITS),
+    )
+    both = agg.in_parts([agg.secure(agg.mean()), words])
+    deltas, twice = (DELTAS, DELTAS), jnp.stack([WEIGHTS, WEIGHTS], axis=1)
+    uploads, present = Upload(deltas, twice, twice), jnp.ones(7, bool)
+    like = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), deltas)
+    keys, state = jax.random.split(jax.random.key(0), 7), both.init(like, 7)
+    monkeypatch.setattr(_reduce, "_LARGE", 0)
+    (mean, three), _ = agg.reduce_uploads(both, uploads, present, state, keys[0], keys)
+    assert three["w"] == 21
+    np.testing.assert_allclose(numbers(mean), numbers(agg.aggregate(agg.mean(), DELTAS, WEIGHTS)), atol=1e-6)
+
+
 def test_the_engine_is_the_readable_twin() -> None:
     rule = agg.secure(agg.geometric_median(2))
     eh.testing.check_algorithm(eh.algorithms.fedavg(WORK, aggregator=rule))
