@@ -110,6 +110,7 @@ def aggregate(
 
 
 def _is_large(deltas: PyTree) -> bool:
+    """Whether uploads are so large that they are added one by one."""
     return sum(leaf.size for leaf in jax.tree.leaves(deltas)) >= _LARGE
 
 
@@ -174,8 +175,8 @@ def reduce_uploads(
         return aggregator.limbs_together(lax.scan(step, zeros, slots)[0], like)
 
     radial = aggregator.radial
-    is_radial = lift is None and radial is not None and radial.lift is aggregator.lift
-    if radial is not None and is_radial and is_large and _suits_products(uploads.delta):
+    is_its_own = lift is None and radial is not None and radial.lift is aggregator.lift
+    if radial is not None and is_its_own and is_large and _suits_products(uploads.delta):
         return in_loop(aggregator, state, key, _by_products(radial, uploads, present, sum_of))
     return in_loop(aggregator, state, key, sum_of)
 

@@ -135,7 +135,7 @@ def test_distances_that_drown_in_a_product_are_those_of_the_differences(
         assert not np.allclose(trusted, one_by_one, rtol=3e-6, atol=0)
 
 
-def test_products_are_left_where_they_would_round_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_left_where_they_would_round_more() -> None:
     """Rows of 2**20 numbers, near the bound of what a product may find, against float64; of longer ones, and of other
     numbers than float32, the differences are taken."""
     rule, rng = agg.geometric_median(3), np.random.default_rng(3)
