@@ -442,9 +442,13 @@ class _Gate:
     def __init__(self, folder: Path, admit: Admit, log: Log) -> None:
         self._folder, self._admit, self._log = folder, admit, log
         self._stamps: dict[int, tuple[int, int]] = {}
+        self._doubts: dict[int, tuple[int, int]] = {}
 
     def look(self) -> None:
         """Admits each key that is new or has changed since the last look.
+
+        A file that holds no key is reported once, at the second look that finds it unchanged: at the first one
+        it may be the beginning of a key that is being copied.
 
         Raises:
           OSError: a file went away in the meantime.
@@ -454,13 +458,16 @@ class _Gate:
             stamp = facts.st_mtime_ns, facts.st_size
             if self._stamps.get(number) == stamp:
                 continue
-            self._stamps[number] = stamp  # before the attempt: a file that is no key is told of once
             try:
                 self._admit(number, key)
             except EvenhandError as error:
+                if self._doubts.get(number) != stamp:
+                    self._doubts[number] = stamp
+                    continue
                 self._log(
                     "refused", f"The key of client {number} is not accepted: {error}", {"client": number}
                 )
+            self._stamps[number] = stamp
 
 
 @contextmanager

@@ -369,7 +369,8 @@ def test_a_client_that_is_added_while_the_server_waits_takes_part(tmp_path, monk
     assert first_run.data.num_clients == CLIENTS + 1
     new = {number: certificates.public_pem(key) for number, key in files.roster(folder).items()}
     assert {*old.items(), *new.items()} == set(admitted) and len(admitted) == CLIENTS + 2
-    (folder / "roster" / "3.pub").write_text("no key")
+    (folder / "3.new").write_text("no key")
+    (folder / "3.new").replace(folder / "roster" / "3.pub")  # at once, as a copy that ended is seen
     deadline = time.monotonic() + 20
     while not (refused := [event for event in events(folder) if "is not accepted" in event["sentence"]]):
         assert time.monotonic() < deadline
@@ -381,6 +382,31 @@ def test_a_client_that_is_added_while_the_server_waits_takes_part(tmp_path, monk
     assert "holds no public key" in refused[0]["sentence"]
     status = read_status(folder)
     assert (status["clients"], status["connected"]) == (CLIENTS + 1, list(range(CLIENTS + 1)))
+
+
+def test_a_key_whose_copy_is_under_way_is_not_refused(tmp_path):
+    """The beginning of a key is none yet: it is refused, once, when a second look finds it unchanged."""
+    folder = federation(tmp_path / "fed", data=False)
+    key = files.roster(folder)[3]
+    whole, admitted, sentences = key.read_bytes(), [], []
+
+    def admit(number, path):
+        certificates.public_pem(path)
+        admitted.append(number)
+
+    gate = deployed._Gate(folder, admit, lambda event, sentence, facts: sentences.append(sentence))
+    for length in (0, 40, len(whole)):
+        key.write_bytes(whole[:length])
+        gate.look()
+    assert sorted(admitted) == list(range(CLIENTS)) and admitted[-1] == 3 and sentences == []
+    key.write_bytes(whole[:40])
+    for looks, refusals in enumerate((0, 1, 1, 1), 1):
+        gate.look()
+        assert len(sentences) == refusals, looks
+    assert sentences[0].startswith("The key of client 3 is not accepted") and len(admitted) == CLIENTS
+    key.write_bytes(whole)
+    gate.look()
+    assert admitted.count(3) == 2
 
 
 def test_a_client_that_is_added_to_a_run_that_has_begun_waits_for_the_next_one(tmp_path):
