@@ -16,6 +16,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 from rich.table import Table
+from start import first_and_later
 from tasks import READERS, TASKS
 from worker import HEAP, Worker
 
@@ -150,20 +151,6 @@ def write(path: Path, results: dict[str, Result]) -> None:
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
-def start() -> tuple[float, float]:
-    """Seconds to the end of the first round of the FEMNIST CNN: in a first process, and in a second one (median)."""
-    with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "XDG_CACHE_HOME": cache}
-
-        def seconds() -> float:
-            command = [sys.executable, str(HERE / "start.py")]
-            done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-            return float(done.stdout.split()[0])
-
-        first = seconds()
-        return first, statistics.median(seconds() for _ in range(5))
-
-
 def main() -> None:
     bench = tyro.cli(Bench, description=__doc__)
     unknown = [name for name in bench.tasks if name not in TASKS]
@@ -201,9 +188,9 @@ def main() -> None:
         if bench.out is not None:
             write(bench.out, results)
     Console(width=150).print(table(results))
-    first, second = start()
+    empty, filled = first_and_later("cnn", rounds=1, turns=3)
     print(
-        f"First round of the FEMNIST CNN done after {first:.1f} s; in a second process after {second:.1f} s."
+        f"First round of the FEMNIST CNN done after {empty[0]:.1f} s; in a later process after {filled[0]:.1f} s."
     )
     if bench.fair:
         subprocess.run([sys.executable, str(HERE / "fair.py")], check=True)

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from evenhand import tree
 from evenhand._platform import check_process
+from evenhand.aggregators.stacked import is_large, suits_products
 from evenhand.errors import EvenhandError
 from evenhand.streams import Purpose, stream
 from evenhand.types import (
@@ -39,9 +40,6 @@ from evenhand.types import (
 
 Lift: TypeAlias = Callable[[Array, Upload, PyTree, Key], PyTree]
 """``(slot, upload, public, key) -> lifted``."""
-
-_LARGE = 2**20
-"""Numbers in all uploads together, from which on they are added one by one."""
 
 
 def aggregate(
@@ -103,15 +101,10 @@ def aggregate(
         uploads = uploads._replace(weight=tree.among(present, weight))
     noise = jax.random.split(stream(root, Purpose.NOISE), m)
     reduced = partial(reduce_uploads, aggregator)
-    if isinstance(aggregator, Sum) and _is_large(deltas):
+    if isinstance(aggregator, Sum) and is_large(deltas):
         # Outside of a program, its loops would be compiled with the uploads as constants.
         reduced = jax.jit(reduced)
     return reduced(uploads, present, state, stream(root, Purpose.AGGREGATOR), noise)[0]
-
-
-def _is_large(deltas: PyTree) -> bool:
-    """Whether uploads are so large that they are added one by one."""
-    return sum(leaf.size for leaf in jax.tree.leaves(deltas)) >= _LARGE
 
 
 def _shortened(aggregator: Aggregator, deltas: PyTree, keys: Key) -> PyTree:
@@ -146,7 +139,7 @@ def reduce_uploads(
         read = uploads if aggregator.skips_absent else tree.among(present, uploads)
         return aggregator.apply(read, present, state, key)
 
-    is_large = _is_large(uploads.delta)
+    one_by_one = is_large(uploads.delta)
 
     def sum_of(public: PyTree, number: Array) -> PyTree:
         def lifted_by(slot: Array, present: Array, upload: Upload, noise: Key) -> PyTree:
@@ -158,11 +151,13 @@ def reduce_uploads(
 
         if aggregator.summation is not None and aggregator.summation.add is not None:
             # Lifted as without masks: other loops could round differently.
-            lifted = lax.map(lambda own: lifted_by(*own), slots) if is_large else jax.vmap(lifted_by)(*slots)
+            lifted = (
+                lax.map(lambda own: lifted_by(*own), slots) if one_by_one else jax.vmap(lifted_by)(*slots)
+            )
             # Folded twice: folded once, it is the key that lower() draws noise from.
             secret = jax.random.fold_in(jax.random.fold_in(key, number), 1)
             return aggregator.summation.add(lifted, present, secret)
-        if not is_large:
+        if not one_by_one:
             lifted = jax.vmap(lifted_by)(*slots)
             return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), lifted)
         # One after another, as a sum over the leading axis of large arrays is many times slower on a CPU.
@@ -176,25 +171,13 @@ def reduce_uploads(
 
     radial = aggregator.radial
     is_its_own = lift is None and radial is not None and radial.lift is aggregator.lift
-    if radial is not None and is_its_own and is_large and _suits_products(uploads.delta):
+    if radial is not None and is_its_own and suits_products(uploads.delta):
         return in_loop(aggregator, state, key, _by_products(radial, uploads, present, sum_of))
     return in_loop(aggregator, state, key, sum_of)
 
 
 _NEAR = 1 / 16
 """A squared distance over the squares of both lengths, below which it is computed from the difference."""
-
-_LONGEST = 2**20
-"""Numbers of an upload in a leaf, up to which squared distances by products are good to 2e-5.
-
-XLA:CPU adds the products of a row one after the other: with ten times as many, they are good to 1e-3.
-"""
-
-
-def _suits_products(deltas: PyTree) -> bool:
-    """Whether distances by products are as good as by differences: other numbers round, or would have to be copied."""
-    leaves = jax.tree.leaves(deltas)
-    return all(leaf.dtype == jnp.float32 and leaf[0].size <= _LONGEST for leaf in leaves)
 
 
 def _by_products(

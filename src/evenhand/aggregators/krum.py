@@ -7,7 +7,7 @@ from jax import lax
 
 from evenhand import tree
 from evenhand.aggregators.coordinatewise import around_median
-from evenhand.aggregators.stacked import distances, mean_of, robust
+from evenhand.aggregators.stacked import distances, is_large, mean_of, robust
 from evenhand.errors import whole_number
 from evenhand.types import Array, Key, PyTree, Stack, Upload
 
@@ -47,10 +47,17 @@ def krum(malicious: int) -> Stack:
     """
 
     def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
-        rank = _ranks(distances(uploads.delta, present, key), present, malicious)
-        return tree.take(uploads.delta, jnp.argmin(rank))
+        apart = distances(uploads.delta, present, key, _neighbours(present, malicious))
+        rank = _ranks(apart, present, malicious)
+        chosen = tree.take(uploads.delta, jnp.argmin(rank))
+        # Without any upload, the first slot is chosen, which may hold anything where uploads are large.
+        return (
+            tree.select(jnp.any(present), chosen, tree.zeros_like(chosen))
+            if is_large(uploads.delta)
+            else chosen
+        )
 
-    return robust("krum", malicious, lambda m: m > 2 * malicious + 2, reduced)
+    return robust("krum", malicious, lambda m: m > 2 * malicious + 2, reduced, skips_absent=True)
 
 
 def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = False) -> Stack:
@@ -85,11 +92,12 @@ def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = Fals
         whole_number("multi_krum(keep=)", keep, 1)
 
     def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
-        rank = _ranks(distances(uploads.delta, present, key), present, malicious)
+        apart = distances(uploads.delta, present, key, _neighbours(present, malicious))
+        rank = _ranks(apart, present, malicious)
         best = jnp.sum(present) - malicious if keep is None else keep
-        return mean_of(uploads, present & (rank < jnp.maximum(best, 1)), weighted)
+        return mean_of(uploads, present & (rank < jnp.maximum(best, 1)), weighted, present)
 
-    return robust("multi_krum", malicious, lambda m: m > 2 * malicious + 2, reduced)
+    return robust("multi_krum", malicious, lambda m: m > 2 * malicious + 2, reduced, skips_absent=True)
 
 
 def bulyan(malicious: int) -> Stack:
@@ -144,14 +152,18 @@ def bulyan(malicious: int) -> Stack:
     return robust("bulyan", malicious, lambda m: m >= 4 * malicious + 3, reduced)
 
 
+def _neighbours(present: Array, malicious: int) -> Array:
+    """How many others make the score of an upload."""
+    return jnp.sum(present) - malicious - 2
+
+
 def _ranks(distances: Array, present: Array, malicious: int) -> Array:
     """The place of each upload by its score, ``(m,)``, from squared distances ``(m, m)``; empty slots come last.
 
     Two uploads that are each other's only neighbour have the same score: the sum of all distances then decides, so that
     the order of the clients does not.
     """
-    m = present.shape[0]
-    nearest = jnp.sum(present) - malicious - 2
+    m, nearest = present.shape[0], _neighbours(present, malicious)
     others = jnp.sort(jnp.where(jnp.eye(m, dtype=bool), jnp.inf, distances), axis=1)
     sums = jnp.sum(jnp.where(jnp.arange(m)[None] < nearest, others, 0.0), axis=1)
     totals = jnp.sum(jnp.where(jnp.isfinite(distances), distances, 0.0), axis=1)

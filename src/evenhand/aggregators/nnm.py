@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from evenhand.aggregators._reduce import before
-from evenhand.aggregators.stacked import combined, distances, least
+from evenhand.aggregators.stacked import cleared, combined_present, distances, least
 from evenhand.errors import whole_number
 from evenhand.types import Aggregator, Array, Key, Need, Stack, Upload
 
@@ -48,11 +48,13 @@ def nnm(malicious: int, then: Aggregator) -> Stack:
     whole_number("nnm(malicious=)", malicious, 0)
 
     def mix(uploads: Upload, present: Array, key: Key) -> tuple[Upload, Array]:
+        uploads = cleared(uploads, present)
         count = jnp.maximum(jnp.sum(present) - malicious, 1)
         # Its own distance is 0, but so may be another's, which then comes first: either is the same upload.
-        near = jax.vmap(lambda row: least(row, present, count))(distances(uploads.delta, present, key))
+        apart = distances(uploads.delta, present, key, count - 1)
+        near = jax.vmap(lambda row: least(row, present, count))(apart)
         share = near.astype(jnp.float32) / count.astype(jnp.float32)
-        return uploads._replace(delta=combined(share, uploads.delta)), present
+        return uploads._replace(delta=combined_present(share, uploads.delta, present)), present
 
     own = Need.over(f"nnm({malicious})", malicious, lambda m: m > 2 * malicious)
-    return before(then, mix, "nnm", (own, *then.needs))
+    return before(then, mix, "nnm", (own, *then.needs), skips_absent=True)

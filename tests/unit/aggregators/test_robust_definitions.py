@@ -31,7 +31,7 @@ from robust_rules import (
 
 import evenhand as eh
 from evenhand import aggregators as agg
-from evenhand.aggregators import _reduce, reduce_uploads
+from evenhand.aggregators import _reduce, reduce_uploads, stacked
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -76,7 +76,7 @@ def test_large_uploads_are_added_one_by_one_to_the_same_sum(
 ) -> None:
     """With some of them absent; without any, zeros."""
     rule, together = RULES[name][0], directions(RULES[name][0])
-    monkeypatch.setattr(_reduce, "_LARGE", 0)
+    monkeypatch.setattr(stacked, "_LARGE", 0)
     assert agree(directions(rule, program=traced), together).all()
     assert not np.any(agg.aggregate(rule, jnp.full((3, 5), jnp.nan)))
     scans = "scan" in str(jax.make_jaxpr(lambda x: agg.aggregate(rule, x))(X[0]))
@@ -85,7 +85,7 @@ def test_large_uploads_are_added_one_by_one_to_the_same_sum(
 
 def _passes(x: np.ndarray, rule: Any, patch: pytest.MonkeyPatch, large: int = 0) -> tuple[np.ndarray, int]:
     """The direction, and how many products with all uploads its program has."""
-    patch.setattr(_reduce, "_LARGE", large)
+    patch.setattr(stacked, "_LARGE", large)
     deltas = {"a": jnp.asarray(x[:, :2]), "b": jnp.asarray(x[:, 2:]).reshape(len(x), 1, -1)}
     program = jax.make_jaxpr(lambda deltas: agg.aggregate(rule, deltas))(deltas)
     found = agg.aggregate(rule, deltas)
@@ -155,15 +155,86 @@ def test_products_are_left_where_they_would_round_more() -> None:
     assert np.linalg.norm(found - x.mean(axis=0)) > 1e-3 * np.linalg.norm(z)
     longer = jax.ShapeDtypeStruct((3, 2**20 + 1), jnp.float32)
     assert products(longer) == 0
-    of_type = {kind: _reduce._suits_products({"a": jnp.zeros((3, 4), kind)}) for kind in ("f4", "f2", "i4")}
+    of_type = {
+        kind: stacked.suits_products({"a": jnp.zeros((2**19, 2), kind)}) for kind in ("f4", "f2", "i4")
+    }
     assert of_type == {"f4": True, "f2": False, "i4": False}
+
+
+@pytest.mark.parametrize("name", ["krum", "multi_krum", "nnm"])
+def test_large_uploads_have_the_neighbours_of_the_definition(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a product of the uploads as they are, some of them absent."""
+    rule, definition = RULES[name]
+    monkeypatch.setattr(stacked, "_LARGE", 0)
+    assert agree(directions(rule, program=traced), expected(definition)).all()
+    assert not np.any(agg.aggregate(rule, jnp.full((3, 5), jnp.nan)))
+    program = str(jax.make_jaxpr(lambda x: agg.aggregate(rule, x))(X[0]))
+    assert "cond[" in program, "always around the middle"
+
+
+@pytest.mark.parametrize("name", ["krum", "multi_krum", "nnm"])
+@pytest.mark.parametrize("anything", [np.nan, np.inf, 7.0])
+def test_empty_slots_of_large_uploads_may_hold_anything(
+    name: str, anything: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also their weights and losses; with every slot empty, zeros."""
+    x = np.random.default_rng(6).normal(size=(9, 4)).astype(np.float32)
+    x[:2] = x.mean(axis=0) + np.array([[0.0], [0.01]])  # nearest to the others, where these two are present
+    rule, weights = RULES[name][0], np.arange(1.0, 10.0, dtype=np.float32)
+    expected = np.asarray(agg.aggregate(rule, x[2:], weights[2:]))
+    monkeypatch.setattr(stacked, "_LARGE", 0)
+
+    def direction(present: np.ndarray) -> np.ndarray:
+        delta, weight = (np.where(present[:, None], x, anything), np.where(present, weights, anything))
+        uploads = eh.types.Upload(jnp.asarray(delta), jnp.asarray(weight), jnp.asarray(weight))
+        keys = jax.random.split(jax.random.key(0), 9)
+        return np.asarray(reduce_uploads(rule, uploads, jnp.asarray(present), (), keys[0], keys)[0])
+
+    here = np.arange(9) >= 2
+    np.testing.assert_allclose(direction(here), expected, rtol=1e-5)
+    assert not np.any(direction(np.zeros(9, bool)))
+    assert not np.allclose(direction(np.ones(9, bool)), expected, rtol=1e-2)
+
+
+_PLACES = {
+    "apart": lambda x: x,
+    "colluding": lambda x: np.where(np.arange(9)[:, None] < 3, x[:1], x),
+    "alike": lambda x: 1 + 1e-4 * x,
+    "one alike": lambda x: np.where(np.arange(9)[:, None] < 6, x[:1] + 3e-4 * x, x),
+    "long": lambda x: 5e18 + 1e18 * x,
+}
+
+
+@pytest.mark.parametrize("place", _PLACES)
+def test_neighbours_of_uploads_that_are_close_are_found_around_the_middle(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five neighbours, by products of the uploads only where these are far above rounding, against float64."""
+    x = _PLACES[place](np.random.default_rng(5).normal(size=(9, 50))).astype(np.float32)
+    deltas, present = {"a": jnp.asarray(x[:, :20]), "b": jnp.asarray(x[:, 20:])}, jnp.ones(9, bool)
+    monkeypatch.setattr(stacked, "_LARGE", 0)
+    key, wide = jax.random.key(0), x.astype(np.float64)
+    exact = np.sum((wide[:, None] - wide[None]) ** 2, axis=2) / 64
+    middle, near = stacked.distances(deltas, present, key), stacked.distances(deltas, present, key, 5)
+    is_plain = place in ("apart", "colluding")
+    assert np.array_equal(middle, near) != is_plain
+    bound = np.sort(exact, axis=1)[:, 5:6]  # the first is an upload's own
+    assert np.all(np.abs(near - exact) <= 1e-5 * np.maximum(exact, bound))
+    each = stacked.distances(deltas, present, key, 1)
+    assert np.array_equal(middle, each) != (place == "apart"), "of colluders, the nearest is at no distance"
+    if place in ("alike", "one alike"):
+        monkeypatch.setattr(stacked, "_NEAR", -np.inf)
+        trusted = np.asarray(stacked.distances(deltas, present, key, 5))
+        assert not np.all(np.abs(trusted - exact) <= 1e-5 * np.maximum(exact, bound))
 
 
 def test_an_infinite_empty_slot_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round's uploads stand in slots, of which some are empty and hold anything."""
     x = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
     rule, ones, keys = agg.geometric_median(3), jnp.ones(6), jax.random.split(jax.random.key(0), 6)
-    monkeypatch.setattr(_reduce, "_LARGE", 0)
+    monkeypatch.setattr(stacked, "_LARGE", 0)
 
     def direction(x: np.ndarray, present: list[bool]) -> np.ndarray:
         uploads = eh.types.Upload(jnp.asarray(x), ones[: len(x)], ones[: len(x)])

@@ -288,6 +288,9 @@ SKIPPING = {
     "normalize": agg.normalize(2.0, then=agg.krum(1)),
     "bucketing": agg.bucketing(2, then=agg.coordinate_median()),
     "bucketing, then a sum": agg.bucketing(3, then=agg.mean()),
+    "Krum": agg.krum(1),
+    "multi-Krum": agg.multi_krum(1, weighted=True),
+    "NNM": agg.nnm(1, then=agg.coordinate_median()),
 }
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 import evenhand as eh
 from evenhand import aggregators as agg
 from evenhand import communication, rounds
-from evenhand.aggregators import _reduce
+from evenhand.aggregators import stacked
 from evenhand.types import Upload
 
 DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
@@ -100,7 +100,7 @@ def test_limbs_of_large_uploads_are_added_apart_to_the_same_sum(
     """Among whole numbers of 64 bits, negative ones fill all limbs."""
     rule = agg.secure(agg.geometric_median(2), bits=bits, largest=2.0**10, cohort=8)
     together = numbers(agg.aggregate(rule, DELTAS, WEIGHTS))
-    monkeypatch.setattr(_reduce, "_LARGE", 0)
+    monkeypatch.setattr(stacked, "_LARGE", 0)
     assert np.array_equal(numbers(agg.aggregate(rule, DELTAS, WEIGHTS)), together)
     assert together.min() < 0 < together.max()
 
@@ -117,7 +117,7 @@ def test_a_sum_beside_limbs_need_not_be_in_limbs(monkeypatch: pytest.MonkeyPatch
     uploads, present = Upload(deltas, twice, twice), jnp.ones(7, bool)
     like = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), deltas)
     keys, state = jax.random.split(jax.random.key(0), 7), both.init(like, 7)
-    monkeypatch.setattr(_reduce, "_LARGE", 0)
+    monkeypatch.setattr(stacked, "_LARGE", 0)
     (mean, three), _ = agg.reduce_uploads(both, uploads, present, state, keys[0], keys)
     assert three["w"] == 21
     np.testing.assert_allclose(numbers(mean), numbers(agg.aggregate(agg.mean(), DELTAS, WEIGHTS)), atol=1e-6)
