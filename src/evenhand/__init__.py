@@ -4,6 +4,7 @@ A method is a value made by a factory (:mod:`evenhand.algorithms`), a data set i
 (:mod:`evenhand.data`), a model is three pure functions (:mod:`evenhand.models`), and :func:`simulate` runs them.
 """
 
+import gc
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,14 @@ if sys.argv[:1] == ["-m"] and ("-m", "evenhand") in zip(sys.orig_argv, sys.orig_
 
     evenhand_command.begin(sys.argv[1:])
 
-from evenhand import _platform
+# As _platform.without_collections(), which imports JAX.
+_collects = gc.isenabled()
+gc.disable()
+try:
+    from evenhand import _platform
+finally:
+    if _collects:
+        gc.enable()
 
 _platform.prepare()
 
@@ -116,9 +124,11 @@ def __getattr__(name: str) -> Any:
     """A public name, imported when a program first asks for it: all of them take as long as JAX, and few need all."""
     if name in _IN_PACKAGES:
         package, inner = _IN_PACKAGES[name]
-        value = vars(import_module(f"evenhand.{package}"))[inner]
+        with _platform.without_collections():
+            value = vars(import_module(f"evenhand.{package}"))[inner]
     elif name in __all__ or name == "sklearn":
-        value = import_module(f"evenhand.{name}")
+        with _platform.without_collections():
+            value = import_module(f"evenhand.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

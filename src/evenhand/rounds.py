@@ -27,7 +27,7 @@ from evenhand import tree
 from evenhand._jaxpr import programs
 from evenhand.errors import EvenhandError, expect, perhaps, whole_number
 from evenhand.local import SCHEDULE
-from evenhand.streams import Keys, Purpose, client_stream, stream
+from evenhand.streams import Keys, Purpose, client_stream, root_key, stream
 from evenhand.systems import Systems
 from evenhand.types import (
     Aggregator,
@@ -267,7 +267,7 @@ def wires(
             return Wire(message, report, delta, public, lifted)
 
         traced = jax.make_jaxpr(exchange, return_shape=True)
-        program, wire = traced(client_state, params, rows, jax.random.key(0))
+        program, wire = traced(client_state, params, rows, root_key(0))
         return wire._replace(restarts=programs.has_call(program, SCHEDULE))
 
     # Made outside, as a client keeps it from round to round: what begins in it does not restart.

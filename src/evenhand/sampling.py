@@ -36,6 +36,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.streams import permutation_words, permute
@@ -93,7 +94,8 @@ def _uniform_among(replace: bool) -> _Among:
         elif m == clients:
             return Cohort.of(slots, present)
         else:
-            rank, filled = permute(slots % some, some, permutation_words(key), jnp.int32(0)), slots < last[-1]
+            place = lax.rem(slots, jnp.full_like(slots, some))
+            rank, filled = permute(place, some, permutation_words(key), jnp.int32(0)), slots < last[-1]
         ids = jnp.searchsorted(last, rank, side="right").astype(jnp.int32)
         return Cohort.of(jnp.minimum(ids, clients - 1), jnp.broadcast_to(filled, (m,)))
 

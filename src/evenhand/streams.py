@@ -23,12 +23,13 @@ pair of positions keeps its distance with probability 2**-16 beyond chance.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from evenhand.types import Array, Key
 
@@ -40,6 +41,7 @@ __all__ = [
     "keys_of",
     "permutation_words",
     "permute",
+    "root_key",
     "stream",
 ]
 
@@ -91,8 +93,12 @@ def keys_of(seed: int) -> Keys:
       (True, False)
     """
     words = np.random.SeedSequence((seed, int(Purpose.NOISE))).generate_state(2)
-    # Words of NumPy: a conversion to JAX's would be a program.
-    return Keys(jax.random.key(seed), jax.random.wrap_key_data(words))  # pyright: ignore[reportArgumentType]
+    return Keys(root_key(seed), jax.random.wrap_key_data(words))  # pyright: ignore[reportArgumentType]
+
+
+def root_key(seed: int) -> Key:
+    """``jax.random.key(seed)`` for a seed below 2**32, from words of NumPy: no program has to be compiled for it."""
+    return jax.random.wrap_key_data(np.array([0, seed], np.uint32))  # pyright: ignore[reportArgumentType]
 
 
 def stream(key: Key, purpose: Purpose, number: Array | int = 0, phase: int = 0) -> Key:
@@ -113,7 +119,8 @@ def stream(key: Key, purpose: Purpose, number: Array | int = 0, phase: int = 0) 
     # One counter for all three: each fold is a cipher that has to be compiled and run.
     prefix = (int(purpose) * 16 + phase) * MAX_ROUNDS
     if isinstance(number, int):  # no programs for the conversion and the sum
-        return jax.random.fold_in(key, np.uint32((number + prefix) % 2**32))
+        counter: Any = np.uint32((number + prefix) % 2**32)
+        return jax.random.fold_in(key, counter if isinstance(key, Tracer) else jax.device_put(counter))
     return jax.random.fold_in(key, jnp.asarray(number).astype(jnp.uint32) + jnp.uint32(prefix))
 
 
@@ -157,9 +164,9 @@ def permute(position: Array, size: Array, word: Array, epoch: Array) -> Array:
     start = _hash(word[0] + epoch.astype(jnp.uint32) * np.uint32(0x9E3779B9))
     constants = np.arange(1, _SHUFFLE_ROUNDS + 1, dtype=np.uint32) * np.uint32(0x85EBCA6B)
     salts = _hash(_hash(start ^ constants) ^ word[1])
-    pivots = _hash(salts + np.uint32(0x68E31DA4)) % n
+    pivots = _remainder(_hash(salts + np.uint32(0x68E31DA4)), n)
     # A random rotation first: with the rounds alone, one position in 2**rounds would stay where it is.
-    i = (position.astype(jnp.uint32) + _hash(start ^ word[1]) % n) % n
+    i = _remainder(position.astype(jnp.uint32) + _remainder(_hash(start ^ word[1]), n), n)
 
     def swap_or_not(i: Array, words: tuple[Array, Array]) -> tuple[Array, None]:
         pivot, salt = words
@@ -171,6 +178,11 @@ def permute(position: Array, size: Array, word: Array, epoch: Array) -> Array:
     unroll = 4 if jax.default_backend() == "cpu" else _SHUFFLE_ROUNDS
     i, _ = lax.scan(swap_or_not, i, (pivots, salts), unroll=unroll)
     return i.astype(jnp.int32)
+
+
+def _remainder(x: Array, n: Array) -> Array:
+    """``x % n`` of unsigned numbers in one operation: that of jax.numpy also asks for signs and zeros, in nine."""
+    return lax.rem(x, lax.broadcast(n, x.shape))
 
 
 def _top_bit(x: Array) -> Array:

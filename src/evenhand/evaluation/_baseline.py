@@ -14,7 +14,7 @@ from evenhand.data import FederatedDataset, Split
 from evenhand.evaluation._classes import NDArray
 from evenhand.evaluation._statistics import half_width
 from evenhand.text import measured
-from evenhand.types import Model
+from evenhand.types import Array, Model
 
 _PerRow = Callable[[NDArray, NDArray], NDArray]
 """``(constant output, labels) -> (rows,)``, the loss of that answer for each label."""
@@ -121,17 +121,20 @@ def _per_client(rows: Split, losses: NDArray) -> NDArray:
 
 def _best_constant(model: Model, data: FederatedDataset) -> tuple[NDArray, _PerRow] | None:
     """The output that is best for the training examples, and the loss of such an output for each label."""
-    x, y = jnp.asarray(data.train.x[:2]), data.train.y[:: -(-data.train.rows // _FITTED)]
-    outputs = jax.eval_shape(lambda: model.apply(model.init(jax.random.key(0)), x))
+    x, y = data.train.x[:2], data.train.y[:: -(-data.train.rows // _FITTED)]
+    outputs = jax.eval_shape(lambda: model.apply(model.init(jax.random.key(0)), jnp.asarray(x)))
     if not isinstance(outputs, jax.ShapeDtypeStruct) or not outputs.shape:
         return None
     shape, width = outputs.shape[1:], int(np.prod(outputs.shape[1:], dtype=int))
 
     reported = model.metrics.get("loss", model.losses)  # a metric of that name is reported as the loss
 
+    @jax.jit  # one program, where each operation would be one
+    def losses_of(answer: Array | NDArray, y: Any) -> Array:
+        return reported(jnp.broadcast_to(jnp.reshape(answer, shape), (len(y), *shape)), y)
+
     def losses(answer: NDArray, y: NDArray) -> NDArray:
-        constant = jnp.broadcast_to(jnp.asarray(answer, jnp.float32).reshape(shape), (len(y), *shape))
-        return np.asarray(reported(constant, jnp.asarray(y)), np.float64)
+        return np.asarray(losses_of(np.asarray(answer, np.float32), y), np.float64)
 
     if y.dtype.kind == "i":
         return _of_classes(losses, y, width)

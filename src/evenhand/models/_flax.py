@@ -22,6 +22,7 @@ from evenhand.models._modules import (
     Functions,
     Sample,
     State,
+    any_key,
     call_modes,
     check_kind,
     check_rows_first,
@@ -190,7 +191,7 @@ def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct, keep
 
     layers = set[tuple[str, ...]]()
     with nn.intercept_methods(_paths_of_layers(layers)):
-        collections = jax.eval_shape(variables, jax.random.key(0))
+        collections = jax.eval_shape(variables, any_key())
     measured = collections.get(_MEASURED, {}) if keeps else {}
     for name in collections:
         if name != "params" and not (measured and name == _MEASURED):

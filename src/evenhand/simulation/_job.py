@@ -18,7 +18,7 @@ from evenhand.errors import Argument, EvenhandError, expect, whole_number
 from evenhand.evaluation import Metric, Metrics
 from evenhand.evaluation.metrics import BACKDOOR, backdoor_success, resolved
 from evenhand.rounds import newcomer
-from evenhand.streams import MAX_ROUNDS
+from evenhand.streams import MAX_ROUNDS, root_key
 from evenhand.systems import Systems, bound
 from evenhand.types import Algorithm, Array, Attack, Model, Params
 from evenhand.watch import Watch
@@ -167,7 +167,7 @@ def check_job(job: Job) -> None:
         if values[name] is not None:
             whole_number(name, values[name], 1)
     # Shapes only: a model that is too large for the machine gets a sentence of its own from check_model.
-    params = jax.eval_shape(algorithm.model.init, jax.random.key(0))
+    params = jax.eval_shape(algorithm.model.init, root_key(0))
     stateful = bool(jax.tree.leaves(jax.eval_shape(lambda params: newcomer(algorithm, params, 1), params)))
     if algorithm.sampling.repeats and stateful:
         raise EvenhandError(
@@ -232,7 +232,7 @@ def check_model(model: Model, data: FederatedDataset) -> None:
     )
 
     def losses(x: Array, y: Array) -> Array:
-        return model.losses(model.apply(model.init(jax.random.key(0)), x), y)
+        return model.losses(model.apply(model.init(root_key(0)), x), y)
 
     try:
         shape = jax.eval_shape(losses, x, y).shape
@@ -262,7 +262,7 @@ def check_start(start: Params, model: Model, *, caller: str = "simulate", owner:
     """
     wanted, given = (
         {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-        for params in (jax.eval_shape(model.init, jax.random.key(0)), start)
+        for params in (jax.eval_shape(model.init, root_key(0)), start)
     )
     # Not a set: the sentence names the first difference in the order of the model.
     for place in dict.fromkeys([*wanted, *given]):
@@ -291,7 +291,7 @@ def check_size(model: Model, data: FederatedDataset) -> None:
     Raises:
       EvenhandError: it cannot.
     """
-    leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    leaves = jax.tree.leaves(jax.eval_shape(model.init, root_key(0)))
     needed = _COPIES * sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     if needed <= (memory := _memory()):
         return

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from evenhand._platform import check_process
+from evenhand._platform import check_process, without_collections
 from evenhand.data import FederatedDataset
 from evenhand.devices import everywhere, here
 from evenhand.errors import EvenhandError, EvenhandWarning
@@ -199,8 +199,9 @@ def runs_of(job: Job) -> Generator[Run]:
     check_job(job)
     check_model(job.algorithm.model, job.data)
     check_metrics(job.measured, job.algorithm.client_model, job.data)
-    setup = set_up(job)
-    evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
+    with without_collections():
+        setup = set_up(job)
+        evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
     session = Session(setup, job, evaluation)
     with ExitStack() as stack:
         steps, answer = session.begin(stack), None
@@ -314,7 +315,15 @@ class Session:
     def answer(self, request: Request) -> Stretch | Served:
         """What is asked for, for this run alone."""
         if isinstance(request, Measure):
-            return self.evaluation.served(request.state)
+            with without_collections():
+                return self.evaluation.served(request.state)
+        if request.rounds > 0:
+            return self._trained(request)
+        with without_collections():  # it traces and compiles
+            return self._trained(request)
+
+    def _trained(self, request: Train) -> Stretch:
+        """Some rounds; where they are none, the call only compiles the program."""
         begin = time.perf_counter()
         rows, count = self.setup.source.block(request.first, request.rounds)
         state, offloaded, block = request.state, self.setup.offloaded, None

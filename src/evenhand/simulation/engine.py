@@ -132,7 +132,10 @@ class _Traced:
             def body(i: Array, carry: _After) -> _After:
                 state, infos = carry
                 state, info = one_more(state, rows, keys, first + i)
-                infos = {name: infos[name].at[i].set(info[name]) for name in infos}
+                # Not .at[i].set(), which is a scatter.
+                infos = {
+                    name: lax.dynamic_update_index_in_dim(infos[name], info[name], i, 0) for name in infos
+                }
                 # Else XLA may leave the carry divided over the devices, and the next round exchanges it again.
                 return program.devices.whole((state, infos))
 

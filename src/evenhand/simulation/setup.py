@@ -292,18 +292,26 @@ def _memory_of_work(program: Program, beginning: RoundState, rows: Rows, keys: K
 
 
 def _steps(program: Program, rows: Rows) -> NDArray:
-    """The local steps in some random cohorts, ``(cohorts, m + 1)``, the longest work first, and a 0 at the end."""
+    """The local steps in some random cohorts, ``(cohorts, m + 1)``, the longest work first, and a 0 at the end.
+
+    Up to a factor: where all clients have equally many rows, all take one step, and nothing is compiled.
+    """
     rng = np.random.default_rng(0)
     chosen = rng.integers(0, rows.sizes.shape[0], (16, program.cohort), dtype=np.int32)
+
+    def in_order(steps: NDArray) -> NDArray:
+        return np.concatenate([-np.sort(-steps, axis=1), np.zeros((len(steps), 1))], axis=1)
+
+    if np.ptp(np.asarray(rows.sizes)) == 0:
+        return in_order(np.ones(chosen.shape))
 
     @jax.jit  # one program, where each operation would be one
     def effort(rows: Rows, ids: Array) -> Array:
         effort_of = program.algorithm.phases[-1].effort
         return efforts(effort_of, program.capacity, rows, Cohort.of(ids), 0).steps
 
-    steps = effort(rows, jnp.asarray(chosen.ravel()))
-    steps = np.asarray(steps, np.float64).reshape(chosen.shape)
-    return np.concatenate([-np.sort(-steps, axis=1), np.zeros((len(steps), 1))], axis=1)
+    steps = effort(rows, chosen.ravel())
+    return in_order(np.asarray(steps, np.float64).reshape(chosen.shape))
 
 
 def _waste(program: Program, steps: NDArray, lanes: int) -> float:

@@ -14,7 +14,7 @@ import pytest
 import evenhand as eh
 from evenhand.centralized import Solver, grouped, stochastic
 from evenhand.rounds import cohort
-from evenhand.streams import Purpose, client_stream, keys_of, permutation_words, stream
+from evenhand.streams import MAX_ROUNDS, Purpose, client_stream, keys_of, permutation_words, root_key, stream
 from evenhand.systems import Systems, stragglers
 from evenhand.types import Algorithm, Cohort, Model, Sampling
 
@@ -117,3 +117,19 @@ def test_which_clients_are_slow_and_how_slow_have_different_keys(
     assert [each for name, each in drawn if name == "uniform"] == expected
     (order,) = words
     assert np.array_equal(order, jax.random.key_data(stream(key, Purpose.COHORT)))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+def test_a_root_is_the_key_that_jax_makes_of_the_seed(seed: int) -> None:
+    """Without its program; every seed that a run takes, and a stream of it inside of a program and outside."""
+    expected = jax.random.key(seed)
+    assert jnp.array_equal(jax.random.key_data(root_key(seed)), jax.random.key_data(expected))
+    assert root_key(seed).dtype == expected.dtype
+    outside, inside = (make(stream)(root_key(seed), Purpose.WORK, 7) for make in (lambda f: f, _jitted))
+    assert jnp.array_equal(jax.random.key_data(outside), jax.random.key_data(inside))
+    folded = jax.random.fold_in(expected, int(Purpose.WORK) * 16 * MAX_ROUNDS + 7)
+    assert jnp.array_equal(jax.random.key_data(outside), jax.random.key_data(folded))
+
+
+def _jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.jit(function, static_argnums=(1, 2))
