@@ -1,8 +1,8 @@
 """What the first rounds of a process cost: python benchmarks/start.py [logistic mlp cnn] [--rounds 2] [--turns 5].
 
 Each measurement is a process of its own; those with an empty cache of compiled programs and those with a filled one
-take turns.  CPU time counts all cores together and leaves out making the data.  Python's own files are compiled
-before, as pip does when it installs a package.
+take turns.  CPU time counts all cores together, and wall-clock time begins with this script; both leave out making the
+data.  Python's own files are compiled before, as pip does when it installs a package.
 """
 
 import argparse
@@ -71,6 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    # With "*", argparse also compares its default, an empty list, with the choices.
     parser.add_argument("tasks", nargs="*", choices=[*TASKS, []])
     parser.add_argument("--rounds", type=int, default=2, help="up to the end of which round")
     parser.add_argument("--turns", type=int, default=5)

@@ -16,8 +16,8 @@ if sys.argv[:1] == ["-m"] and ("-m", "evenhand") in zip(sys.orig_argv, sys.orig_
     evenhand_command.begin(sys.argv[1:])
 
 # As _platform.without_collections(), which imports JAX.
-_collects = gc.isenabled()
-gc.disable()
+if _collects := gc.isenabled():
+    gc.disable()
 try:
     from evenhand import _platform
 finally:

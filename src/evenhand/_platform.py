@@ -54,13 +54,15 @@ def without_collections() -> Generator[None]:
     Importing and tracing make many objects that stay, and each search goes through all of them: together they took a
     seventh of the CPU time of a short run.
     """
-    was_enabled = gc.isenabled()
+    # Only who switches it off switches it on: the user may have, or another thread that is here, too.
+    if not gc.isenabled():
+        yield
+        return
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:  # by the user, who may also have switched it off
-            gc.enable()
+        gc.enable()
 
 
 def _notice_fork() -> None:

@@ -97,8 +97,11 @@ def keys_of(seed: int) -> Keys:
 
 
 def root_key(seed: int) -> Key:
-    """``jax.random.key(seed)`` for a seed below 2**32, from words of NumPy: no program has to be compiled for it."""
-    return jax.random.wrap_key_data(np.array([0, seed], np.uint32))  # pyright: ignore[reportArgumentType]
+    """``jax.random.key(seed)``, from words of NumPy: no program has to be compiled for it.
+
+    As JAX does without 64-bit numbers, it takes the last 32 bits of a seed: that of a deployment may be longer.
+    """
+    return jax.random.wrap_key_data(np.array([0, seed % 2**32], np.uint32))  # pyright: ignore[reportArgumentType]
 
 
 def stream(key: Key, purpose: Purpose, number: Array | int = 0, phase: int = 0) -> Key:

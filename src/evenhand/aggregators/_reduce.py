@@ -100,10 +100,8 @@ def aggregate(
         weight, state = aggregator.weigh(Report(uploads.weight, uploads.loss), cohort, state)
         uploads = uploads._replace(weight=tree.among(present, weight))
     noise = jax.random.split(stream(root, Purpose.NOISE), m)
-    reduced = partial(reduce_uploads, aggregator)
-    if isinstance(aggregator, Sum) and is_large(deltas):
-        # Outside of a program, its loops would be compiled with the uploads as constants.
-        reduced = jax.jit(reduced)
+    # Outside of a program, its loops and choices would be compiled at each call, with the uploads as constants.
+    reduced = _in_program(aggregator) if is_large(deltas) else partial(reduce_uploads, aggregator)
     return reduced(uploads, present, state, stream(root, Purpose.AGGREGATOR), noise)[0]
 
 
@@ -174,6 +172,18 @@ def reduce_uploads(
     if radial is not None and is_its_own and suits_products(uploads.delta):
         return in_loop(aggregator, state, key, _by_products(radial, uploads, present, sum_of))
     return in_loop(aggregator, state, key, sum_of)
+
+
+_compiled_reduce = jax.jit(reduce_uploads, static_argnums=0)
+
+
+def _in_program(aggregator: Aggregator) -> Callable[..., tuple[PyTree, PyTree]]:
+    """:func:`reduce_uploads` as a program, the same for an aggregator of the same functions."""
+    try:
+        hash(aggregator)
+    except TypeError:  # one that somebody else has made, with a list or an array in it
+        return jax.jit(partial(reduce_uploads, aggregator))
+    return partial(_compiled_reduce, aggregator)
 
 
 _NEAR = 1 / 16

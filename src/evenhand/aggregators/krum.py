@@ -7,7 +7,7 @@ from jax import lax
 
 from evenhand import tree
 from evenhand.aggregators.coordinatewise import around_median
-from evenhand.aggregators.stacked import distances, is_large, mean_of, robust
+from evenhand.aggregators.stacked import distances, mean_of, robust
 from evenhand.errors import whole_number
 from evenhand.types import Array, Key, PyTree, Stack, Upload
 
@@ -50,12 +50,8 @@ def krum(malicious: int) -> Stack:
         apart = distances(uploads.delta, present, key, _neighbours(present, malicious))
         rank = _ranks(apart, present, malicious)
         chosen = tree.take(uploads.delta, jnp.argmin(rank))
-        # Without any upload, the first slot is chosen, which may hold anything where uploads are large.
-        return (
-            tree.select(jnp.any(present), chosen, tree.zeros_like(chosen))
-            if is_large(uploads.delta)
-            else chosen
-        )
+        # Without any upload, the first slot is chosen, which may hold anything.
+        return tree.select(jnp.any(present), chosen, tree.zeros_like(chosen))
 
     return robust("krum", malicious, lambda m: m > 2 * malicious + 2, reduced, skips_absent=True)
 

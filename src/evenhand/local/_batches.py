@@ -93,7 +93,8 @@ def batches(*, epochs: int | None = None, steps: int | None = None, batch_size: 
         if value is not None:
             whole_number(name, value, 1, _MOST)
 
-    # lax.div and lax.rem, since no number here is below 0: // and % of jax.numpy are a dozen operations each.
+    # lax.div and lax.rem: // and % of jax.numpy are a dozen operations each, for numbers below 0, which do not occur
+    # here, and for a divisor of 0, with which a client without rows computes positions that nobody reads.
     def per_epoch(data: ClientData) -> Array:
         return (
             jnp.int32(1)

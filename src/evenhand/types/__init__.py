@@ -488,7 +488,8 @@ class Phase(NamedTuple):
         of accepted uploads; ``info`` maps names to scalars that are only recorded.
       fresh_cohort: draw new clients before this phase rather than keep those of the previous one.
       effort: ``data -> Effort`` of the work, so that clients of similar effort train at the same time; None: one step
-        per example.
+        per example.  Clients of equally many examples are taken to have equal efforts when the engine chooses how many
+        train side by side.
       steps_if_empty: whether the server steps even if no upload was accepted, as with noise; False: nothing changes.
     """
 

@@ -70,13 +70,19 @@ def test_it_obeys_the_contract(name: str) -> None:
     eh.testing.check_aggregator(rule, keeps_consensus=name not in _SHORTENED, tolerance=1e-4)
 
 
+def _as_if_large(patch: pytest.MonkeyPatch, large: int = 0) -> None:
+    """Uploads of a few numbers take the ways of large ones."""
+    patch.setattr(stacked, "_LARGE", large)
+    patch.setattr(stacked, "_SHORT", 0)
+
+
 @pytest.mark.parametrize("name", ["geometric median", "bounded weights", "clip", "nnm"])
 def test_large_uploads_are_added_one_by_one_to_the_same_sum(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With some of them absent; without any, zeros."""
     rule, together = RULES[name][0], directions(RULES[name][0])
-    monkeypatch.setattr(stacked, "_LARGE", 0)
+    _as_if_large(monkeypatch)
     assert agree(directions(rule, program=traced), together).all()
     assert not np.any(agg.aggregate(rule, jnp.full((3, 5), jnp.nan)))
     scans = "scan" in str(jax.make_jaxpr(lambda x: agg.aggregate(rule, x))(X[0]))
@@ -85,7 +91,7 @@ def test_large_uploads_are_added_one_by_one_to_the_same_sum(
 
 def _passes(x: np.ndarray, rule: Any, patch: pytest.MonkeyPatch, large: int = 0) -> tuple[np.ndarray, int]:
     """The direction, and how many products with all uploads its program has."""
-    patch.setattr(stacked, "_LARGE", large)
+    _as_if_large(patch, large)
     deltas = {"a": jnp.asarray(x[:, :2]), "b": jnp.asarray(x[:, 2:]).reshape(len(x), 1, -1)}
     program = jax.make_jaxpr(lambda deltas: agg.aggregate(rule, deltas))(deltas)
     found = agg.aggregate(rule, deltas)
@@ -131,7 +137,7 @@ def test_distances_that_drown_in_a_product_are_those_of_the_differences(
     np.testing.assert_allclose(_passes(x, rule, monkeypatch)[0], one_by_one, rtol=3e-6)
     if place != "long":  # infinity less infinity is no number, and passes no bound
         monkeypatch.setattr(_reduce, "_NEAR", -np.inf)
-        trusted = _passes(x, rule, monkeypatch)[0]
+        trusted = _passes(x, agg.geometric_median(20), monkeypatch)[0]  # the other's program is compiled
         assert not np.allclose(trusted, one_by_one, rtol=3e-6, atol=0)
 
 
@@ -156,7 +162,7 @@ def test_products_are_left_where_they_would_round_more() -> None:
     longer = jax.ShapeDtypeStruct((3, 2**20 + 1), jnp.float32)
     assert products(longer) == 0
     of_type = {
-        kind: stacked.suits_products({"a": jnp.zeros((2**19, 2), kind)}) for kind in ("f4", "f2", "i4")
+        kind: stacked.suits_products({"a": jnp.zeros((16, 2**16), kind)}) for kind in ("f4", "f2", "i4")
     }
     assert of_type == {"f4": True, "f2": False, "i4": False}
 
@@ -167,7 +173,7 @@ def test_large_uploads_have_the_neighbours_of_the_definition(
 ) -> None:
     """From a product of the uploads as they are, some of them absent."""
     rule, definition = RULES[name]
-    monkeypatch.setattr(stacked, "_LARGE", 0)
+    _as_if_large(monkeypatch)
     assert agree(directions(rule, program=traced), expected(definition)).all()
     assert not np.any(agg.aggregate(rule, jnp.full((3, 5), jnp.nan)))
     program = str(jax.make_jaxpr(lambda x: agg.aggregate(rule, x))(X[0]))
@@ -184,7 +190,7 @@ def test_empty_slots_of_large_uploads_may_hold_anything(
     x[:2] = x.mean(axis=0) + np.array([[0.0], [0.01]])  # nearest to the others, where these two are present
     rule, weights = RULES[name][0], np.arange(1.0, 10.0, dtype=np.float32)
     expected = np.asarray(agg.aggregate(rule, x[2:], weights[2:]))
-    monkeypatch.setattr(stacked, "_LARGE", 0)
+    _as_if_large(monkeypatch)
 
     def direction(present: np.ndarray) -> np.ndarray:
         delta, weight = (np.where(present[:, None], x, anything), np.where(present, weights, anything))
@@ -214,7 +220,7 @@ def test_neighbours_of_uploads_that_are_close_are_found_around_the_middle(
     """Five neighbours, by products of the uploads only where these are far above rounding, against float64."""
     x = _PLACES[place](np.random.default_rng(5).normal(size=(9, 50))).astype(np.float32)
     deltas, present = {"a": jnp.asarray(x[:, :20]), "b": jnp.asarray(x[:, 20:])}, jnp.ones(9, bool)
-    monkeypatch.setattr(stacked, "_LARGE", 0)
+    _as_if_large(monkeypatch)
     key, wide = jax.random.key(0), x.astype(np.float64)
     exact = np.sum((wide[:, None] - wide[None]) ** 2, axis=2) / 64
     middle, near = stacked.distances(deltas, present, key), stacked.distances(deltas, present, key, 5)
@@ -230,11 +236,65 @@ def test_neighbours_of_uploads_that_are_close_are_found_around_the_middle(
         assert not np.all(np.abs(trusted - exact) <= 1e-5 * np.maximum(exact, bound))
 
 
+def test_neighbours_by_products_of_long_uploads_are_as_exact_as_documented() -> None:
+    """Rows of 2**20 numbers near the bound of what a product may find, against float64."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal(2**20, np.float32) + 0.27 * rng.standard_normal((6, 2**20), np.float32)
+    present, key, wide = jnp.ones(6, bool), jax.random.key(0), x.astype(np.float64)
+    exact = np.array([[np.sum((a - b) ** 2) for b in wide] for a in wide]) / 64
+    near = stacked.distances(jnp.asarray(x), present, key, 3)
+    assert not np.array_equal(near, stacked.distances(jnp.asarray(x), present, key)), "around the middle"
+    bound = np.sort(exact, axis=1)[:, 3:4]
+    assert np.all(np.abs(near - exact) <= 5e-5 * np.maximum(exact, bound))
+    assert np.any(np.abs(near - exact) > 1e-7 * exact)
+
+
+def test_a_large_upload_makes_no_choice_where_each_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of such models, several runs train side by side, and a choice would go both ways."""
+    x = np.random.default_rng(8).normal(size=(9, 5)).astype(np.float32)
+
+    def choices(rule: Any) -> int:
+        program = jax.make_jaxpr(lambda x: agg.aggregate(rule, x))(x)
+        return str(program).count("cond[")
+
+    for make in (
+        lambda: agg.krum(1),
+        lambda: agg.multi_krum(1),
+        lambda: agg.nnm(1, then=agg.krum(1)),
+        lambda: agg.geometric_median(3),
+    ):
+        small = choices(make())
+        monkeypatch.setattr(stacked, "_LARGE", 0)
+        monkeypatch.setattr(stacked, "_SHORT", 5)
+        assert choices(make()) == small
+        monkeypatch.setattr(stacked, "_SHORT", 4)
+        assert choices(make()) > small
+        monkeypatch.undo()
+
+
+def test_an_aggregator_of_large_uploads_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of a program, too, and also one that does not hash."""
+    _as_if_large(monkeypatch)
+    x, traced = np.random.default_rng(9).normal(size=(9, 5)).astype(np.float32), list[int]()
+    krum = agg.krum(1)
+
+    def apply(uploads: Any, present: Any, state: Any, key: Any) -> Any:
+        traced.append(len(traced))
+        return krum.apply(uploads, present, state, key)
+
+    rule = krum._replace(apply=apply)
+    for _ in range(3):
+        found = agg.aggregate(rule, x)
+    assert traced == [0]
+    listed: Any = [*rule.needs]
+    np.testing.assert_array_equal(agg.aggregate(rule._replace(needs=listed), x), found)
+
+
 def test_an_infinite_empty_slot_is_not_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round's uploads stand in slots, of which some are empty and hold anything."""
     x = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
     rule, ones, keys = agg.geometric_median(3), jnp.ones(6), jax.random.split(jax.random.key(0), 6)
-    monkeypatch.setattr(stacked, "_LARGE", 0)
+    _as_if_large(monkeypatch)
 
     def direction(x: np.ndarray, present: list[bool]) -> np.ndarray:
         uploads = eh.types.Upload(jnp.asarray(x), ones[: len(x)], ones[: len(x)])

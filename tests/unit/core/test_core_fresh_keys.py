@@ -119,9 +119,9 @@ def test_which_clients_are_slow_and_how_slow_have_different_keys(
     assert np.array_equal(order, jax.random.key_data(stream(key, Purpose.COHORT)))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 20260101120000])
 def test_a_root_is_the_key_that_jax_makes_of_the_seed(seed: int) -> None:
-    """Without its program; every seed that a run takes, and a stream of it inside of a program and outside."""
+    """Without its program; also of the longer seeds of deployments, and a stream of it in a program and outside."""
     expected = jax.random.key(seed)
     assert jnp.array_equal(jax.random.key_data(root_key(seed)), jax.random.key_data(expected))
     assert root_key(seed).dtype == expected.dtype
