@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -317,13 +317,6 @@ class Session:
         if isinstance(request, Measure):
             with without_collections():
                 return self.evaluation.served(request.state)
-        if request.rounds > 0:
-            return self._trained(request)
-        with without_collections():  # it traces and compiles
-            return self._trained(request)
-
-    def _trained(self, request: Train) -> Stretch:
-        """Some rounds; where they are none, the call only compiles the program."""
         begin = time.perf_counter()
         rows, count = self.setup.source.block(request.first, request.rounds)
         state, offloaded, block = request.state, self.setup.offloaded, None
@@ -333,7 +326,9 @@ class Session:
             count, rows = block.rounds, rows._replace(slots=block.slots)
             state = state._replace(clients=block.states)
         received = time.perf_counter()
-        state, infos = engine.run_rounds(self.program, state, rows, self.setup.keys, request.first, count)
+        # For no rounds, the call traces and compiles.
+        with nullcontext() if request.rounds > 0 else without_collections():
+            state, infos = engine.run_rounds(self.program, state, rows, self.setup.keys, request.first, count)
         # Waited for, so that the seconds are those of the training, and not of whoever asks for its result first.
         jax.block_until_ready(state)
         if offloaded is not None and block is not None:
