@@ -221,9 +221,8 @@ def _is_exact(apart: Array, inner: Array, present: Array, nearest: Array | int) 
     m = present.shape[0]
     ascending = jnp.sort(jnp.where(jnp.eye(m, dtype=bool), jnp.inf, apart), axis=1)
     last = jnp.take(ascending, jnp.clip(nearest, 1, others) - 1, axis=1)
-    # Lengths whose square overflows compare as false: differences do not overflow.
-    finite = jnp.isfinite(jnp.diagonal(inner))
-    return jnp.all(~present | (finite & (last > _NEAR * jnp.diagonal(inner))))
+    # A length whose square overflows is never exceeded: differences do not overflow.
+    return jnp.all(~present | (last > _NEAR * jnp.diagonal(inner)))
 
 
 def _middle(deltas: PyTree, present: Array, key: Key) -> Array:
