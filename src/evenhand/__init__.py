@@ -15,7 +15,7 @@ if sys.argv[:1] == ["-m"] and ("-m", "evenhand") in zip(sys.orig_argv, sys.orig_
 
     evenhand_command.begin(sys.argv[1:])
 
-# As _platform.without_collections(), which imports JAX.
+# What _platform.without_collections() does; it cannot be used here, since its module imports JAX.
 if _collects := gc.isenabled():
     gc.disable()
 try:
@@ -122,15 +122,14 @@ _IN_PACKAGES = {
 
 def __getattr__(name: str) -> Any:
     """A public name, imported when a program first asks for it: all of them take as long as JAX, and few need all."""
-    if name in _IN_PACKAGES:
-        package, inner = _IN_PACKAGES[name]
-        with _platform.without_collections():
+    with _platform.without_collections():
+        if name in _IN_PACKAGES:
+            package, inner = _IN_PACKAGES[name]
             value = vars(import_module(f"evenhand.{package}"))[inner]
-    elif name in __all__ or name == "sklearn":
-        with _platform.without_collections():
+        elif name in __all__ or name == "sklearn":
             value = import_module(f"evenhand.{name}")
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 

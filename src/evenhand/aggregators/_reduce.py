@@ -8,7 +8,7 @@ makes one sum of several.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -174,16 +174,17 @@ def reduce_uploads(
     return in_loop(aggregator, state, key, sum_of)
 
 
-_compiled_reduce = jax.jit(reduce_uploads, static_argnums=0)
+@lru_cache(maxsize=16)
+def _program_of(aggregator: Aggregator) -> Callable[..., tuple[PyTree, PyTree]]:
+    """:func:`reduce_uploads` as a program, the same for aggregators of the same functions."""
+    return jax.jit(partial(reduce_uploads, aggregator))
 
 
 def _in_program(aggregator: Aggregator) -> Callable[..., tuple[PyTree, PyTree]]:
-    """:func:`reduce_uploads` as a program, the same for an aggregator of the same functions."""
     try:
-        hash(aggregator)
-    except TypeError:  # one that somebody else has made, with a list or an array in it
+        return _program_of(aggregator)
+    except TypeError:  # it does not hash: somebody else has made it, with a list or an array in it
         return jax.jit(partial(reduce_uploads, aggregator))
-    return partial(_compiled_reduce, aggregator)
 
 
 _NEAR = 1 / 16
