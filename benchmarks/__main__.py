@@ -43,8 +43,12 @@ class Bench:
     """which tasks; none: all, or with --secure, --personal, --private, --study or --rivals none"""
     torch: Path | None = None
     """a Python that has PyTorch, such as .venv-torch/bin/python; none: without it"""
+    threads: tuple[int, ...] = ()
+    """of PyTorch; none: one, and as many as there are cores"""
     repeats: int = 5
     """measurements of each worker, taken in turns"""
+    twin: bool = True
+    """also the readable twin, and the first round of a process"""
     data_dir: Path | None = None
     """folder with client_sizes.npz, for FEMNIST's real client sizes; none: a log-normal fit"""
     million: bool = False
@@ -91,7 +95,7 @@ def measure(name: str, bench: Bench) -> Result:
     workers = {"evenhand": Worker(sys.executable, "evenhand_rounds.py", folder)}
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if bench.torch is not None:
-        for threads in sorted({1, cores}):
+        for threads in bench.threads or sorted({1, cores}):
             worker = Worker(str(bench.torch), "torch_loop.py", folder, threads=threads)
             workers[f"torch, {threads} threads"] = worker
     result = Result(workers["evenhand"].ask(f"load {name}"), {label: [] for label in workers})
@@ -106,7 +110,7 @@ def measure(name: str, bench: Bench) -> Result:
         with tempfile.TemporaryDirectory() as folder:
             losses = [worker.ask(f"check {folder}/plan.npz")["loss"] for worker in workers.values()]
         result.loss_gap = max(abs(loss - losses[0]) for loss in losses[1:])
-    if TASKS[name].sizes and TASKS[name].cohort <= _MOST_FOR_TWIN:
+    if bench.twin and TASKS[name].sizes and TASKS[name].cohort <= _MOST_FOR_TWIN:
         workers["evenhand"].ask("twin")
         result.measured["twin"] = [workers["evenhand"].ask("twin") for _ in range(bench.repeats)]
     for worker in workers.values():
@@ -188,10 +192,10 @@ def main() -> None:
         if bench.out is not None:
             write(bench.out, results)
     Console(width=150).print(table(results))
-    empty, filled = first_and_later("cnn", rounds=1, turns=3)
-    print(
-        f"First round of the FEMNIST CNN done after {empty[0]:.1f} s; in a later process after {filled[0]:.1f} s."
-    )
+    if bench.twin:
+        empty, filled = first_and_later("cnn", rounds=1, turns=3)
+        first, later = f"{empty[0]:.1f} s", f"{filled[0]:.1f} s"
+        print(f"First round of the FEMNIST CNN done after {first}; in a later process after {later}.")
     if bench.fair:
         subprocess.run([sys.executable, str(HERE / "fair.py")], check=True)
     if bench.million:

@@ -2,7 +2,8 @@
 
 Prints, for each task and number of clients side by side, how long a round takes, how long compiling took, and the peak
 of the device's memory.  "default" is what the engine chooses.  ``--long`` trains the CIFAR-10 task through
-``eh.simulate`` for so many rounds.  ``--save FILE`` trains small models with methods of every kind and keeps a part of
+``eh.simulate`` for so many rounds.  ``--crowded`` trains a small network with large activations, of which only a few
+fit into the device's memory.  ``--save FILE`` trains small models with methods of every kind and keeps a part of
 their parameters; ``--against FILE``, on another device, prints how far its own are from these.
 """
 
@@ -20,13 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from evenhand_rounds import Rounds, dataset, network
 from tasks import TASKS, with_real_sizes
 
 import evenhand as eh
-from evenhand.simulation import engine
+from evenhand.simulation import Execution, Job, engine, setup
 
 REPEATS = 5
 MOST = 2_000
@@ -78,6 +80,32 @@ def long_run(rounds: int) -> dict[str, float]:
     return {"rounds": rounds, "seconds": whole, **{k: float(v) for k, v in run.info["seconds"].items()}}
 
 
+class _Deep(nn.Module):
+    """150,000 parameters, whose activations take a hundred times as much memory as they."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for _ in range(5):
+            x = nn.relu(nn.Conv(64, (3, 3))(x))
+        return nn.Dense(10)(x.mean((1, 2)))
+
+
+def crowded(clients: int = 128, batch: int = 128) -> dict[str, float]:
+    """A round of clients whose work does not fit side by side, with the count of what each takes."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((clients * batch, 32, 32, 3), np.float32), rng.integers(0, 10, clients * batch)
+    model = eh.models.from_flax(_Deep(), loss="cross_entropy", sample=x[:1])
+    data = eh.data.from_arrays(x, y, np.arange(len(x)) % clients, test_fraction=0.0)
+    method = eh.algorithms.fedavg(eh.local.sgd(model, 0.01, epochs=1, batch_size=batch))
+    run = setup.set_up(Job(method, data, rounds=1, cohort=clients, execution=Execution()))
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    begin = peak()
+    state, _ = engine.run_rounds(run.program, run.state, run.rows, run.keys, 0, 1)
+    jax.block_until_ready(state)
+    names = ("lanes", "limit_mb", "before_mb", "peak_mb")
+    return dict(zip(names, (run.program.lanes, limit / 2**20, begin / 2**20, peak() / 2**20), strict=True))
+
+
 # --- the same numbers as on the CPU -----------------------------------------------------------------------------------
 
 
@@ -109,11 +137,13 @@ def models() -> dict[str, tuple[eh.types.Model, np.ndarray]]:
     }
 
 
-def trained() -> dict[str, list[np.ndarray]]:
-    """The parameters of each method and model after three rounds."""
+def trained(kinds: list[str]) -> dict[str, list[np.ndarray]]:
+    """The parameters of each method and of these models after three rounds."""
     jax.config.update("jax_default_matmul_precision", "highest")
     out = dict[str, list[np.ndarray]]()
     for kind, (model, x) in models().items():
+        if kind not in kinds:
+            continue
         y = np.random.default_rng(1).integers(0, 10, len(x))
         data = eh.data.from_arrays(x, y, np.arange(len(x)) % 20, test_fraction=0.1)
         work = eh.local.sgd(model, 0.05, epochs=1, batch_size=6)
@@ -127,10 +157,10 @@ def trained() -> dict[str, list[np.ndarray]]:
     return out
 
 
-def agreement(saved: Path) -> dict[str, float]:
+def agreement(saved: Path, kinds: list[str]) -> dict[str, float]:
     """The largest difference from saved parameters, over the largest of them, by model and method."""
     theirs, gaps = np.load(saved), dict[str, float]()
-    for name, leaves in trained().items():
+    for name, leaves in trained(kinds).items():
         pairs = [(leaf, theirs[f"{name}, {i}"]) for i, leaf in enumerate(leaves)]
         gap, size = max(np.abs(a - b).max() for a, b in pairs), max(np.abs(b).max() for _, b in pairs)
         gaps[name] = float(gap / size)
@@ -145,6 +175,8 @@ def main() -> None:
     parser.add_argument("--lanes", nargs="*", type=int, default=[])
     parser.add_argument("--precision", nargs="*", default=[], help="of products: float32, tensorfloat32")
     parser.add_argument("--long", type=int, help="rounds of the CIFAR-10 task through eh.simulate")
+    parser.add_argument("--crowded", action="store_true", help="a network with large activations")
+    parser.add_argument("--models", nargs="*", default=[*models()], help="that --save and --against train")
     parser.add_argument("--save", type=Path, help="a file for parameters to compare with")
     parser.add_argument("--against", type=Path, help="a file of parameters that another device has saved")
     parser.add_argument("--out", type=Path, default=Path("."), help="a folder for all measurements")
@@ -156,7 +188,11 @@ def main() -> None:
         print(json.dumps(measured(name, int(lanes) or None, None if precision == "-" else precision)))
         return
     if options.save is not None:
-        named = {f"{name}, {i}": leaf for name, leaves in trained().items() for i, leaf in enumerate(leaves)}
+        named = {
+            f"{name}, {i}": leaf
+            for name, leaves in trained(options.models).items()
+            for i, leaf in enumerate(leaves)
+        }
         np.savez(options.save, **named)
         return
     lines = list[dict[str, Any]]()
@@ -169,8 +205,11 @@ def main() -> None:
     if options.long is not None:
         results["long"] = long_run(options.long)
         print(json.dumps(results["long"]), flush=True)
+    if options.crowded:
+        results["crowded"] = crowded()
+        print(json.dumps(results["crowded"]), flush=True)
     if options.against is not None:
-        results["agreement"] = agreement(options.against)
+        results["agreement"] = agreement(options.against, options.models)
         print(json.dumps(results["agreement"]), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "accelerator.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

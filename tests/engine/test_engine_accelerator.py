@@ -1,4 +1,4 @@
-"""What the engine chooses on an accelerator, which a fixture plays: the number of clients side by side."""
+"""What the engine does on an accelerator, which a fixture plays: clients side by side, and batches copied once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 import evenhand as eh
 from evenhand._jaxpr.programs import UnknownForm, footprint
+from evenhand.local._batches import rows_at
 from evenhand.simulation import Execution, Job, setup
 
 CLIENTS, ROWS, FEATURES = 1_100, 8, 20
@@ -111,3 +112,19 @@ def test_the_largest_of_a_methods_phases_counts() -> None:
     plain = needed(eh.algorithms.fedavg(work))
     beside = needed(eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=0.1))
     assert 1.2 * plain < beside < 3 * plain
+
+
+def test_a_batch_is_copied_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows behind a barrier are those at the positions; the barrier keeps the drawing of positions out of kernels.
+
+    On an H200, a round of the CIFAR-10 CNN without it took 63 ms instead of 11.
+    """
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    x, y = jnp.arange(20.0).reshape(10, 2), jnp.arange(10)
+    client = eh.types.ClientData(x, y, jnp.int32(3), jnp.int32(5), jnp.float32(1), 5)
+    positions = jnp.array([4, 0, 2])
+    trace = jax.make_jaxpr(lambda at: rows_at(client, at))(positions)
+    last = trace.jaxpr.eqns[-1]
+    assert last.primitive.name == "optimization_barrier" and last.outvars == trace.jaxpr.outvars
+    for rows, whole in zip(rows_at(client, positions), (x, y), strict=True):
+        np.testing.assert_array_equal(rows, np.asarray(whole)[[7, 3, 5]])

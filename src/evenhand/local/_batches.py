@@ -43,7 +43,9 @@ class Batch(NamedTuple):
 def rows_at(data: ClientData, positions: Array) -> tuple[Array, Array]:
     """The inputs and labels of the client's examples at these positions."""
     if jax.default_backend() != "cpu":
-        return data.x[data.start + positions], data.y[data.start + positions]
+        # Copied once: XLA:GPU would draw the permutation anew for every number of every window of a convolution.
+        index = data.start + positions
+        return lax.optimization_barrier((data.x[index], data.y[index]))
     # XLA:CPU gathers number by number and recomputes the index for each; a slice per row is a plain copy of memory.
     index = lax.optimization_barrier(data.start + positions)
 
