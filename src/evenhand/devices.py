@@ -48,6 +48,10 @@ class Devices(NamedTuple):
         """The values, replicated on each device."""
         return self._placed(values, lambda leaf: PartitionSpec())
 
+    def from_next(self, values: Any) -> Any:
+        """On each device, inside :meth:`spread`, the values of the next one; zeros on the last."""
+        return lax.ppermute(values, _AXIS, [(device + 1, device) for device in range(self.size - 1)])
+
     def by_coordinate(self, values: Any, batched: int) -> Any:
         """The values, a part of the coordinates on each device: all axes but the first ``batched`` are coordinates.
 

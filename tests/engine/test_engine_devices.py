@@ -10,7 +10,8 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand.simulation.program import deal
+from evenhand.simulation import Execution, Job, engine, setup
+from evenhand.simulation.program import deal, shifts_of
 from evenhand.streams import Purpose, stream
 from evenhand.types import Stack
 
@@ -170,3 +171,148 @@ def test_convolutions_agree_at_all_lanes_on_one_and_four_devices():
     for lanes, devices in ((5, 1), (1, 4), (3, 4)):
         for one, other in zip(first, trained(lanes, devices), strict=True):
             np.testing.assert_allclose(other, one, rtol=0, atol=1e-5)
+
+
+# --- clients that change the device halfway ---------------------------------------------------------------------------
+
+
+def places(m: int, devices: int) -> list[tuple[int, int, int, float, int, int]]:
+    """``(rank, device, half, share, entered, left)`` of each slot that is not empty; share 0: the rest of the work."""
+    shifts = shifts_of(m, devices)
+    slots = shifts.share.shape[1]
+    return [
+        (int(rank), device, 2 * slot // slots, float(share) if left else 0.0, int(entered), int(left))
+        for device in range(devices)
+        for slot, (rank, share, entered, left) in enumerate(
+            zip(*(field[device].ravel() for field in (shifts.trained, *shifts[2:])), strict=True)
+        )
+        if rank < m
+    ]
+
+
+@pytest.mark.parametrize(("m", "devices"), [(5, 2), (7, 2), (7, 3), (8, 3), (11, 4), (13, 5), (33, 16)])
+def test_shifts_give_each_device_the_same_work_in_each_half_and_nobody_two_places(m, devices):
+    work, slots = np.zeros((devices, 2)), places(m, devices)
+    for rank in range(m):
+        mine = [slot for slot in slots if slot[0] == rank]
+        first = next(slot for slot in mine if slot[4] == 0)
+        _, device, half, share, _, left = first
+        work[device, half] += share or 1.0
+        if left == 0:
+            assert len(mine) == 1
+            continue
+        (last,) = (slot for slot in mine if slot is not first)
+        # Goes on here or on the device before, and in the second half.
+        assert (half, last[1], last[2]) == (0, device if left == 1 else device - 1, 1)
+        assert (last[4], last[5]) == (left, 0) and 0.0 < share < 1.0
+        work[last[1], 1] += 1.0 - share
+    np.testing.assert_allclose(work, m / devices / 2)
+    for device in range(devices):
+        for left in (1, 2):
+            assert sum(slot[1] == device and slot[5] == left for slot in slots) <= 1, "one place to keep it"
+
+
+def test_pieces_are_whole_steps_and_the_last_one_has_no_bound():
+    pieces = shifts_of(5, 2).pieces(jnp.full((2, 4), 4))
+    unbounded = np.iinfo(np.int32).max
+    np.testing.assert_array_equal(
+        pieces.most, [[unbounded, 1, unbounded, unbounded], [2, 3, unbounded, unbounded]]
+    )
+
+
+LARGE = eh.models.mlp(4, classes=3, hidden=(5_000,))
+"""A model with 40,003 parameters, whose clients train one by one."""
+MOMENTUM = eh.local.sgd(LARGE, optax.sgd(0.1, momentum=0.9), epochs=2, batch_size=3)
+SHIFTING = {
+    "fedavg": eh.algorithms.fedavg(MOMENTUM),
+    "fedavg, masks": eh.algorithms.fedavg(MOMENTUM, aggregator=eh.aggregators.secure(eh.aggregators.mean())),
+    "fedprox, one step": eh.algorithms.fedprox(eh.local.sgd(LARGE, 0.1, steps=1, batch_size=3), mu=0.5),
+    "scaffold": eh.algorithms.scaffold(MOMENTUM),
+    "ditto, two loops": eh.personalization.ditto(eh.algorithms.fedavg(MOMENTUM), MOMENTUM, lam=0.5),
+    "q-fedavg, losses first": eh.algorithms.qfedavg(eh.local.sgd(LARGE, 0.1, epochs=2, batch_size=3), q=1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def equal():
+    """Thirteen clients of ten rows, so that all take eight steps in two epochs."""
+    toy = eh.testing.toy_data()
+    rows = np.random.default_rng(1).integers(0, toy.train.rows, 130)
+    return eh.data.from_arrays(
+        toy.train.x[rows], toy.train.y[rows], np.repeat(np.arange(13), 10), test_fraction=0.0
+    )
+
+
+def rounds_of(method, data, cohort, devices, *, attack=None):
+    """Two rounds, the arrays after them, and their infos."""
+    execution = Execution(devices=devices, stream=False)
+    ready = setup.set_up(Job(method, data, rounds=2, cohort=cohort, attack=attack, execution=execution))
+    state, infos = engine.run_rounds(ready.program, ready.state, ready.rows, ready.keys, 0, 2)
+    return ready.program.shifts, jax.tree.map(np.asarray, state), jax.tree.map(np.asarray, infos)
+
+
+@pytest.mark.parametrize(
+    ("name", "cohort", "devices"), [("fedavg", 11, 4), *((name, 5, 2) for name in SHIFTING)]
+)
+def test_clients_that_change_the_device_train_as_on_one(equal, name, cohort, devices):
+    shifts, one, steps = rounds_of(SHIFTING[name], equal, cohort, 1)
+    assert not shifts
+    shifts, other, steps_of_many = rounds_of(SHIFTING[name], equal, cohort, devices)
+    assert shifts
+    np.testing.assert_array_equal(steps["steps.useful"][:2], steps_of_many["steps.executed"][:2])
+    np.testing.assert_array_equal(steps["reported"][:2], [cohort, cohort])
+    np.testing.assert_array_equal(steps["reported"], steps_of_many["reported"])
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_no_step_is_trained_twice(equal):
+    """A callback counts the gradients: nobody who changes the device begins again."""
+    counted = []
+
+    def losses(outputs, y):
+        jax.debug.callback(lambda: counted.append(1))
+        return LARGE.losses(outputs, y)
+
+    work = eh.local.sgd(LARGE._replace(losses=losses), 0.1, epochs=2, batch_size=3)
+    shifts, _, infos = rounds_of(eh.algorithms.fedavg(work), equal, 5, 2)
+    jax.effects_barrier()
+    assert shifts and len(counted) == infos["steps.useful"][:2].sum() == 2 * 5 * 8
+
+
+@pytest.mark.filterwarnings("ignore:.*upload")
+def test_a_client_whose_upload_is_rejected_leaves_nothing_to_others(equal):
+    """Half of the clients send NaN and are rejected, some of them after they have changed the device."""
+    attack = eh.attacks.non_finite(fraction=0.5)
+    (_, one, infos), (shifts, other, others) = (
+        rounds_of(SHIFTING["scaffold"], equal, 11, devices, attack=attack) for devices in (1, 4)
+    )
+    assert shifts and 0 < infos["reported"][:2].min() < 11
+    np.testing.assert_array_equal(infos["reported"], others["reported"])
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "devices", "reason"),
+    [(4, 2, "the devices divide it"), (3, 2, "fewer than two each"), (5, 1, "one device")],
+)
+def test_other_cohorts_are_dealt(equal, cohort, devices, reason):
+    execution = Execution(devices=devices, stream=False)
+    job = Job(SHIFTING["fedavg"], equal, rounds=1, cohort=cohort, execution=execution)
+    assert not setup.set_up(job).program.shifts, reason
+
+
+def test_clients_of_unequal_work_are_dealt(many, equal):
+    def shifts(data, **options):
+        method = options.pop("method", SHIFTING["fedavg"])
+        execution = Execution(devices=2, stream=False, **options.pop("execution", {}))
+        return setup.set_up(
+            Job(method, data, rounds=1, cohort=5, execution=execution, **options)
+        ).program.shifts
+
+    assert not shifts(many)
+    assert shifts(many, method=eh.algorithms.fedavg(eh.local.sgd(LARGE, 0.1, steps=4, batch_size=4)))
+    assert shifts(equal) and not shifts(equal, execution={"lanes": 2})
+    assert not shifts(equal, method=METHODS["fedavg"]), "a small model"
+    assert not shifts(equal, systems=eh.systems.stragglers(0.5))

@@ -74,7 +74,7 @@ def _windows(x: Array, size: _Sizes) -> tuple[Array, _Sizes]:
     return lax.slice(x, [0] * x.ndim, whole).reshape(shape), tuple(range(1, 2 * x.ndim, 2))
 
 
-# --- rules: matrix products with few columns --------------------------------------------------------------------------
+# --- rules: matrix products of rows -----------------------------------------------------------------------------------
 
 _MATRICES = (((1,), (0,)), ((), ()))
 _FEWEST_FEATURES = 128
@@ -82,16 +82,28 @@ _COLUMNS = (2, 32)
 """Fewest and most columns for which the gradient is faster this way."""
 
 
-def narrow_product(equation: JaxprEqn) -> Callable[[Array, Array], Array] | None:
-    """The rule for ``dot_general``: a product of two matrices, the second one tall and narrow, on the CPU."""
+def product_of_rows(equation: JaxprEqn) -> Callable[[Array, Array], Array] | None:
+    """The rule for ``dot_general`` on the CPU: rows by a matrix that is tall and narrow, or rows in several axes."""
     x, w = (cast("Any", operand.aval) for operand in equation.invars)
-    if equation.params["dimension_numbers"] != _MATRICES or jax.default_backend() != "cpu":
+    last = (((x.ndim - 1,), (0,)), ((), ()))
+    if equation.params["dimension_numbers"] != last or w.ndim != 2 or jax.default_backend() != "cpu":
         return None
-    if w.ndim != 2:  # a vector
+    if not all(jnp.issubdtype(operand.dtype, jnp.floating) for operand in (x, w)):
         return None
     tall = w.shape[0] >= _FEWEST_FEATURES and _COLUMNS[0] <= w.shape[1] <= _COLUMNS[1]
-    floating = all(jnp.issubdtype(operand.dtype, jnp.floating) for operand in (x, w))
-    return partial(_matmul, equation.params) if tall and floating else None
+    matmul = partial(_matmul if tall else _native, {**equation.params, "dimension_numbers": _MATRICES})
+    if x.ndim > 2:
+        return partial(_of_all_rows, matmul)
+    return matmul if tall else None
+
+
+def _of_all_rows(matmul: Callable[[Array, Array], Array], x: Array, w: Array) -> Array:
+    # With rows in several axes, XLA transposes the slopes for the gradient of w.
+    return matmul(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[-1])
+
+
+def _native(params: dict[str, Any], x: Array, w: Array) -> Array:
+    return lax.dot_general_p.bind(x, w, **params)
 
 
 def _matmul(params: dict[str, Any], x: Array, w: Array) -> Array:
@@ -124,7 +136,7 @@ def _apart_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Ar
 _RULES: dict[Primitive, Callable[[JaxprEqn], Callable[..., Array] | None]] = {
     lax.conv_general_dilated_p: convolution,
     lax.reduce_window_max_p: maximum,
-    lax.dot_general_p: narrow_product,
+    lax.dot_general_p: product_of_rows,
 }
 """What stands in for a primitive: a function of its operands, or None where the primitive itself is faster."""
 _ENTERED = {jit_p, closed_call_p, scan_p, remat_p, cond_p}

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
+import jax
+import jax.numpy as jnp
 from jax import lax
 
 from evenhand._jaxpr import BESIDE, CALLS, PROGRAMS, Jaxpr, JaxprEqn, Literal
@@ -292,3 +294,92 @@ def _scan(params: Mapping[str, Any], operands: Sequence[Any], call: _Call) -> Se
         unroll=params["unroll"],
     )
     return [*end, *out]
+
+
+# --- a loop that can be left and entered again ------------------------------------------------------------------------
+
+
+class Interruptible(NamedTuple):
+    """A program with one ``while`` loop, which may be left early, and entered again where it was left.
+
+    Attributes:
+      carry: the shapes of what the loop carries.
+      run: ``(arguments, begin, most) -> (results, carry)``: the program with at most so many iterations, from
+        ``begin(carry before the first one)``.  The results are those of the whole program once the loop has ended.
+    """
+
+    carry: list[jax.ShapeDtypeStruct]
+    run: Callable[[Sequence[Any], _Call, Array], tuple[list[Any], list[Any]]]
+
+
+def interruptible(program: Any) -> Interruptible | None:
+    """A program that can be interrupted; None: it has no loop, or more than one, in itself and what it calls.
+
+    Raises:
+      UnknownForm: an equation inside is not of the known form.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> doubled = jax.make_jaxpr(lambda x: jax.lax.while_loop(lambda x: x < 100, lambda x: 2 * x, x) + 1)(3)
+      >>> part = interruptible(doubled)
+      >>> _, [middle] = part.run([3], lambda fresh: [fresh], jnp.int32(2))
+      >>> [whole], _ = part.run([3], lambda fresh: [middle], jnp.int32(100))
+      >>> int(middle), int(whole)
+      (12, 193)
+    """
+    loops = _loops(program)
+    if len(loops) != 1:
+        return None
+    (loop,) = loops
+    forms: list[Any] = [result.aval for result in loop.outvars]
+    carry = [jax.ShapeDtypeStruct(form.shape, form.dtype) for form in forms]
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in carry):
+        return None  # keys, of which there are no zeros to begin with
+
+    def run(arguments: Sequence[Any], begin: _Call, most: Array) -> tuple[list[Any], list[Any]]:
+        left: list[Any] = []
+
+        def step(equation: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+            if equation is loop:
+                left[:] = _iterated(equation.params, operands, begin, most)
+                return left
+            if any(inside is loop for inside in _called_loops(equation)):
+                return again(
+                    equation, operands, lambda called, *given: evaluate(*opened(called), given, step)
+                )
+            return as_it_is(equation, operands)
+
+        return evaluate(*opened(program), arguments, step), left
+
+    return Interruptible(carry, run)
+
+
+def _iterated(params: Mapping[str, Any], operands: Sequence[Any], begin: _Call, most: Array) -> list[Any]:
+    """What a loop carries after at most so many iterations."""
+    tests, steps = params["cond_nconsts"], params["body_nconsts"]
+    condition, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
+    for_test, for_step, fresh = operands[:tests], operands[tests : tests + steps], operands[tests + steps :]
+
+    def goes_on(state: tuple[Array, list[Any]]) -> Array:
+        done, carry = state
+        return (done < most) & evaluate(*condition, [*for_test, *carry], as_it_is)[0]
+
+    def once(state: tuple[Array, list[Any]]) -> tuple[Array, list[Any]]:
+        done, carry = state
+        return done + 1, evaluate(*body, [*for_step, *carry], as_it_is)
+
+    return lax.while_loop(goes_on, once, (jnp.int32(0), list(begin(*fresh))))[1]
+
+
+def _loops(program: Any) -> list[JaxprEqn]:
+    """The loops of a program and of those that it calls."""
+    loops: list[JaxprEqn] = []
+    for equation in opened(program)[0].eqns:
+        loops += (
+            [equation] if equation.primitive.name == "while" and inner(equation) else _called_loops(equation)
+        )
+    return loops
+
+
+def _called_loops(equation: JaxprEqn) -> list[JaxprEqn]:
+    return _loops(inner(equation)[0]) if equation.primitive.name in CALLS else []

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evenhand import rounds, tree
 from evenhand._jaxpr.hoist import Hoisted, Keyed, hoist, is_switched_on, unchanged, warn_of
-from evenhand._jaxpr.programs import has_primitive
+from evenhand._jaxpr.programs import UnknownForm, has_primitive, interruptible
 from evenhand.aggregators import in_loop, in_passes, reduce_uploads
 from evenhand.devices import as_entry, entry, everywhere
 from evenhand.rounds import RoundState
@@ -33,6 +33,7 @@ from evenhand.simulation.program import (
     ById,
     Groups,
     Members,
+    Pieces,
     Program,
     Rows,
     client_data,
@@ -55,6 +56,10 @@ _Reported = tuple[Report, Array]
 """What clients report, and which of it an honest client could have sent."""
 _Sent = tuple[Members, Upload, Array]
 """A group's clients, what they send, and what of it is accepted."""
+_Made = tuple[PyTree, Array, PyTree]
+"""The states of a group's clients, what of theirs is accepted, and what is kept of what they lift."""
+_Begun = tuple[list[Array], list[Array]]
+"""What the loops of clients carry that are not done: of one that stays on this device, and of one that leaves it."""
 
 
 # --- rounds as one compiled program -----------------------------------------------------------------------------------
@@ -220,9 +225,10 @@ def one_round(program: Program, state: RoundState, rows: Rows, keys: Keys, round
         )
         cohort, seconds = on_time(program, index, rows, cohort, round)
         effort = efforts(phase.effort, program.capacity, rows, cohort, round)
-        groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices)
-        shared = Shared(state.server, rows, keys, round)
-        exchange, info = _exchange(program, index, state, shared, cohort, groups)
+        shared, client = Shared(state.server, rows, keys, round), Client.in_phase(program, index)
+        shifted = _shifted(program, index, client, (shared, cohort, States(state.clients, rows.slots)))
+        groups = Groups.cut(cohort, effort.steps, program.lanes, program.devices, shifts=shifted is not None)
+        exchange, info = _exchange(program, index, state, (client, shifted), shared, cohort, groups)
         done = reduced(exchange)
         before, uploads = state.aggregators[index], jnp.sum(done.accepted.astype(jnp.int32))
         memories = before, done.memory
@@ -251,6 +257,7 @@ class Exchange(NamedTuple):
       aggregator: reduces the uploads.
       memory: its state.
       client: a client's part.
+      shifted: its training, to be interrupted where clients change the device halfway; None: they do not.
       shared: what all clients share.
       groups: the clients.
       states: what they keep.
@@ -264,6 +271,7 @@ class Exchange(NamedTuple):
     aggregator: Aggregator
     memory: PyTree
     client: Client
+    shifted: Shifted | None
     shared: Shared
     groups: Groups
     states: States
@@ -275,12 +283,18 @@ class Exchange(NamedTuple):
 
 
 def _exchange(
-    program: Program, index: int, state: RoundState, shared: Shared, cohort: Cohort, groups: Groups
+    program: Program,
+    index: int,
+    state: RoundState,
+    parts: tuple[Client, Shifted | None],
+    shared: Shared,
+    cohort: Cohort,
+    groups: Groups,
 ) -> tuple[Exchange, _Infos]:
     """Phase ``index`` of a round, once its clients have been weighed where the aggregator weighs them first."""
     aggregator, memory = program.aggregator(index), state.aggregators[index]
     _, rows, keys, round = shared
-    client, states = Client.in_phase(program, index), States(state.clients, rows.slots)
+    (client, shifted), states = parts, States(state.clients, rows.slots)
     info: Info = {}
     if isinstance(aggregator, Sum) and aggregator.weigh is not None:
         # Weights depend on all reports, and a sum keeps no upload: clients report before they work.
@@ -303,6 +317,7 @@ def _exchange(
         aggregator=aggregator,
         memory=memory,
         client=client,
+        shifted=shifted,
         shared=shared,
         groups=groups,
         states=states,
@@ -358,9 +373,9 @@ def reduced(exchange: Exchange) -> Reduced:
         return _in_passes(aggregator, exchange)
 
     def on_device(
-        dealt: Members, fixed: tuple[Shared, States, PyTree]
-    ) -> tuple[PyTree, tuple[PyTree, Array, PyTree]]:
-        members, (shared, states, public) = entry(dealt), fixed
+        dealt: tuple[Members, Pieces | None], fixed: tuple[Shared, States, PyTree]
+    ) -> tuple[PyTree, _Made]:
+        (members, pieces), (shared, states, public) = entry(dealt), fixed
         train = groups.lanes.batched(partial(client.train, shared))
 
         def mine(group: Members) -> tuple[Members, PyTree]:
@@ -369,19 +384,33 @@ def reduced(exchange: Exchange) -> Reduced:
         def lifted(group: Members, done: Trained) -> PyTree:
             return _lifted(public, 0, client, shared, (group, done.upload, done.accepted))
 
-        def step(total: PyTree, group: Members) -> tuple[PyTree, tuple[PyTree, Array, PyTree]]:
-            done = groups.lanes.leave(train(*mine(group)))
+        def added(total: PyTree, group: Members, trained: Trained) -> tuple[PyTree, _Made]:
+            done = groups.lanes.leave(trained)
             total, kept = _added(aggregator, total, lifted(group, done), done.accepted)
             return total, (done.state, done.accepted, kept)
+
+        def step(total: PyTree, group: Members) -> tuple[PyTree, _Made]:
+            return added(total, group, train(*mine(group)))
 
         # Only the shapes for the first group: the scan trains it, with all others.
         first = tree.take(members, jnp.int32(0))
         done = jax.eval_shape(train, *jax.eval_shape(mine, first))
         like = jax.eval_shape(lifted, first, jax.eval_shape(groups.lanes.leave, done))
-        return _summed(aggregator, step, like, members)
+        if (shifted := exchange.shifted) is None:
+            return _summed(aggregator, lambda total: lax.scan(step, total, members), like)
+
+        def piece_step(carry: tuple[PyTree, _Begun], slot: tuple[Members, Pieces]) -> tuple[Any, _Made]:
+            (total, begun), (group, piece) = carry, slot
+            trained, begun = shifted.train(shared, *mine(group), piece, begun)
+            total, made = added(total, group, trained)
+            return (total, begun), made
+
+        slots = members, pieces
+        return _summed(aggregator, lambda total: _in_halves(groups, shifted, piece_step, total, slots), like)
 
     fixed = exchange.shared, exchange.states, aggregator.publish(exchange.memory)
-    totals, (states_after, accepted, kept) = groups.devices.spread(on_device)(groups.members, fixed)
+    dealt = groups.members, groups.pieces
+    totals, (states_after, accepted, kept) = groups.devices.spread(on_device)(dealt, fixed)
     direction, memory = in_passes(
         aggregator,
         exchange.memory,
@@ -404,7 +433,7 @@ def _in_passes(aggregator: Sum, exchange: Exchange) -> Reduced:
                 return _added(aggregator, total, lifted(group), group[2])
 
             like = jax.eval_shape(lambda: lifted(tree.take(sent, jnp.int32(0))))
-            return _summed(aggregator, step, like, sent)
+            return _summed(aggregator, lambda total: lax.scan(step, total, sent), like)
 
         sent = groups.members, done.upload, done.accepted
         totals, kept = groups.devices.spread(on_device)(sent, (public, turn, shared))
@@ -423,12 +452,11 @@ def _added(aggregator: Sum, total: PyTree, lifted: PyTree, accepted: Array) -> t
 
 
 def _summed(
-    aggregator: Sum, step: Callable[[PyTree, Any], tuple[PyTree, PyTree]], like: PyTree, groups: PyTree
+    aggregator: Sum, scan: Callable[[PyTree], tuple[PyTree, PyTree]], like: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """A device's own total over its groups, and what ``step`` keeps of each; ``like`` is what one group lifts."""
+    """A device's own total over its groups, and what ``scan`` keeps of each; ``like`` is what one group lifts."""
     of_client = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like)
-    zeros = tree.zeros(jax.eval_shape(aggregator.limbs_apart, of_client))
-    total, kept = lax.scan(step, zeros, groups)
+    total, kept = scan(tree.zeros(jax.eval_shape(aggregator.limbs_apart, of_client)))
     return as_entry((aggregator.limbs_together(total, of_client), kept))
 
 
@@ -445,6 +473,75 @@ def _total(
     # A branch, so that XLA compiles what comes after the sum as without masks, to the same rounding.
     total = lax.cond(jnp.any(kept[1]), add, lambda: tree.zeros(jax.eval_shape(add)))
     return groups.devices.whole(total)
+
+
+class Shifted(NamedTuple):
+    """A client's training where it may change the device halfway.
+
+    Attributes:
+      carry: the shapes of what its loop carries from step to step.
+      train: ``(shared, member, state, piece, begun) -> (Trained, begun)``, a piece of its work; what it leaves behind
+        counts only where the work is done.
+    """
+
+    carry: list[jax.ShapeDtypeStruct]
+    train: Callable[[Shared, Members, PyTree, Pieces, _Begun], tuple[Trained, _Begun]]
+
+
+def _shifted(
+    program: Program, index: int, client: Client, like: tuple[Shared, Cohort, States]
+) -> Shifted | None:
+    """The training of a phase whose clients change devices: it is one loop, and its uploads are summed in one pass."""
+    aggregator, attack = program.aggregator(index), program.attack
+    if not program.shifts or not isinstance(aggregator, Sum):
+        return None
+    if attack is not None and attack.collude is not None:
+        return None
+    if aggregator.weigh is not None or aggregator.passes > 1 or not aggregator.unmasked.streams:
+        return None
+    shared, cohort, states = like
+    member = tree.take(Members(**cohort._asdict()), jnp.int32(0))
+    traced, results = jax.make_jaxpr(client.train, return_shape=True)(shared, member, states.at(member.ids))
+    try:
+        work = interruptible(traced)
+    except UnknownForm:  # this JAX stores programs in another way
+        return None
+    if work is None:
+        return None
+
+    def train(
+        shared: Shared, member: Members, state: PyTree, piece: Pieces, begun: _Begun
+    ) -> tuple[Trained, _Begun]:
+        def entered(*fresh: Array) -> list[Array]:
+            return [lax.select_n(piece.entered, *leaves) for leaves in zip(fresh, *begun, strict=True)]
+
+        leaves, carry = work.run(jax.tree.leaves((shared, member, state)), entered, piece.most)
+        trained: Trained = jax.tree.unflatten(jax.tree.structure(results), leaves)
+
+        def kept(place: int, before: list[Array]) -> list[Array]:
+            chosen = piece.left == place
+            return [lax.select(chosen, new, old) for new, old in zip(carry, before, strict=True)]
+
+        begun = kept(1, begun[0]), kept(2, begun[1])
+        return trained._replace(accepted=trained.accepted & (piece.left == 0)), begun
+
+    return Shifted(work.carry, train)
+
+
+def _in_halves(
+    groups: Groups, shifted: Shifted, step: Callable[..., tuple[Any, _Made]], total: PyTree, slots: PyTree
+) -> tuple[PyTree, _Made]:
+    """A device's slots in two halves, between which it gets what the next device has begun."""
+
+    def half(carry: tuple[PyTree, _Begun], slots: PyTree) -> tuple[tuple[PyTree, _Begun], _Made]:
+        (total, (own, others)), made = lax.scan(step, carry, slots)
+        # In the loop, which compiles the training once; what is passed on after the second half is not used.
+        return (total, (own, groups.devices.from_next(others))), made
+
+    nothing = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shifted.carry]
+    halves = jax.tree.map(lambda leaf: leaf.reshape(2, -1, *leaf.shape[1:]), slots)
+    (total, _), made = lax.scan(half, (total, (nothing, nothing)), halves)
+    return total, jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), made)
 
 
 def _at_once(exchange: Exchange) -> Reduced:

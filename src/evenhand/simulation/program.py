@@ -61,6 +61,7 @@ class Program(NamedTuple):
       buffer: how many rounds' infos one call returns.
       mesh: the devices over which a cohort is spread; None: one.
       masks: whether secure sums draw their masks, which cancel.
+      shifts: whether clients whose number the devices do not divide may change the device halfway; all have equal work.
     """
 
     algorithm: Algorithm
@@ -72,6 +73,7 @@ class Program(NamedTuple):
     buffer: int
     mesh: Mesh | None = None
     masks: bool = False
+    shifts: bool = False
 
     def aggregator(self, phase: int) -> Aggregator:
         """That of a phase, which draws masks only if the run asks for them."""
@@ -245,7 +247,9 @@ class Groups(NamedTuple):
       devices: among whom the groups are dealt.
       members: of all groups, leaves ``(devices, groups, lanes)``.
       order: ``(m,)``, which member of the cohort has each rank.
-      ranks: ``(devices, groups, lanes)``, from :func:`deal`.
+      ranks: ``(devices, groups, lanes)``, from :func:`deal`; those whose results count.
+      pieces: which part of its work each group does, ``(devices, groups)``; None: all of it.
+      place: the members of the cohort in the groups.
       useful: local steps of the cohort.
       executed: the steps that the devices run for them: in every lane of a group as many as in its longest.
     """
@@ -254,6 +258,8 @@ class Groups(NamedTuple):
     members: Members
     order: Array
     ranks: npt.NDArray[np.int64]
+    pieces: Pieces | None
+    place: Array
     useful: Array
     executed: Array
 
@@ -263,29 +269,37 @@ class Groups(NamedTuple):
         return Lanes(self.ranks.shape[2])
 
     @staticmethod
-    def cut(cohort: Cohort, steps: Array, lanes: int, devices: Devices) -> Groups:
-        """Groups of clients of like ``steps``, ``(m,)``."""
+    def cut(cohort: Cohort, steps: Array, lanes: int, devices: Devices, *, shifts: bool = False) -> Groups:
+        """Groups of clients of like ``steps``, ``(m,)``; with ``shifts``, of one client or a piece of its work."""
         m = cohort.ids.shape[0]
-        ranks = deal(m, lanes, devices.size)
+        shares = shifts_of(m, devices.size) if shifts else None
+        ranks = deal(m, lanes, devices.size) if shares is None else shares.ranks
+        trained = ranks if shares is None else shares.trained
         order = jnp.arange(m)
         if ranks.shape[0] * ranks.shape[2] > 1:
             order = jnp.argsort(-steps, stable=True)
-        live = ranks < m
+        live = trained < m
         # Else XLA divides what follows, too, and adding up a few numbers takes another exchange between the devices.
-        place = devices.whole(order[np.minimum(ranks, m - 1)])
+        place = devices.whole(order[np.minimum(trained, m - 1)])
         members = jax.tree.map(lambda leaf: leaf[place], Members(**cohort._asdict()))
         members = members._replace(present=members.present & live)
-        slots = jnp.where(live, steps[place], 0).astype(jnp.float32)
+        slots = jnp.where(ranks < m, steps[place], 0).astype(jnp.float32)
         executed = jnp.sum(jnp.max(slots, axis=-1)) * ranks.shape[2]
         useful = jnp.sum(steps.astype(jnp.float32))
         return Groups(
-            devices=devices, members=members, order=order, ranks=ranks, useful=useful, executed=executed
+            devices=devices,
+            members=members,
+            order=order,
+            ranks=ranks,
+            pieces=None if shares is None else shares.pieces(steps[place[..., 0]]),
+            place=place,
+            useful=useful,
+            executed=executed,
         )
 
     def with_reports(self, report: Report, present: Array) -> Groups:
         """The same groups with what their members reported, and who is left: fields ``(m,)`` in the cohort's order."""
-        place = self.order[np.minimum(self.ranks, self.order.shape[0] - 1)]
-        report, present = jax.tree.map(lambda leaf: leaf[place], (report, present))
+        report, present = jax.tree.map(lambda leaf: leaf[self.place], (report, present))
         members = self.members._replace(report=report, present=self.members.present & present)
         return self._replace(members=members)
 
@@ -311,8 +325,10 @@ class Groups(NamedTuple):
 
     def slots(self, chosen: Array) -> tuple[Array, Array]:
         """The client of each slot, and whether it is there and ``chosen``, ``(m,)`` in the cohort's order."""
-        place = self.order[np.minimum(self.ranks, self.order.shape[0] - 1)]
-        return self.as_dealt((self.members.ids, chosen[place] & self.members.present))
+        present = self.members.present
+        if self.pieces is not None:
+            present &= self.ranks < self.order.shape[0]
+        return self.as_dealt((self.members.ids, chosen[self.place] & present))
 
     def by_coordinate(self, grouped: PyTree) -> PyTree:
         """As :meth:`ungroup`, with a part of the coordinates on each device."""
@@ -339,6 +355,82 @@ def deal(m: int, lanes: int, devices: int) -> npt.NDArray[Any]:
     ranks = np.arange(groups * devices * lanes).reshape(groups, devices, lanes)
     ranks[1::2] = ranks[1::2, ::-1].copy()
     return np.ascontiguousarray(ranks.swapaxes(0, 1))
+
+
+class Pieces(NamedTuple):
+    """Which part of a client's work is done, all fields of one shape.
+
+    Attributes:
+      entered: 0: from its beginning; 1: from where this device left it; 2: from where the next device did.
+      most: int32, steps; a piece that ends the work has no bound.
+      left: 0: the work is done; 1: this device goes on with it in the second half; 2: the device before does.
+    """
+
+    entered: Array
+    most: Array
+    left: Array
+
+
+class Shifts(NamedTuple):
+    """A cohort dealt to devices so that all work equally long, in two halves of a round; arrays ``(devices, slots)``.
+
+    Attributes:
+      trained: the rank that a slot trains, ``(devices, slots, 1)``; the number of clients for an empty slot.
+      ranks: the same, but the number of clients also where the slot does not end the client's work.
+      share: of the client's work, if the slot does not end it.
+      entered: as in :class:`Pieces`.
+      left: likewise.
+    """
+
+    trained: NDArray
+    ranks: NDArray
+    share: NDArray
+    entered: NDArray
+    left: NDArray
+
+    def pieces(self, steps: Array) -> Pieces:
+        """The pieces of clients with so many steps."""
+        part = jnp.round(jnp.float32(self.share) * steps.astype(jnp.float32)).astype(jnp.int32)
+        most = jnp.where(self.left == 0, jnp.iinfo(jnp.int32).max, part)
+        return Pieces(jnp.int32(self.entered), most, jnp.int32(self.left))
+
+
+def shifts_of(m: int, devices: int) -> Shifts:
+    """``m`` clients of equal work, at least two per device.
+
+    Put all work on one line and cut it into one stretch per device, of which the first half is done first.  A client on
+    a cut between two devices begins on the later one, in the first half of the round, and ends on the earlier one, in
+    the second: no client is ever in two places (McNaughton's rule).
+
+    Example:
+      >>> shifts = shifts_of(5, 2)  # five clients in 2.5 times the work of one
+      >>> shifts.trained[..., 0].tolist(), shifts.share.tolist()
+      ([[0, 1, 1, 2], [2, 3, 3, 4]], [[1.0, 0.25, 1.0, 1.0], [0.5, 0.75, 1.0, 1.0]])
+      >>> shifts.entered.tolist(), shifts.left.tolist()
+      ([[0, 0, 1, 2], [0, 0, 1, 0]], [[0, 1, 0, 0], [2, 1, 0, 0]])
+    """
+    # In units of which a client takes 2 * devices, and half of a device's stretch m.
+    client = 2 * devices
+    windows = [[*range(begin // client, -(-(begin + m) // client))] for begin in range(0, client * m, m)]
+    slots = max(map(len, windows))
+    trained, entered, left = np.full((client, slots), m), *np.zeros((2, client, slots), int)
+    share = np.ones((client, slots))
+    for window, clients in enumerate(windows):
+        for slot, rank in enumerate(clients):
+            trained[window, slot] = rank
+            first, last = rank * client // m, (rank * client + client - 1) // m
+            if first == last:
+                continue
+            # From the first half of a device into its second one, or from a device to the one before.
+            kind, earlier = (1, first) if first % 2 == 0 else (2, last)
+            if window == earlier:
+                cut = last * m - rank * client
+                left[window, slot], share[window, slot] = kind, (cut if kind == 1 else client - cut) / client
+            else:
+                entered[window, slot] = kind
+    ranks = np.where(left == 0, trained, m)
+    fields = (field.reshape(devices, -1) for field in (trained, ranks, share, entered, left))
+    return Shifts(*(field[..., None] if i < 2 else field for i, field in enumerate(fields)))
 
 
 class Lanes(NamedTuple):

@@ -164,8 +164,8 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         program = program._replace(algorithm=algorithm)
     wires, begin = _beginning(ById(program), *tree.form((params, (like.x, like.y))), clients)
     beginning = begin(params)
-    if execution.lanes is None:
-        program = program._replace(lanes=_default_lanes(program, params, beginning, source, keys))
+    lanes = execution.lanes or _default_lanes(program, params, beginning, source, keys)
+    program = program._replace(lanes=lanes, shifts=_may_shift(program._replace(lanes=lanes), params, source))
     if algorithm.pooled is not None:  # it may look at all examples before the first round
         beginning = beginning._replace(clients=jax.jit(algorithm.pooled)(params, data.train.x, data.train.y))
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
@@ -260,6 +260,21 @@ def _default_lanes(
         while lanes > 1 and _waste(program, steps, lanes) > _MOST_WASTE:
             lanes //= 2
     return lanes
+
+
+def _may_shift(program: Program, params: Params, source: Source) -> bool:
+    """Whether clients may change the device halfway, where some devices would train one client more than others.
+
+    Small models train side by side, and clients with unequal work are dealt by its length: both stay as they are.
+    """
+    cohort, devices = program.cohort, program.devices.size
+    large = sum(leaf.size for leaf in jax.tree.leaves(params)) > SMALL_MODEL
+    if not large or program.lanes > 1 or devices == 1 or cohort % devices == 0 or cohort < 2 * devices:
+        return False
+    if program.systems is not None or jax.process_count() > 1:
+        return False
+    # That of all clients is equal if it is in every one of some random cohorts.
+    return bool(np.ptp(_steps(program, source.block(0, 0)[0])[:, :cohort]) == 0)
 
 
 def _lanes_in_memory(program: Program, beginning: RoundState, rows: Rows, keys: Keys, numbers: int) -> int:

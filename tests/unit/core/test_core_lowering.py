@@ -235,6 +235,24 @@ def test_products_with_few_columns_equal_the_native_ones(features: int, columns:
         close(ours, native)
 
 
+@pytest.mark.parametrize("columns", [8, 40])
+def test_products_of_rows_in_two_axes_are_those_of_rows_in_one(columns: int) -> None:
+    """Also where they are narrow, and under ``vmap`` over matrices."""
+    x, w = normal(6, 5, 128), 0.1 * normal(128, columns)
+
+    def slopes(text: str) -> list[str]:
+        return [line for line in text.splitlines() if "dot_general" in line]
+
+    assert all(" f32[6,5," not in line for line in slopes(program(lowered(jnp.matmul), x, w)))
+    assert any("f32[6,5," in line for line in slopes(program(jnp.matmul, x, w)))
+    for function in (
+        lambda f, w: gradients(f, x, w),
+        lambda f, w: jax.vmap(partial(gradients, f, x))(w[None]),
+    ):
+        ours, native = jax.jit(lambda w, g=function: [g(f, w) for f in (lowered(jnp.matmul), jnp.matmul)])(w)
+        close(ours, native)
+
+
 def test_a_product_with_a_vector_stays() -> None:
     x, w = normal(4, 200), normal(200)
     assert "optimization_barrier" not in program(lowered(jnp.matmul), x, w)  # nor is there a warning

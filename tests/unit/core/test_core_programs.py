@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
 from evenhand._jaxpr import programs
 
@@ -69,3 +71,48 @@ def test_of_branches_the_largest_counts() -> None:
     assert (
         alive(lambda which, x: jax.lax.switch(which, [lambda x: x, jnp.sin], x), 0, jnp.ones(1000)) < 3 * 4000
     )
+
+
+def training(steps: Any, w: Any, rate: Any) -> tuple[Any, Any]:
+    """A loop in a jitted function, with operations before and after it, and constants in the test and in the steps."""
+
+    @jax.jit
+    def descend(w: Any) -> Any:
+        def step(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            i, w = carry
+            return i + 1, w - rate * (w - jnp.sin(w + i.astype(jnp.float32)))
+
+        return jax.lax.while_loop(lambda carry: carry[0] < steps, step, (jnp.int32(0), 2.0 * w))
+
+    count, end = descend(w + 1.0)
+    return end - w, count
+
+
+@pytest.mark.parametrize("cut", range(7))
+def test_a_loop_that_is_left_and_entered_again_is_the_loop(cut: int) -> None:
+    arguments = [jnp.int32(5), jnp.linspace(-1.0, 1.0, 4), jnp.float32(0.3)]
+    whole = training(*arguments)
+    part = programs.interruptible(jax.make_jaxpr(training)(*arguments))
+    assert part is not None and [leaf.shape for leaf in part.carry] == [(), (4,)]
+    unfinished, middle = part.run(arguments, lambda *fresh: fresh, jnp.int32(cut))
+    assert int(middle[0]) == min(cut, 5)
+    results, _ = part.run(arguments, lambda *fresh: middle, jnp.int32(10))
+    for result, expected in zip(results, whole, strict=True):
+        np.testing.assert_array_equal(result, expected)
+    assert np.array_equal(unfinished[0], whole[0]) == (cut >= 5)
+
+
+def test_none_or_two_loops_and_loops_of_keys_are_not_interrupted() -> None:
+    def twice(w: Any) -> Any:
+        return training(3, training(3, w, 0.1)[0], 0.1)
+
+    def keys(key: Any) -> Any:
+        return jax.lax.while_loop(
+            lambda carry: carry[0] < 3,
+            lambda carry: (carry[0] + 1, jax.random.fold_in(carry[1], carry[0])),
+            (jnp.int32(0), key),
+        )
+
+    assert programs.interruptible(jax.make_jaxpr(jnp.sin)(1.0)) is None
+    assert programs.interruptible(jax.make_jaxpr(twice)(jnp.ones(3))) is None
+    assert programs.interruptible(jax.make_jaxpr(keys)(jax.random.key(0))) is None
