@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import evenhand as eh
+from evenhand._jaxpr.programs import has_primitive
 from evenhand.simulation import Execution, Job, engine, setup
 from evenhand.simulation.program import deal, shifts_of
 from evenhand.streams import Purpose, stream
@@ -220,17 +223,37 @@ def test_pieces_are_whole_steps_and_the_last_one_has_no_bound():
     )
 
 
+@given(st.integers(2, 16), st.integers(0, 60), st.integers(1, 12))
+@settings(max_examples=100)
+def test_how_long_shifts_take_is_the_longest_device_of_each_half(devices, more, steps):
+    """Oracle: the pieces, in whole steps, where the last piece of a client is what the first has left of it."""
+    m = 2 * devices + more + (more % devices == 0)
+    work, left = np.zeros((devices, 2), int), np.full(m, steps)
+    for rank, device, half, share, _, leaves in sorted(places(m, devices), key=lambda slot: slot[4]):
+        part = int(np.round(share * steps)) if leaves else left[rank]
+        work[device, half] += part
+        left[rank] -= part
+    assert not left.any() and shifts_of(m, devices).longest(steps) == work.max(0).sum()
+    if steps >= 8:
+        assert shifts_of(m, devices).longest(steps) <= steps * m / devices + 2
+
+
 LARGE = eh.models.mlp(4, classes=3, hidden=(5_000,))
 """A model with 40,003 parameters, whose clients train one by one."""
 MOMENTUM = eh.local.sgd(LARGE, optax.sgd(0.1, momentum=0.9), epochs=2, batch_size=3)
 SHIFTING = {
     "fedavg": eh.algorithms.fedavg(MOMENTUM),
     "fedavg, masks": eh.algorithms.fedavg(MOMENTUM, aggregator=eh.aggregators.secure(eh.aggregators.mean())),
-    "fedprox, one step": eh.algorithms.fedprox(eh.local.sgd(LARGE, 0.1, steps=1, batch_size=3), mu=0.5),
+    "fedprox, its second exchange": eh.algorithms.fedprox_measured(
+        eh.local.sgd(LARGE, 0.1, epochs=2, batch_size=3)
+    ),
     "scaffold": eh.algorithms.scaffold(MOMENTUM),
     "ditto, two loops": eh.personalization.ditto(eh.algorithms.fedavg(MOMENTUM), MOMENTUM, lam=0.5),
     "q-fedavg, losses first": eh.algorithms.qfedavg(eh.local.sgd(LARGE, 0.1, epochs=2, batch_size=3), q=1.0),
 }
+
+DEALT = ("ditto, two loops", "q-fedavg, losses first")
+"""Those whose clients stay where they are."""
 
 
 @pytest.fixture(scope="module")
@@ -244,11 +267,17 @@ def equal():
 
 
 def rounds_of(method, data, cohort, devices, *, attack=None):
-    """Two rounds, the arrays after them, and their infos."""
+    """Two rounds: whether clients change the device, the arrays afterwards, and the infos."""
     execution = Execution(devices=devices, stream=False)
     ready = setup.set_up(Job(method, data, rounds=2, cohort=cohort, attack=attack, execution=execution))
-    state, infos = engine.run_rounds(ready.program, ready.state, ready.rows, ready.keys, 0, 2)
-    return ready.program.shifts, jax.tree.map(np.asarray, state), jax.tree.map(np.asarray, infos)
+    state, rows, keys = ready.state, ready.rows, ready.keys
+    traced = jax.make_jaxpr(partial(engine.one_round, ready.program))(state, rows, keys, jnp.int32(0))
+    state, infos = engine.run_rounds(ready.program, state, rows, keys, 0, 2)
+    return (
+        has_primitive(traced, {"ppermute"}),
+        jax.tree.map(np.asarray, state),
+        jax.tree.map(np.asarray, infos),
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,7 +287,7 @@ def test_clients_that_change_the_device_train_as_on_one(equal, name, cohort, dev
     shifts, one, steps = rounds_of(SHIFTING[name], equal, cohort, 1)
     assert not shifts
     shifts, other, steps_of_many = rounds_of(SHIFTING[name], equal, cohort, devices)
-    assert shifts
+    assert shifts == (name not in DEALT)
     np.testing.assert_array_equal(steps["steps.useful"][:2], steps_of_many["steps.executed"][:2])
     np.testing.assert_array_equal(steps["reported"][:2], [cohort, cohort])
     np.testing.assert_array_equal(steps["reported"], steps_of_many["reported"])
@@ -307,12 +336,29 @@ def test_clients_of_unequal_work_are_dealt(many, equal):
     def shifts(data, **options):
         method = options.pop("method", SHIFTING["fedavg"])
         execution = Execution(devices=2, stream=False, **options.pop("execution", {}))
-        return setup.set_up(
-            Job(method, data, rounds=1, cohort=5, execution=execution, **options)
-        ).program.shifts
+        options = {"cohort": 5, **options}
+        return setup.set_up(Job(method, data, rounds=1, execution=execution, **options)).program.shifts
 
     assert not shifts(many)
     assert shifts(many, method=eh.algorithms.fedavg(eh.local.sgd(LARGE, 0.1, steps=4, batch_size=4)))
     assert shifts(equal) and not shifts(equal, execution={"lanes": 2})
     assert not shifts(equal, method=METHODS["fedavg"]), "a small model"
     assert not shifts(equal, systems=eh.systems.stragglers(0.5))
+    poisson = eh.algorithms.fedavg(MOMENTUM, sampling=eh.sampling.poisson(0.3))
+    assert setup.set_up(Job(poisson, equal, rounds=1)).program.cohort % 2, "the devices do not divide it"
+    assert not shifts(equal, method=poisson, cohort=None)
+    one_step = eh.algorithms.fedavg(eh.local.sgd(LARGE, 0.1, steps=1, batch_size=3))
+    assert not shifts(equal, method=one_step), "nothing can be cut"
+
+
+def test_a_run_with_shifts_goes_on_from_a_checkpoint_on_other_devices(equal, tmp_path):
+    def run(rounds, devices, folder):
+        options = {"cohort": 5, "eval_every": 1, "checkpoint": folder}
+        return eh.simulate(SHIFTING["scaffold"], equal, rounds=rounds, devices=devices, **options)
+
+    whole = run(2, 2, tmp_path / "whole")
+    for first, then in ((2, 2), (2, 1), (1, 2)):
+        folder = tmp_path / f"{first}-{then}"
+        run(1, first, folder)
+        for a, b in zip(*(jax.tree.leaves(r.params) for r in (whole, run(2, then, folder))), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=0.0 if first == then == 2 else 1e-6)

@@ -86,7 +86,9 @@ def product_of_rows(equation: JaxprEqn) -> Callable[[Array, Array], Array] | Non
     """The rule for ``dot_general`` on the CPU: rows by a matrix that is tall and narrow, or rows in several axes."""
     x, w = (cast("Any", operand.aval) for operand in equation.invars)
     last = (((x.ndim - 1,), (0,)), ((), ()))
-    if equation.params["dimension_numbers"] != last or w.ndim != 2 or jax.default_backend() != "cpu":
+    if equation.params["dimension_numbers"] != last or jax.default_backend() != "cpu":
+        return None
+    if x.ndim < 2 or w.ndim != 2 or x.size == 0:  # vectors
         return None
     if not all(jnp.issubdtype(operand.dtype, jnp.floating) for operand in (x, w)):
         return None

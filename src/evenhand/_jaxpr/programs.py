@@ -313,7 +313,9 @@ class Interruptible(NamedTuple):
 
 
 def interruptible(program: Any) -> Interruptible | None:
-    """A program that can be interrupted; None: it has no loop, or more than one, in itself and what it calls.
+    """A program that can be interrupted; None: it has another loop than one ``while``, or its loop is in a branch.
+
+    What stands before and after the loop is computed each time, so that a second loop there would be repeated.
 
     Raises:
       UnknownForm: an equation inside is not of the known form.
@@ -328,7 +330,7 @@ def interruptible(program: Any) -> Interruptible | None:
       (12, 193)
     """
     loops = _loops(program)
-    if len(loops) != 1:
+    if [loop.primitive.name for loop in loops] != ["while"]:
         return None
     (loop,) = loops
     forms: list[Any] = [result.aval for result in loop.outvars]
@@ -372,14 +374,16 @@ def _iterated(params: Mapping[str, Any], operands: Sequence[Any], begin: _Call, 
 
 
 def _loops(program: Any) -> list[JaxprEqn]:
-    """The loops of a program and of those that it calls."""
+    """The loops of a program and of those that it calls; and what else has a loop inside, such as branches."""
     loops: list[JaxprEqn] = []
     for equation in opened(program)[0].eqns:
-        loops += (
-            [equation] if equation.primitive.name == "while" and inner(equation) else _called_loops(equation)
-        )
+        nested = _called_loops(equation)
+        if equation.primitive.name in ("while", "scan") or (nested and equation.primitive.name not in CALLS):
+            loops.append(equation)
+        else:
+            loops += nested
     return loops
 
 
 def _called_loops(equation: JaxprEqn) -> list[JaxprEqn]:
-    return _loops(inner(equation)[0]) if equation.primitive.name in CALLS else []
+    return [loop for program in inner(equation) for loop in _loops(program)]

@@ -481,10 +481,10 @@ def identity(setup: Setup, job: Job) -> dict[str, Any]:
 def _fingerprint(setup: Setup) -> str:
     """Of the computation of one round, with every constant in it, but without addresses in memory.
 
-    The lanes and devices are left out too: they change rounding only, and a run may move to another machine.  So are
-    masks, which change nothing.
+    The lanes and devices are left out too, and whether clients change the device: they change rounding only, and a run
+    may move to another machine.  So are masks, which change nothing.
     """
-    program = setup.program._replace(lanes=1, mesh=None, masks=False)
+    program = setup.program._replace(lanes=1, mesh=None, masks=False, shifts=False)
     # Of shapes: the arrays may be gone, and runs whose data are of one form are one computation.
     like = jax.eval_shape(lambda *values: values, setup.like, setup.rows, setup.keys)
     leaves, structure = jax.tree.flatten(like)

@@ -491,9 +491,9 @@ class Shifted(NamedTuple):
 def _shifted(
     program: Program, index: int, client: Client, like: tuple[Shared, Cohort, States]
 ) -> Shifted | None:
-    """The training of a phase whose clients change devices: it is one loop, and its uploads are summed in one pass."""
+    """The training of the last phase, if it can be interrupted and its uploads are summed in one pass; else None."""
     aggregator, attack = program.aggregator(index), program.attack
-    if not program.shifts or not isinstance(aggregator, Sum):
+    if not program.shifts or index < len(program.algorithm.phases) - 1 or not isinstance(aggregator, Sum):
         return None
     if attack is not None and attack.collude is not None:
         return None
@@ -501,7 +501,11 @@ def _shifted(
         return None
     shared, cohort, states = like
     member = tree.take(Members(**cohort._asdict()), jnp.int32(0))
-    traced, results = jax.make_jaxpr(client.train, return_shape=True)(shared, member, states.at(member.ids))
+    # Of shapes alone: what an earlier exchange has made is placed on all devices, and so would be what is traced.
+    arguments = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (shared, member, states.at(member.ids))
+    )
+    traced, results = jax.make_jaxpr(client.train, return_shape=True)(*arguments)
     try:
         work = interruptible(traced)
     except UnknownForm:  # this JAX stores programs in another way

@@ -61,7 +61,7 @@ class Program(NamedTuple):
       buffer: how many rounds' infos one call returns.
       mesh: the devices over which a cohort is spread; None: one.
       masks: whether secure sums draw their masks, which cancel.
-      shifts: whether clients whose number the devices do not divide may change the device halfway; all have equal work.
+      shifts: whether clients may change the device halfway in the last phase, where their work seems to be equal.
     """
 
     algorithm: Algorithm
@@ -372,7 +372,7 @@ class Pieces(NamedTuple):
 
 
 class Shifts(NamedTuple):
-    """A cohort dealt to devices so that all work equally long, in two halves of a round; arrays ``(devices, slots)``.
+    """Clients of equal work, dealt so that all devices work equally long in each half of a round; ``(devices, slots)``.
 
     Attributes:
       trained: the rank that a slot trains, ``(devices, slots, 1)``; the number of clients for an empty slot.
@@ -387,6 +387,15 @@ class Shifts(NamedTuple):
     share: NDArray
     entered: NDArray
     left: NDArray
+
+    def longest(self, steps: int) -> int:
+        """The steps after which the round ends if each client has so many: the devices meet after each half."""
+        part, empty = np.round(self.share * steps).astype(int), self.ranks.max()
+        trained = self.trained[..., 0]
+        begun = np.bincount(trained[self.left > 0], part[self.left > 0], empty + 1)
+        work = np.where(self.left > 0, part, np.where(self.entered > 0, steps - begun[trained], steps))
+        work = np.where(trained == empty, 0, work)
+        return int(work.reshape(len(work), 2, -1).sum(-1).max(0).sum())
 
     def pieces(self, steps: Array) -> Pieces:
         """The pieces of clients with so many steps."""

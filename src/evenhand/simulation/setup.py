@@ -45,6 +45,7 @@ from evenhand.simulation.program import (
     resident,
     rows_of,
     sent,
+    shifts_of,
     tabulated,
 )
 from evenhand.simulation.store import HostStore, NDArray, stored
@@ -74,6 +75,8 @@ _MOST_ON_ACCELERATOR, _MOST_SMALL = 128, 1024
 """Clients that train side by side on an accelerator at most, where the model is large or small."""
 _MOST_WASTE = 1.1
 """The largest ratio of executed to useful local steps on a CPU, which gains little from a lane."""
+_SAMPLED_ROUNDS = 16
+"""Rounds whose cohorts are drawn to see whether all clients take equally many steps."""
 _RESIDENT = 2**30
 """Bytes of clients' states up to which a CPU trains on all of them in place."""
 _COPIES = 8
@@ -165,7 +168,7 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
     wires, begin = _beginning(ById(program), *tree.form((params, (like.x, like.y))), clients)
     beginning = begin(params)
     lanes = execution.lanes or _default_lanes(program, params, beginning, source, keys)
-    program = program._replace(lanes=lanes, shifts=_may_shift(program._replace(lanes=lanes), params, source))
+    program = _shifting(program._replace(lanes=lanes), params, source, keys)
     if algorithm.pooled is not None:  # it may look at all examples before the first round
         beginning = beginning._replace(clients=jax.jit(algorithm.pooled)(params, data.train.x, data.train.y))
     # A copy: the first round takes its memory over, and the initial parameters may be the caller's arrays.
@@ -262,19 +265,34 @@ def _default_lanes(
     return lanes
 
 
-def _may_shift(program: Program, params: Params, source: Source) -> bool:
-    """Whether clients may change the device halfway, where some devices would train one client more than others.
+def _shifting(program: Program, params: Params, source: Source, keys: Keys) -> Program:
+    """The program; with clients that change the device halfway, where some devices would train one more than others.
 
     Small models train side by side, and clients with unequal work are dealt by its length: both stay as they are.
     """
-    cohort, devices = program.cohort, program.devices.size
+    algorithm, cohort, devices = program.algorithm, program.cohort, program.devices.size
     large = sum(leaf.size for leaf in jax.tree.leaves(params)) > SMALL_MODEL
     if not large or program.lanes > 1 or devices == 1 or cohort % devices == 0 or cohort < 2 * devices:
-        return False
-    if program.systems is not None or jax.process_count() > 1:
-        return False
-    # That of all clients is equal if it is in every one of some random cohorts.
-    return bool(np.ptp(_steps(program, source.block(0, 0)[0])[:, :cohort]) == 0)
+        return program
+    if program.systems is not None or algorithm.sampling.independent or jax.process_count() > 1:
+        return program
+    rows, last = source.block(0, 0)[0], len(algorithm.phases) - 1
+
+    @jax.jit
+    def drawn_steps(rows: Rows, keys: Keys) -> Array:
+        def steps_in(round: Array) -> Array:
+            drawn = rounds.cohort(algorithm, None, rows.sizes, cohort, keys, round, last, rows.table)
+            steps = efforts(algorithm.phases[last].effort, program.capacity, rows, drawn, round).steps
+            return jnp.where(drawn.present, steps, 0)
+
+        return lax.map(steps_in, jnp.arange(_SAMPLED_ROUNDS, dtype=jnp.int32))
+
+    # Only balance is at stake, so that some of the cohorts to come speak for all.
+    steps = np.asarray(drawn_steps(rows, keys))
+    least = int(steps.min())
+    if least < steps.max() or shifts_of(cohort, devices).longest(least) >= -(-cohort // devices) * least:
+        return program
+    return program._replace(shifts=True)
 
 
 def _lanes_in_memory(program: Program, beginning: RoundState, rows: Rows, keys: Keys, numbers: int) -> int:

@@ -254,8 +254,9 @@ def test_products_of_rows_in_two_axes_are_those_of_rows_in_one(columns: int) -> 
 
 
 def test_a_product_with_a_vector_stays() -> None:
-    x, w = normal(4, 200), normal(200)
-    assert "optimization_barrier" not in program(lowered(jnp.matmul), x, w)  # nor is there a warning
+    for x, w in ((normal(4, 200), normal(200)), (normal(200), normal(200, 8)), (normal(200), normal(200))):
+        assert "optimization_barrier" not in program(lowered(jnp.matmul), x, w)  # nor is there a warning
+    assert lowered(jnp.matmul)(jnp.zeros((2, 3, 0)), jnp.zeros((0, 4))).shape == (2, 3, 4)
 
 
 # --- whole programs ----------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_a_loop_that_is_left_and_entered_again_is_the_loop(cut: int) -> None:
     assert np.array_equal(unfinished[0], whole[0]) == (cut >= 5)
 
 
-def test_none_or_two_loops_and_loops_of_keys_are_not_interrupted() -> None:
+def test_no_loop_or_another_one_and_loops_of_keys_are_not_interrupted() -> None:
     def twice(w: Any) -> Any:
         return training(3, training(3, w, 0.1)[0], 0.1)
 
@@ -113,6 +113,14 @@ def test_none_or_two_loops_and_loops_of_keys_are_not_interrupted() -> None:
             (jnp.int32(0), key),
         )
 
+    def after_a_scan(w: Any) -> Any:
+        return training(3, jax.lax.scan(lambda w, _: (2.0 * w, None), w, length=4)[0], 0.1)
+
+    def in_a_branch(w: Any) -> Any:
+        return jax.lax.cond(w[0] > 0, lambda: training(3, w, 0.1)[0], lambda: w)
+
+    for function in (after_a_scan, in_a_branch):
+        assert programs.interruptible(jax.make_jaxpr(function)(jnp.ones(3))) is None
     assert programs.interruptible(jax.make_jaxpr(jnp.sin)(1.0)) is None
     assert programs.interruptible(jax.make_jaxpr(twice)(jnp.ones(3))) is None
     assert programs.interruptible(jax.make_jaxpr(keys)(jax.random.key(0))) is None
