@@ -309,6 +309,19 @@ def test_no_step_is_trained_twice(equal):
     assert shifts and len(counted) == infos["steps.useful"][:2].sum() == 2 * 5 * 8
 
 
+def test_only_the_last_exchange_of_a_round_has_shifts(equal):
+    """What an earlier one works is no number of steps that could be cut."""
+
+    def exchanges(method):
+        execution = Execution(devices=2, stream=False)
+        ready = setup.set_up(Job(method, equal, rounds=1, cohort=5, execution=execution))
+        arguments = (ready.state, ready.rows, ready.keys, jnp.int32(0))
+        return str(jax.make_jaxpr(partial(engine.one_round, ready.program))(*arguments)).count("ppermute[")
+
+    once = SHIFTING["fedavg"]
+    assert exchanges(once._replace(phases=once.phases * 2)) == exchanges(once) > 0
+
+
 @pytest.mark.filterwarnings("ignore:.*upload")
 def test_a_client_whose_upload_is_rejected_leaves_nothing_to_others(equal):
     """Half of the clients send NaN and are rejected, some of them after they have changed the device."""
@@ -340,6 +353,9 @@ def test_clients_of_unequal_work_are_dealt(many, equal):
         return setup.set_up(Job(method, data, rounds=1, execution=execution, **options)).program.shifts
 
     assert not shifts(many)
+    x, y = equal.train.x[:120], equal.train.y[:120]
+    two_lengths = eh.data.from_arrays(x, y, np.repeat(np.arange(8), [10, 20] * 4), test_fraction=0.0)
+    assert not shifts(two_lengths)
     assert shifts(many, method=eh.algorithms.fedavg(eh.local.sgd(LARGE, 0.1, steps=4, batch_size=4)))
     assert shifts(equal) and not shifts(equal, execution={"lanes": 2})
     assert not shifts(equal, method=METHODS["fedavg"]), "a small model"

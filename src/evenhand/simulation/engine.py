@@ -497,6 +497,7 @@ def _shifted(
         return None
     if attack is not None and attack.collude is not None:
         return None
+    # Those who are weighed have reported before they work, and so train in another program.
     if aggregator.weigh is not None or aggregator.passes > 1 or not aggregator.unmasked.streams:
         return None
     shared, cohort, states = like

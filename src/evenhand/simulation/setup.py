@@ -274,7 +274,7 @@ def _shifting(program: Program, params: Params, source: Source, keys: Keys) -> P
     large = sum(leaf.size for leaf in jax.tree.leaves(params)) > SMALL_MODEL
     if not large or program.lanes > 1 or devices == 1 or cohort % devices == 0 or cohort < 2 * devices:
         return program
-    if program.systems is not None or algorithm.sampling.independent or jax.process_count() > 1:
+    if program.systems is not None or jax.process_count() > 1:
         return program
     rows, last = source.block(0, 0)[0], len(algorithm.phases) - 1
 
