@@ -249,7 +249,7 @@ class Groups(NamedTuple):
       order: ``(m,)``, which member of the cohort has each rank.
       ranks: ``(devices, groups, lanes)``, from :func:`deal`; those whose results count.
       pieces: which part of its work each group does, ``(devices, groups)``; None: all of it.
-      place: the members of the cohort in the groups.
+      trained: those whom the groups train, likewise.
       useful: local steps of the cohort.
       executed: the steps that the devices run for them: in every lane of a group as many as in its longest.
     """
@@ -259,7 +259,7 @@ class Groups(NamedTuple):
     order: Array
     ranks: npt.NDArray[np.int64]
     pieces: Pieces | None
-    place: Array
+    trained: npt.NDArray[np.int64]
     useful: Array
     executed: Array
 
@@ -283,7 +283,8 @@ class Groups(NamedTuple):
         place = devices.whole(order[np.minimum(trained, m - 1)])
         members = jax.tree.map(lambda leaf: leaf[place], Members(**cohort._asdict()))
         members = members._replace(present=members.present & live)
-        slots = jnp.where(ranks < m, steps[place], 0).astype(jnp.float32)
+        done = live if shares is None else ranks < m
+        slots = jnp.where(done, steps[place], 0).astype(jnp.float32)
         executed = jnp.sum(jnp.max(slots, axis=-1)) * ranks.shape[2]
         useful = jnp.sum(steps.astype(jnp.float32))
         return Groups(
@@ -292,14 +293,15 @@ class Groups(NamedTuple):
             order=order,
             ranks=ranks,
             pieces=None if shares is None else shares.pieces(steps[place[..., 0]]),
-            place=place,
+            trained=trained,
             useful=useful,
             executed=executed,
         )
 
     def with_reports(self, report: Report, present: Array) -> Groups:
         """The same groups with what their members reported, and who is left: fields ``(m,)`` in the cohort's order."""
-        report, present = jax.tree.map(lambda leaf: leaf[self.place], (report, present))
+        place = self.order[np.minimum(self.trained, self.order.shape[0] - 1)]
+        report, present = jax.tree.map(lambda leaf: leaf[place], (report, present))
         members = self.members._replace(report=report, present=self.members.present & present)
         return self._replace(members=members)
 
@@ -325,10 +327,11 @@ class Groups(NamedTuple):
 
     def slots(self, chosen: Array) -> tuple[Array, Array]:
         """The client of each slot, and whether it is there and ``chosen``, ``(m,)`` in the cohort's order."""
-        present = self.members.present
+        place = self.order[np.minimum(self.trained, self.order.shape[0] - 1)]
+        chosen = chosen[place] & self.members.present
         if self.pieces is not None:
-            present &= self.ranks < self.order.shape[0]
-        return self.as_dealt((self.members.ids, chosen[self.place] & present))
+            chosen &= self.ranks < self.order.shape[0]
+        return self.as_dealt((self.members.ids, chosen))
 
     def by_coordinate(self, grouped: PyTree) -> PyTree:
         """As :meth:`ungroup`, with a part of the coordinates on each device."""
