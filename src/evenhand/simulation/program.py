@@ -364,9 +364,9 @@ class Pieces(NamedTuple):
     """Which part of a client's work is done, all fields of one shape.
 
     Attributes:
-      entered: 0: from its beginning; 1: from where this device left it; 2: from where the next device did.
-      most: int32, steps; a piece that ends the work has no bound.
-      left: 0: the work is done; 1: this device goes on with it in the second half; 2: the device before does.
+      entered: 0: the piece begins the work; 1: it continues what this device began; 2: what the next device began.
+      most: int32, the most steps; a piece that ends the work has no bound.
+      left: 0: the piece ends the work; 1: this device continues it in the second half; 2: the previous device does.
     """
 
     entered: Array
