@@ -90,9 +90,9 @@ def nursery() -> Iterator[Nursery]:
     found.close()
 
 
-@pytest.fixture(scope="module")
-def figures_in_words() -> Iterator[None]:
-    """Pages hold the words of their figures and not the drawings, which take longest; other tests are about them."""
+@pytest.fixture(scope="module", autouse=True)
+def _figures_in_words(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Pages hold the words of their figures, not the drawings, which take longest; but in modules marked ``draws``."""
     from evenhand.report.formatting import escape
 
     def words(figure: Any, name: str, title: str, note: str, alt: str) -> str:
@@ -100,8 +100,9 @@ def figures_in_words() -> Iterator[None]:
         return f"<figure>{escape(title)} {escape(note)} {escape(alt)}</figure>"
 
     with pytest.MonkeyPatch.context() as patch:
-        for pages in ("report._plots", "studies._report"):
-            patch.setattr(f"evenhand.{pages}.svg", words)
+        if request.node.get_closest_marker("draws") is None:
+            for pages in ("report._plots", "studies._report"):
+                patch.setattr(f"evenhand.{pages}.svg", words)
         yield
 
 

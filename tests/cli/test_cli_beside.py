@@ -10,7 +10,7 @@ import pytest
 import evenhand as eh
 from evenhand.cli import main
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "no_figures", "shared_programs")
+pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
 
 ADADPS = "alone(adadps(0.05, clip=5, noise_multiplier=1, rate=0.05, steps=4, eps=0.1))"
 SCALED = "adadps_fl(clip=1, noise_multiplier=1, rate=0.5)"

@@ -20,7 +20,7 @@ from evenhand.cli._show import TOPICS
 from evenhand.report.formatting import size
 from evenhand.simulation import load_run
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 QUICK = ["--data", "digits", "--clients", "6", "--rounds", "2", "--quiet"]
 

@@ -16,7 +16,7 @@ import published
 from evenhand.cli import main
 from evenhand.cli._run import RunCommand
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 QUICK = ["--rounds", "1", "--checkpoint", "off"]
 

@@ -23,7 +23,7 @@ from evenhand.local import Work
 from evenhand.models.losses import focal
 from evenhand.types import Algorithm, Model
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)

@@ -12,7 +12,7 @@ import pytest
 import evenhand as eh
 from evenhand.cli import main
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(90, 2)).round(3)

@@ -13,8 +13,6 @@ from evenhand.cli import main
 from evenhand.cli._run import RunCommand
 from evenhand.simulation import load_run
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 
 @pytest.fixture
 def reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> object:

@@ -12,7 +12,7 @@ import pytest
 from evenhand.cli import main
 from malformed import GOOD_ARRAYS, GOOD_CSV
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 
 def test_a_configuration_that_is_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import evenhand as eh
 from evenhand.cli import main
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 METHOD = "delta_fl_levels(theta=(0.3, 0.5, 0.8))"
 QUICK = ["--data", "digits", "--clients", "8", "--rounds", "4", "--eval-every", "4", "--lr", "0.3"]

@@ -34,8 +34,6 @@ from evenhand.local import Work
 from evenhand.rounds import weighed
 from evenhand.types import Algorithm, ClientData, Cohort, Key, Model, Params, Phase, Report, Upload
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 MODEL = eh.models.linear_regression(features=2)
 # The loss differs between the two labels, so that tilts over classes and over examples show.
 LABELS = eh.models.from_functions(

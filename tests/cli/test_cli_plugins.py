@@ -16,8 +16,6 @@ import evenhand as eh
 from evenhand.cli import main
 from evenhand.testing import Check
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 SOURCE = '''
 """A package outside of Evenhand, which uses public names only."""
 

@@ -9,7 +9,7 @@ from evenhand.cli import main
 from evenhand.cli._options import Budget, _least_noise
 from evenhand.privacy import epsilon
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "no_figures", "shared_programs")
+pytestmark = pytest.mark.usefixtures("no_figures", "shared_programs")
 
 QUICK = ["--data", "digits", "--rounds", "4", "--quiet", "--checkpoint", "0"]
 

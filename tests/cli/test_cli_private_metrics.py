@@ -12,7 +12,7 @@ import pytest
 from evenhand.cli import main
 from evenhand.simulation import load_run
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "figures_in_words")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 DIGITS = ["--rounds", "3", "--eval-every", "1", "--clients", "12", "--alpha", "0.3"]
 PRIVATE = ["--private-metrics", "--private-limit", "3", "--metrics", "auc,macro_f1"]

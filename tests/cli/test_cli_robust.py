@@ -13,7 +13,7 @@ import evenhand as eh
 from evenhand.cli import main
 from evenhand.cli._show import TOPICS
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 QUICK = ["--data", "digits", "--clients", "6", "--rounds", "3", "--eval-every", "3", "--quiet"]
 ROBUST = "fedavg(aggregator=reject(100, geometric_median(3)))"

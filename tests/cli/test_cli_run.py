@@ -13,7 +13,7 @@ import pytest
 import evenhand as eh
 from evenhand.cli import main
 
-pytestmark = pytest.mark.usefixtures("shared_programs")
+pytestmark = [pytest.mark.usefixtures("shared_programs"), pytest.mark.draws]
 
 FILES = {
     "config.json",

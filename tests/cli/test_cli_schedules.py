@@ -14,7 +14,7 @@ from evenhand.cli import _study, main
 from evenhand.cli._options import schedules
 from evenhand.errors import EvenhandError
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 DIGITS = ["--data", "digits", "--clients", "5", "--eval-every", "2", "--quiet"]
 HALVED = "steps(0.5, every=1)"

@@ -23,7 +23,7 @@ from evenhand.models.losses import focal
 from evenhand.studies import Family, Halving, Rule, load
 from evenhand.systems import Systems
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 QUICK = [
     "--data",

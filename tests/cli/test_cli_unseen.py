@@ -11,7 +11,7 @@ import evenhand as eh
 from evenhand.cli import main
 from evenhand.report import read_clients_csv
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 METHOD = "finetune(ditto(fedavg(), lam=0.5), lam=0.5)"
 QUICK = ["--data", "digits", "--clients", "8", "--rounds", "2", "--eval-every", "2", "--unseen", "0.25"]

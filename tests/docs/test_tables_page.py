@@ -13,7 +13,7 @@ from shown import absent, outputs
 
 from evenhand.cli import main
 
-pytestmark = pytest.mark.usefixtures("figures_in_words", "shared_programs")
+pytestmark = pytest.mark.usefixtures("shared_programs")
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")

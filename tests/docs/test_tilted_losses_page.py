@@ -14,8 +14,6 @@ from shown import absent, outputs
 import evenhand as eh
 from evenhand.cli import main
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 PAGE = (Path(__file__).parents[2] / "docs" / "tilted-losses.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"<!-- test -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 

@@ -76,7 +76,7 @@ def test_methods_that_send_something_else_have_no_inexactness(method):
     assert numbers["dissimilarity"] >= 1 and "inexactness" not in numbers
 
 
-@pytest.mark.usefixtures("figures_in_words", "shared_programs")
+@pytest.mark.usefixtures("shared_programs")
 def test_the_command_writes_them_into_summary_and_report(tmp_path):
     words = ["--rounds", "2", "--quiet", "--out", str(tmp_path / "a"), "--clients", "8"]
     assert main(["run", "fedavg", *words, "--diagnostics"]) == 0

@@ -38,7 +38,6 @@ def test_python_blocks_and_the_command_on_their_file_run(
     assert (tmp_path / "runs" / "people" / "report.html").exists()
 
 
-@pytest.mark.usefixtures("figures_in_words")
 def test_the_study_of_the_file_is_one_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,8 +26,6 @@ from evenhand.evaluation import (
 )
 from evenhand.report import RunView, compare, latest, may_be_starred, swing, verdict, write_report
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 T = TypeVar("T")
 BLANK = math.log(10)
 SCALES = Finding("scales", "Features are on very different scales.")

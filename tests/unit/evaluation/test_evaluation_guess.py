@@ -21,8 +21,6 @@ from evenhand.models import absolute_error, from_functions, squared_error
 from evenhand.report import may_be_starred
 from evenhand.report.formatting import value
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 Y = np.array([1.0, 2.0, 2.5, 3.0, 4.0, 8.0, 9.0, 20.0, 30.0])
 TESTED = np.array([2.0, 4.0, 10.0, 50.0, 3.0])
 QUANTILE, DELTA = 0.8, 1.5

@@ -20,6 +20,8 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import summarize
 from evenhand.report import RunView, compare, read_clients_csv, tables, write_clients_csv, write_report
 
+pytestmark = pytest.mark.draws
+
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = "<script>alert('x')</script> & \"$5$ _α 数"
 

@@ -10,6 +10,8 @@ import pytest
 import evenhand as eh
 from evenhand.report import RunView, gains, in_words, read_clients_csv, write_clients_csv
 
+pytestmark = pytest.mark.draws
+
 IDS = tuple("abcdefg")
 NAN = float("nan")
 

@@ -17,8 +17,6 @@ from evenhand.simulation import Checkpoint
 from evenhand.streams import keys_of
 from evenhand.types import Privacy
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 MODEL = eh.testing.toy_model()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
 DATA = eh.testing.toy_data()

@@ -22,8 +22,6 @@ from evenhand.simulation import Job
 from evenhand.studies import Outcome, Rule, Setting, Study, _columns, _selection, study
 from evenhand.types import Algorithm
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 MODEL = eh.testing.toy_model()
 WHOLE = eh.testing.toy_data()
 DATA = eh.data.hold_out(WHOLE, 0.4)

@@ -24,8 +24,6 @@ from evenhand.cli import main
 from evenhand.records import LOCK
 from evenhand.studies import load, study
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 DATA = eh.data.load("digits", clients=6, valid_fraction=0.2)
 MODEL = eh.models.softmax_regression(features=64, classes=10)
 HOW = "--cohort 3 --rounds 16 --eval-every 1 --seeds 2 --lr 0.01,0.1 --checkpoint 0 --quiet --out"

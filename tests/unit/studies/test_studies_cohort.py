@@ -13,8 +13,6 @@ from evenhand.report import compare
 from evenhand.studies import Study, study
 from evenhand.types import Algorithm
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 MODEL = eh.testing.toy_model()
 DATA = eh.data.hold_out(eh.testing.toy_data(), 0.4)
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)

@@ -24,8 +24,6 @@ from evenhand.studies._store import Store
 from evenhand.studies._tables import alike
 from evenhand.types import Algorithm
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 MODEL = eh.testing.toy_model()
 DATA = eh.data.hold_out(eh.testing.toy_data(), 0.4)
 HOW: dict[str, Any] = {"rounds": 2, "seeds": 2, "eval_every": 2}

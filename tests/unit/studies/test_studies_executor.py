@@ -28,8 +28,6 @@ from evenhand.studies._columns import Crew, Planned, Workers, train_column
 from evenhand.types import Algorithm
 from evenhand.watch import Watched, Watcher
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 DATA = eh.data.load("digits", clients=6, valid_fraction=0.2)
 LARGE = eh.data.load("digits", clients=12)
 MODEL = eh.models.softmax_regression(features=64, classes=10)

@@ -23,8 +23,6 @@ from evenhand.studies import Halving, Outcome, Setting, _columns, load, study
 from evenhand.studies._store import Store
 from evenhand.types import Algorithm
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 DATA = eh.data.load("digits", clients=10, valid_fraction=0.2)
 MODEL = eh.models.softmax_regression(features=64, classes=10)
 HALVED: dict[str, Any] = {"halving": Halving(2, 0.5)}

@@ -22,6 +22,8 @@ from evenhand.studies import Outcome, Rule, Setting, Study, Tried
 from evenhand.studies._report import frontier
 from evenhand.studies._tables import methods_csv, settings_csv
 
+pytestmark = pytest.mark.draws
+
 CLIENTS, SEEDS = 12, (3, 5, 8)
 
 

@@ -15,8 +15,6 @@ import pytest
 import evenhand as eh
 from evenhand.studies import Halving, Outcome, Rule, Study, _columns, load, study
 
-pytestmark = pytest.mark.usefixtures("figures_in_words")
-
 MODEL = eh.testing.toy_model()
 DATA = eh.data.hold_out(eh.testing.toy_data(), 0.4)
 GRID: dict[str, list[Any]] = {"lr": [0.001, 0.1]}
