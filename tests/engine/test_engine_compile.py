@@ -183,14 +183,20 @@ def test_default_lanes_keep_padding_rare_on_log_normal_sizes():
 
 
 def test_the_steps_of_some_cohorts_are_found_by_one_program():
-    """Each operation alone would be a program, thirty of them in every process that runs a small model."""
+    """Each operation alone would be a program, thirty of them in every process that runs a small model.
+
+    Runs of one method, such as those of a study, share it.
+    """
     method = fedprox()
     small = eh.simulate(method, DATA, rounds=0, cohort=4).info["lanes"]  # as a run that finds its lanes
     ready = setup.set_up(Job(method, DATA, rounds=1, cohort=4, execution=Execution(lanes=small)))
+    again = setup.set_up(Job(method, DATA, rounds=2, cohort=4, seed=1, execution=Execution(lanes=small)))
+    setup._steps_of.cache_clear()
     compiled = []
     with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging.getLogger("jax._src.interpreters.pxla"), "handle", compiled.append)
         steps = setup._steps(ready.program, ready.rows)
+        np.testing.assert_array_equal(steps, setup._steps(again.program, again.rows))
     with jax.disable_jit():
         np.testing.assert_array_equal(steps, setup._steps(ready.program, ready.rows))
     assert steps.shape == (16, 5) and len(np.unique(steps)) > 2

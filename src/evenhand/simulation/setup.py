@@ -338,13 +338,21 @@ def _steps(program: Program, rows: Rows) -> NDArray:
     if np.ptp(np.asarray(rows.sizes)) == 0:
         return in_order(np.ones(chosen.shape))
 
+    steps = _steps_of(ById(program))(rows, jnp.asarray(chosen.ravel()))
+    return in_order(np.asarray(steps, np.float64).reshape(chosen.shape))
+
+
+@lru_cache(maxsize=16)  # the runs of a study have one method
+def _steps_of(identity: ById) -> Callable[[Rows, Array], Array]:
+    """``(rows, ids) -> steps``, of the last phase."""
+    program = identity.program
+
     @jax.jit  # one program, where each operation would be one
     def effort(rows: Rows, ids: Array) -> Array:
         effort_of = program.algorithm.phases[-1].effort
         return efforts(effort_of, program.capacity, rows, Cohort.of(ids), 0).steps
 
-    steps = effort(rows, chosen.ravel())
-    return in_order(np.asarray(steps, np.float64).reshape(chosen.shape))
+    return effort
 
 
 def _waste(program: Program, steps: NDArray, lanes: int) -> float:
