@@ -34,6 +34,25 @@ def filled(model: Model) -> Any:
 
 
 @pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (lambda: models.softmax_regression(4, classes=3), models.softmax_regression(4, classes=2)),
+        (lambda: models.mlp(4, classes=3, hidden=(5, 2)), models.mlp(4, classes=3, hidden=(2, 5))),
+        (models.cnn_femnist, models.cnn_femnist(hidden=0)),
+        (lambda: models.lstm(vocabulary=9), models.gru(vocabulary=9)),
+        (models.resnet20, models.resnet20(groups=4)),
+    ],
+    ids=lambda model: getattr(model, "name", "made"),
+)
+def test_a_model_that_is_made_again_has_the_same_functions_and_others_have_their_own(make, other: Model):
+    """So what was compiled for the first serves the second, such as in a cell that is run again."""
+    first, again = make(), make()
+    assert first.name == again.name != other.name
+    assert first.init is again.init and first.apply is again.apply
+    assert first.init is not other.init and first.apply is not other.apply
+
+
+@pytest.mark.parametrize(
     ("model", "parameters"),
     [
         (models.softmax_regression(60, classes=10), 610),
