@@ -107,7 +107,13 @@ def test_the_commands_that_answer_which_method_are_read_as_they_stand():
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MINUTES = {
-    "finetune_text": {"rounds=10": "rounds=1", "rounds=6": "rounds=1", "eval_every=10": "eval_every=1"}
+    "finetune_text": {
+        "rounds=10": "rounds=1",
+        "rounds=6": "rounds=1",
+        "eval_every=10": "eval_every=1",
+        "3000, 0.05": "300, 0.05",
+        "40, 0.3": "10, 0.3",
+    }
 }
 """Examples that take minutes, and what makes them shorter here."""
 
