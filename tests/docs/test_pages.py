@@ -16,6 +16,8 @@ from shown import NUMBER, absent, is_near
 from evenhand.cli import main
 from evenhand.cli._main import parse
 
+pytestmark = pytest.mark.draws
+
 ROOT = Path(__file__).parents[2]
 # The page about PyTorch needs it: tests/pytorch run its blocks.
 PAGES = [

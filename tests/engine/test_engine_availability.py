@@ -32,7 +32,7 @@ _TABLE = np.array([[1, 0, 1], [1, 1, 0], [0, 0, 0], [1, 0, 1], [0, 0, 1], [1, 1,
 """Six clients in three slots: four, two and four of them are present."""
 
 # That clients are never available is what many of these tests make.
-pytestmark = pytest.mark.filterwarnings("ignore::evenhand.errors.EvenhandWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::evenhand.errors.EvenhandWarning"), pytest.mark.draws]
 
 
 def flat(params: Any) -> np.ndarray:

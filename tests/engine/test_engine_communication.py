@@ -16,6 +16,8 @@ from evenhand.simulation import Checkpoint
 from evenhand.streams import keys_of
 from evenhand.types import Attack
 
+pytestmark = pytest.mark.draws
+
 DATA, MODEL = eh.testing.toy_data(), eh.testing.toy_model()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=8)
 FEDAVG, FEDDANE = eh.algorithms.fedavg(WORK), eh.algorithms.feddane(WORK, mu=0.1)

@@ -12,6 +12,8 @@ from evenhand.cli import main
 from evenhand.cli._main import parse
 from evenhand.cli._study import StudyCommand
 
+pytestmark = pytest.mark.draws
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MARKED = re.compile(r"<!-- test -->\n```python\n(.*?)```", re.DOTALL)

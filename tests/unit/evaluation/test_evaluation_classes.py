@@ -240,7 +240,10 @@ def personal(method: Algorithm) -> Algorithm:
 
 WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
 FEDAVG = eh.algorithms.fedavg(WORK)
-pytestmark = pytest.mark.filterwarnings("ignore:2 of . (evaluated )?clients have no test examples")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:2 of . (evaluated )?clients have no test examples"),
+    pytest.mark.draws,
+]
 DATA = dataset([7, 3, 1, 30, 40, 2, 5], [9, 0, 1, 12, 33, 2, 0])
 
 
