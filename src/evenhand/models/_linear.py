@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -194,11 +193,6 @@ def named_model(
     state: State = "refuse",
 ) -> Model:
     """The model of a module; flax learns the shapes of the parameters from an example of zeros of this shape."""
-    return _named_model(name, cast("Any", module), shape, loss, np.dtype(dtype), state)
-
-
-@lru_cache(maxsize=64)  # a model that is made again, as by a cell of a notebook, has been compiled
-def _named_model(name: str, module: Any, shape: tuple[int, ...], loss: Any, dtype: Any, state: Any) -> Model:
     return from_flax(module, loss=loss, sample=np.zeros((1, *shape), dtype), state=state)._replace(name=name)
 
 
