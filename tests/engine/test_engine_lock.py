@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
-from evenhand.records import LOCK, held
+from evenhand.records import LOCK, held, uninterrupted
 from evenhand.simulation.folder import condition_of
 from nursery import Child, Nursery
 
@@ -182,3 +184,24 @@ def test_a_place_where_no_folder_can_be_made_is_not_in_use(
         held(tmp_path / "runs"),
     ):
         pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_signal_that_waited_is_raised_also_where_the_block_fails(fails: bool) -> None:
+    """A caller that goes on after the error of the block must not go on after Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    reached = list[bool]()
+
+    def work() -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            reached.append(True)
+            if fails:
+                raise OSError("damaged")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert reached

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from evenhand.errors import EvenhandError, StorageError
+from evenhand.errors import StorageError
 
 if sys.platform == "win32":
     import msvcrt
@@ -35,7 +35,7 @@ _TRIES = 1000
 _TAKEN = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 
 
-class FolderInUse(EvenhandError):
+class FolderInUse(StorageError):
     """Another process holds the folder: it may be free later."""
 
 
@@ -51,7 +51,7 @@ def held(folder: str | Path) -> Generator[None]:
 
     Raises:
       FolderInUse: another process holds the folder.
-      EvenhandError: the folder cannot be written to.
+      StorageError: the folder cannot be written to.
 
     Example:
       >>> import tempfile
@@ -92,7 +92,7 @@ def _taken(folder: Path) -> BinaryIO:
             missing = error
             continue
         except OSError as error:
-            raise EvenhandError(
+            raise StorageError(
                 f"{folder} cannot be written to ({error.strerror or error}): name another folder."
             ) from error
         missing = None
@@ -114,8 +114,8 @@ def _taken(folder: Path) -> BinaryIO:
                 return file
         file.close()  # its holder has just removed it
     if missing is not None:
-        raise EvenhandError(f"{folder} cannot be made ({missing.strerror}): name another folder.")
-    raise EvenhandError(f"{folder} is in use by one process after another: name another folder.")
+        raise StorageError(f"{folder} cannot be made ({missing.strerror}): name another folder.")
+    raise StorageError(f"{folder} is in use by one process after another: name another folder.")
 
 
 if sys.platform == "win32":
@@ -149,8 +149,9 @@ def uninterrupted() -> Generator[None]:
     finally:
         for number, handler in zip(_SIGNALS, before, strict=True):
             signal.signal(number, handler)
-    for number in held[:1]:
-        signal.raise_signal(number)
+        # Also where the block raises: a caller that goes on after its error must not miss that it was stopped.
+        for number in held[:1]:
+            signal.raise_signal(number)
 
 
 # --- files and folders replaced in one step -----------------------------------------------------------------
@@ -212,7 +213,7 @@ def replacing_folder(folder: Path) -> Generator[Path]:
 
     Raises:
       OSError: it cannot be written; ``folder`` is as it was.
-      EvenhandError: another process is writing it.
+      FolderInUse: another process is writing it.
     """
     folder = folder.absolute()
     part, old = folder.with_name(f".{folder.name}.part"), _set_aside(folder)

@@ -35,7 +35,8 @@ from evenhand.simulation.engine import one_round
 from evenhand.simulation.program import ById, Rows
 from evenhand.simulation.setup import Setup, set_up
 from evenhand.simulation.store import HostStore, NDArray, chunks
-from evenhand.types import Attack, ClientData, Key, Params, PyTree
+from evenhand.streams import root_key
+from evenhand.types import Array, Attack, ClientData, Key, Model, Params, PyTree
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
@@ -55,6 +56,10 @@ _STATE = "sha256 of the state"
 """The checksum of the arrays; one of that and of everything else is beside it."""
 _METHOD = "method (with its settings, systems and attack)"
 """The part of a run's identity that is a traced program, which another version may trace otherwise."""
+_MODEL = "model (its first parameters and its metrics)"
+"""The part of a run's identity that a round does not show."""
+_MALICIOUS = "attack (its fraction and clients)"
+"""The part of a study's identity that says who is malicious, which differs with the seed."""
 _VERSIONS = "versions"
 """What traced it; missing in checkpoints of earlier versions."""
 
@@ -90,7 +95,7 @@ class Checkpoints:
         self._place = place if isinstance(place, Checkpoint) else Checkpoint(place, seconds=0.0)
         self._folder = Path(self._place.folder).absolute()
         # Without the last rounds, which are saved beside the arrays, so that those are as they ever were.
-        self._like, self._identify = setup.like, partial(identity, setup, job)
+        self._like, self._identify, self._rounds = setup.like, partial(identity, setup, job), job.rounds
         if not 0.0 <= self._place.seconds < math.inf:
             raise EvenhandError(f"Checkpoint(seconds={self._place.seconds}): give a number of at least 0.")
         _check_writable(self._folder)
@@ -122,6 +127,11 @@ class Checkpoints:
         steps = self._place.saved()[::-1]
         if self._place.fresh or not steps:
             return None
+        if steps[0] > self._rounds:
+            raise StorageError(
+                f"The checkpoint in {self._folder} has {steps[0]} rounds done, more than rounds={self._rounds}: ask "
+                f"for at least as many, or give another folder."
+            )
         identity, reasons = self._identity, list[str]()
         for step in steps:
             try:
@@ -164,7 +174,7 @@ class Checkpoints:
         saved = _NO_START | about["identity"]
         for name, value in (_NO_START | dict(identity)).items():
             if name in saved and saved[name] != value:  # what earlier versions did not save is not compared
-                hint = _traced_by(about.get(_VERSIONS)) if name == _METHOD else ""
+                hint = _traced_by(about.get(_VERSIONS)) if name in (_METHOD, _MODEL) else ""
                 raise EvenhandError(
                     f"The checkpoint in {self._folder} is of another run (its {name} is {saved[name]}, not {value}): "
                     f"give another folder, or delete that one.{hint}"
@@ -314,7 +324,7 @@ def _check_writable(folder: Path) -> None:
     """Refuses at once what would fail at the first save, perhaps hours later."""
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        raise EvenhandError(
+        raise StorageError(
             f"No checkpoint can be kept in {folder}: {nearest} is not a folder that can be written to."
         )
 
@@ -451,6 +461,8 @@ def identify(job: Job) -> dict[str, Any]:
     # Which clients are malicious depends on the seed: attacks are distinguished by what they do at seed 0.
     same = identity(setup, job._replace(seed=0))
     del same["seed"]
+    if job.attack is not None:
+        same[_MALICIOUS] = [job.attack.fraction, job.attack.clients and list(job.attack.clients)]
     if metrics := resolved(job.metrics):  # no part of what is trained, but of what is kept of it
         same["metrics"] = [metric.name for metric in metrics]
     return same | {"rounds": job.rounds, "eval_every": job.eval_every}
@@ -472,6 +484,7 @@ def identity(setup: Setup, job: Job) -> dict[str, Any]:
         "data (every row, and the clients' names)": data.fingerprint,
         "attack": _attack(job.attack, data, job.seed),
         _METHOD: _fingerprint(setup),
+        _MODEL: _of_models(ById(setup.program), *(_form(rows[:1]) for rows in (data.train.x, data.train.y))),
     }
     if job.start is not None:
         same["start"] = _checksum(_numbered(job.start, np.asarray))[:16]
@@ -511,12 +524,37 @@ def _of_computation(identity: ById, structure: Any, form: tuple[jax.ShapeDtypeSt
 
         traced.append(jax.make_jaxpr(adapted)(state, rows, keys.shared))
     for jaxpr in traced:
-        # Not str(), which has colours where the standard output is a terminal or a notebook.
-        text = jaxpr.pretty_print(use_color=False, width=80)
-        digest.update(re.sub(r"0x[0-9a-f]+", "", text).encode())
-        for constant in inner_constants(jaxpr):
-            digest.update(constant)
+        _add(digest, jaxpr)
     return digest.hexdigest()[:16]
+
+
+def _form(rows: NDArray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(rows.shape, jax.dtypes.canonicalize_dtype(rows.dtype))
+
+
+@lru_cache(maxsize=512)
+def _of_models(identity: ById, x: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> str:
+    """Of what a round does not show of the models: how they begin, and what is measured of them."""
+    algorithm, digest = identity.program.algorithm, hashlib.sha256()
+    for model in (algorithm.model, *(level.model for level in algorithm.levels)):
+
+        def shown(key: Key, x: Array, y: Array, model: Model = model) -> tuple[Params, dict[str, Array]]:
+            params = model.init(key)
+            outputs = model.apply(params, x)
+            return params, {name: metric(outputs, y) for name, metric in model.metrics.items()}
+
+        _add(digest, jax.make_jaxpr(shown)(root_key(0), x, y))
+        digest.update(repr(sorted(model.metrics)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _add(digest: Any, jaxpr: Any) -> None:
+    """A traced program with every constant in it, but without addresses in memory."""
+    # Not str(), which has colours where the standard output is a terminal or a notebook.
+    text = jaxpr.pretty_print(use_color=False, width=80)
+    digest.update(re.sub(r"0x[0-9a-f]+", "", text).encode())
+    for constant in inner_constants(jaxpr):
+        digest.update(constant)
 
 
 def _attack(attack: Attack | None, data: FederatedDataset, seed: int) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from evenhand._platform import check_process, without_collections
 from evenhand.data import FederatedDataset
 from evenhand.devices import everywhere, here
-from evenhand.errors import EvenhandError, EvenhandWarning
+from evenhand.errors import EvenhandWarning
 from evenhand.evaluation import Metrics, check_metrics, of_global
 from evenhand.live import line
 from evenhand.report import latest, may_win
@@ -380,11 +380,6 @@ class Session:
         if snapshot is None:
             return state, 0, True
         done, last = snapshot.done, snapshot.last_round
-        if done > self.job.rounds:
-            raise EvenhandError(
-                f"The checkpoint has {done} rounds done, more than rounds={self.job.rounds}: "
-                f"ask for at least as many, or give another folder."
-            )
         # Not in the checkpoint: the state before the first round has been made again, and is measured.
         self.initial_loss = self.evaluation.initial_loss(state)
         self.history, self.per_round, self.seconds = snapshot.history, snapshot.per_round, snapshot.seconds

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from evenhand.errors import EvenhandError
 from evenhand.live import line
 from evenhand.report import RunView, direction, statistics
 from evenhand.report.formatting import value
@@ -126,9 +127,12 @@ class _Runs:
         *before, phase = phases
         runs = sorted(i for batch in phase.batches for i in batch)
         saved = {i: self._saved(i, phase.rung) for i in runs}
-        # A run that was stopped may continue now.
-        outcomes = {i: run for i, run in saved.items() if run is not None and run.status != "stopped"}
+        outcomes = {
+            i: run for i, run in saved.items() if run is not None and not self._may_continue(i, run, phase)
+        }
         missing = [i for i in runs if i not in outcomes]
+        if phase.rung is not None:
+            self._check_rung(missing, phase.rung)
         for i in outcomes if phase.rung is None else ():
             self.shown.ended(i, outcomes[i])
         if self.store is not None:
@@ -149,13 +153,37 @@ class _Runs:
         if kind not in self.identities:
             try:
                 self.identities[kind] = UNASKED | identify(job if rung is None else job._replace(rounds=rung))
-            except Exception:  # it fails again, and is reported, when the run begins
-                self.identities[kind] = {}
+            except Exception:
+                # It fails again, and is reported, when the run begins: no earlier result is its own.
+                fault = {"method (with its settings, systems and attack)": "one that cannot be set up"}
+                self.identities[kind] = fault
         return self.identities[kind] | ({"measured": True} if self.measured.asks else {})
 
     def _saved(self, i: int, rung: int | None) -> Outcome | None:
         setting, seed, *_ = self.planned[i]
         return self.store and self.store.load(setting, seed, self.identity(i, rung), rung)
+
+    def _may_continue(self, i: int, outcome: Outcome, phase: _Phase) -> bool:
+        """Whether a run ended at a rung: it was stopped there, or had diverged, from which it may recover."""
+        rounds = self.planned[i].job.rounds if phase.rung is None else phase.rung
+        return outcome.status == "stopped" or (
+            outcome.view is not None and outcome.view.info["rounds"] < rounds
+        )
+
+    def _check_rung(self, missing: Sequence[int], rung: int) -> None:
+        """Refuses to choose at a rung that runs have passed, whose results or states would be lost."""
+        assert (
+            self.store is not None
+        )  # a study without a folder keeps its states for halving in a temporary one
+        for i in missing:
+            setting, seed, *_ = self.planned[i]
+            whole = self._saved(i, None)
+            if (whole is not None and whole.status == "done") or self._reached(i) > rung:
+                raise EvenhandError(
+                    f"study(halving=...): {setting}, seed {seed}, has more than {rung} rounds done in "
+                    f"{self.store.folder}, without a choice after these: start the study again without halving, which "
+                    f"repeats no finished run, or give another folder."
+                )
 
     def _reached(self, i: int) -> int:
         """Rounds done in the latest state of a run."""

@@ -27,6 +27,8 @@ _UNSEALED = {
 """What the files of earlier versions have in them, at most."""
 _LATER = {"attack", "data (every row, and the clients' names)"}
 """What earlier versions did not save of a run's identity."""
+_NEWER = {"model (its first parameters and its metrics)", "attack (its fraction and clients)"}
+"""What version 0.2 did not save of it."""
 UNASKED = {"untrained": "global", "start": "the model's own"}
 """What runs do unasked, of their identity: results of earlier versions do not say so."""
 _REPEATED = "delete it, and the run is repeated"
@@ -76,7 +78,7 @@ class Store:
             return (saved, content.get(SHA256)), _outcome(setting, seed, content)
 
         ((saved, checksum), outcome), is_old = self._read(path, _UNSEALED[_RESULT], _REPEATED, parts)
-        later = _LATER - set(saved) if is_old else set[str]()
+        later = (_NEWER | _LATER if is_old else _NEWER) - set(saved)
         for name, value in {"setting": str(setting), "seed": seed, **identity}.items():
             if name not in later and saved.get(name) != value:
                 raise EvenhandError(
@@ -250,7 +252,8 @@ class Store:
 
     def _place(self, setting: Setting, seed: int) -> Path:
         text = str(setting)
-        slug = re.sub(r"[^\w.=-]+", "-", text).strip("-")[:80]
+        slug = re.sub(r"[^\w.=-]+", "-", text).strip("-")
+        slug = slug.encode()[:80].decode(errors="ignore")  # a file system counts bytes
         return self.folder / "runs" / f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}-seed-{seed}"
 
 

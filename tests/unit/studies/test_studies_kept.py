@@ -11,14 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import evenhand as eh
 from evenhand.errors import StorageError
-from evenhand.records import resealed
+from evenhand.records import FolderInUse, resealed
 from evenhand.report import RunView
+from evenhand.rounds import malicious_clients
 from evenhand.simulation import Job, identify
+from evenhand.simulation._checkpoint import Checkpoints
 from evenhand.studies import Halving, Outcome, Setting, _columns, load, study
 from evenhand.studies._store import Store
 from evenhand.types import Algorithm
@@ -526,3 +530,157 @@ def test_a_damaged_state_is_no_result_of_its_run(
     assert not results(tmp_path)
     shutil.rmtree(place)
     assert made(tmp_path) == results(whole)
+
+
+# --- another study in the same folder ---------------------------------------------------------------------------------
+
+
+def states(folder: Path) -> set[str]:
+    return {
+        str(path.relative_to(folder)) for path in folder.glob("runs/*/checkpoint/*") if path.name.isdigit()
+    }
+
+
+def two(folder: Path, method: Any = fedavg, **how: Any) -> eh.studies.Study:
+    """A study of two step sizes, four rounds each."""
+    settings: dict[str, Any] = {
+        "rounds": 4,
+        "seeds": 1,
+        "eval_every": 2,
+        "cohort": 5,
+        "grid": {"lr": [0.01, 0.05]},
+    }
+    return study({"f": method}, DATA, folder=folder, checkpoint=0, **{**settings, **how})
+
+
+def test_states_beyond_the_rounds_that_are_asked_for_are_refused_and_kept(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer rounds, and with a choice after fewer: a run's state is not lost, and nothing counts as failed."""
+    stopped_at(16, monkeypatch, tmp_path)
+    before = states(tmp_path)
+    assert before
+    grid: dict[str, Any] = {"grid": {"lr": [0.01, 0.05, 0.1]}, "seeds": 2}
+    with pytest.raises(StorageError, match=r"rounds done, more than rounds=2: ask for at least as many"):
+        two(tmp_path, rounds=2, **grid)
+    with pytest.raises(eh.EvenhandError, match=r"has more than 2 rounds done .*start .* without halving"):
+        made(tmp_path, **HALVED)
+    assert states(tmp_path) == before and not results(tmp_path)
+    assert made(tmp_path) == results(whole)
+
+
+def test_a_run_that_another_process_trains_has_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock does not keep out its own process, so another one is pretended."""
+
+    def in_use(checkpoints: Checkpoints) -> None:
+        raise FolderInUse("runs/x/checkpoint is in use by process 1")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "held", in_use)
+        with pytest.raises(StorageError, match="is in use by process 1"):
+            two(tmp_path)
+    assert not results(tmp_path)
+    assert {run.status for run in two(tmp_path).outcomes} == {"done"}
+
+
+def test_halving_leaves_finished_runs_alone(tmp_path: Path) -> None:
+    two(tmp_path)
+    before = results(tmp_path)
+    with pytest.raises(
+        eh.EvenhandError, match="start the study again without halving, which repeats no finished run"
+    ):
+        two(tmp_path, **HALVED)
+    assert results(tmp_path) == before
+
+
+def test_a_run_that_had_diverged_at_a_choice_may_recover_without_one(tmp_path: Path) -> None:
+    """Steps that are too large for two rounds, and a hundred times smaller afterwards."""
+
+    @cache
+    def falling(lr: float) -> Algorithm:
+        schedule = eh.local.steps(1e-4, every=2)
+        return eh.algorithms.fedavg(eh.local.sgd(MODEL, lr, epochs=1, batch_size=10, schedule=schedule))
+
+    how: dict[str, Any] = {"grid": {"lr": [0.1, 4000.0]}, "rounds": 8}
+    status = {
+        run.setting.numbers["lr"]: run.status for run in two(tmp_path, falling, **how, **HALVED).outcomes
+    }
+    assert status == {0.1: "done", 4000.0: "diverged"}
+    again, fresh = two(tmp_path, falling, **how), two(tmp_path / "fresh", falling, **how)
+    for one, other in zip(again.outcomes, fresh.outcomes, strict=True):
+        assert one.view is not None and other.view is not None
+        assert one.status == other.status and one.view.info["rounds"] == 8
+        np.testing.assert_allclose(
+            one.view.history["train_loss"], other.view.history["train_loss"], rtol=1e-4
+        )
+
+
+def initialised(scale: float) -> eh.Model:
+    return MODEL._replace(init=lambda key: jax.tree.map(lambda leaf: leaf + scale, MODEL.init(key)))
+
+
+CHANGED = {
+    "first parameters": lambda lr: eh.algorithms.fedavg(
+        eh.local.sgd(initialised(1.0), lr, epochs=1, batch_size=10)
+    ),
+    "metric": lambda lr: eh.algorithms.fedavg(
+        eh.local.sgd(
+            MODEL._replace(metrics={"accuracy": lambda outputs, y: jnp.argmin(outputs, -1) == y}),
+            lr,
+            epochs=1,
+            batch_size=10,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(CHANGED))
+def test_a_result_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
+    """Of one that begins elsewhere, or is measured otherwise: a round of both is the same program."""
+    two(tmp_path)
+    with pytest.raises(eh.EvenhandError, match=r"another run \(its model \(its first parameters and"):
+        two(tmp_path, CHANGED[name])
+
+
+def test_results_that_do_not_say_which_model_they_are_of_are_taken(tmp_path: Path) -> None:
+    """As version 0.2 wrote them."""
+    two(tmp_path)
+    for path in tmp_path.glob("runs/*/result.json"):
+        value = json.loads(path.read_text())
+        del value["identity"]["model (its first parameters and its metrics)"], value["sha256"]
+        path.write_text(json.dumps(resealed(value)) + "\n")
+    before = results(tmp_path)
+    two(tmp_path)
+    assert results(tmp_path) == before
+
+
+def test_no_earlier_result_is_that_of_a_method_that_cannot_be_set_up(tmp_path: Path) -> None:
+    def fails(outputs: Any, y: Any) -> Any:
+        raise ValueError("broken")
+
+    def broken(lr: float) -> Algorithm:
+        return eh.algorithms.fedavg(eh.local.sgd(MODEL._replace(losses=fails), lr, epochs=1, batch_size=10))
+
+    two(tmp_path / "a")
+    with pytest.raises(eh.EvenhandError, match="not one that cannot be set up"):
+        two(tmp_path / "a", broken)
+    assert {run.status for run in two(tmp_path / "b", broken).outcomes} == {"failed"}
+
+
+def test_an_attack_by_other_clients_is_another_study(tmp_path: Path) -> None:
+    """By those whom a fraction draws at seed 0: at other seeds it draws others."""
+    flip = eh.attacks.sign_flip(fraction=0.3)
+    drawn = tuple(np.flatnonzero(malicious_clients(flip, DATA.client_ids, 0)).tolist())
+    two(tmp_path, attack=flip)
+    with pytest.raises(eh.EvenhandError, match=r"its attack \(its fraction and clients\) is \[0.3, None\]"):
+        two(tmp_path, attack=flip._replace(fraction=0.0, clients=drawn))
+
+
+def test_a_long_name_is_cut_where_a_file_system_would_refuse_it(tmp_path: Path) -> None:
+    """A file system counts bytes, of which these characters have three each."""
+    name = "联邦平均算法" * 14
+    place = Store(tmp_path).checkpoint(Setting(name, {}), 0)
+    place.mkdir(parents=True)
+    assert len(place.parent.name.encode()) < 120 and place.parent.name.startswith("联邦")
