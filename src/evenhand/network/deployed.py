@@ -39,9 +39,11 @@ from evenhand.network.terms import Terms
 from evenhand.rounds import RoundState
 from evenhand.simulation import Run
 from evenhand.simulation.evaluating import columns_of
+from evenhand.simulation.folder import SUMMARY
 from evenhand.simulation.saving import save
 from evenhand.simulation.store import Kept
 from evenhand.streams import Keys, Purpose, keys_of, stream
+from evenhand.text import quoted
 from evenhand.types import Algorithm
 from evenhand.wire import Packet, PacketError, Protection, decode, encode
 from evenhand.wire.messages import whole
@@ -174,10 +176,14 @@ def serve_run(
         status.update({"activity": "training", "round": server.progress.done})
         server.on_round = lambda done: status.update({"round": done, "seconds": server.seconds["train"]})
         if server.is_resumed and server.progress.history and server.progress.done == file.rounds:
-            yield run_from(server, server.progress, data, server.progress.state, remote=True)
+            run = run_from(server, server.progress, data, server.progress.state, remote=True)
+            # The process before this one may have died, or found no room.
+            if _written(folder / "run") != file.rounds:
+                _write(folder / "run", run, file, server, log)
+            yield run
         for record in server.run():
             run = run_from(server, record, data, record.state, remote=True)
-            _write(folder / "run", run, file, server)
+            _write(folder / "run", run, file, server, log)
             yield run
         status.update({"activity": "done", "round": file.rounds})
 
@@ -407,11 +413,27 @@ def _shadow(form: Form, label: tuple[int, ...], met: Mapping[int, Met], run: str
     )
 
 
-def _write(folder: Path, run: Run, file: ServerFile, server: Server) -> None:
+def _write(folder: Path, run: Run, file: ServerFile, server: Server, log: Log) -> None:
     """Writes the run folder anew; models of single clients are on their machines."""
     more = {"private_metrics": server.private} if server.private else {}
     about = {"deployed": True, "method": file.text, **more}
-    save(run, folder, overwrite=True, unseen=None, personal=False, about=about)
+    try:
+        save(run, folder, overwrite=True, unseen=None, personal=False, about=about)
+    except (OSError, EvenhandError) as error:  # the state is in DIR/server: no reason to end the training
+        sentence = f"The results after round {run.info['rounds']} could not be written: {error}"
+        log(
+            "disk",
+            f"{sentence} They are written at the next evaluation, or when the server starts again.",
+            {},
+        )
+
+
+def _written(folder: Path) -> int | None:
+    """After how many rounds the run folder was written; None: it is missing or damaged."""
+    try:
+        return records.read_json(folder / SUMMARY)["rounds"]
+    except (OSError, EvenhandError, KeyError):
+        return None
 
 
 # --- who is there -----------------------------------------------------------------------------------------------------
@@ -506,7 +528,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     files.read_server(folder)
     if not path.is_file():
         raise EvenhandError(
-            f"{folder}: its server has not run yet: start it with `evenhand deploy server {folder}`."
+            f"{folder}: its server has not run yet: start it with `evenhand deploy server {quoted(folder)}`."
         )
     return records.read_json(path)
 

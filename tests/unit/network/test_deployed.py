@@ -591,6 +591,29 @@ def test_a_factory_of_a_module_is_a_method(tmp_path, monkeypatch):
     assert gap(eh.load_run(folder / "run").params, simulated(tmp_path, "fedprox(mu=0.5)").params) < 1e-6
 
 
+def test_results_that_could_not_be_written_are_when_the_server_starts_again(tmp_path, capsys):
+    """Because of a file that is not the run's, and because the server died; the training goes on meanwhile."""
+    folder = federation(tmp_path / "fed")
+    (folder / "run").mkdir()
+    foreign = folder / "run" / "predictions.csv"
+    foreign.write_text("not of the run")
+    nodes = nodes_of(folder)
+    assert trained(folder, nodes).info["rounds"] == 3
+    said = [event["sentence"] for event in events(folder) if event["event"] == "disk"]
+    assert (
+        said[-1].startswith("The results after round 3 could not be written: ") and "move it away" in said[-1]
+    )
+    foreign.unlink()
+    assert trained(folder, nodes).info["rounds"] == 3
+    assert eh.load_run(folder / "run").history["round"].tolist() == [0, 2, 3]
+    (folder / "run" / "summary.json").unlink()
+    trained(folder, nodes)
+    before = (folder / "run" / "summary.json").stat()
+    assert eh.load_run(folder / "run").info["rounds"] == 3
+    trained(folder, nodes)  # nothing is written anew that is there
+    assert (folder / "run" / "summary.json").stat().st_ino == before.st_ino
+
+
 def test_an_absence_that_repeats_is_logged_once_in_a_while(tmp_path, monkeypatch):
     """An exchange is repeated every second until a client is back; other events are never left out."""
     shown, now = [], [100.0]
