@@ -142,7 +142,8 @@ def fit(
       seed: decides the initial parameters, if none are given, the rows for validation and the batches; None: 0, or that
         of ``after``.
       params: where to start; None: the model's own initial ones.
-      after: an earlier fit to continue, with the batches that would have come next.
+      after: an earlier fit to continue, with the batches that would have come next, by the same solver or optimiser;
+        its parameters are kept as long as none have a lower validation risk.
       progress: show a live bar.
 
     Raises:
@@ -186,13 +187,15 @@ def fit(
         initial = solver.model.init(stream(root, Purpose.INIT)) if params is None else params
         state, first = solver.init(initial, rows.train.x, rows.train.y), 0
     else:
-        state, first = after.state, after.steps
+        state, first = _continued(solver, after, params, rows.train), after.steps
     advance = partial(_steps(solver.step), x=rows.train.x, y=rows.train.y, root=root)
     if isinstance(model, Solver) and eval_every is None and rows.valid is None and groups is None:
         state = advance(state, first=jnp.int32(first), count=jnp.int32(steps))
         return Fit(solver.params(state), state, first + steps, seed, solver.model)
     every = max(1, steps // _EVALUATIONS) if eval_every is None else whole_number("eval_every", eval_every, 1)
     course = _Course(solver, objective, rows, patience)
+    if after is not None:
+        course.continue_from(after.params)
     with line("step", steps, show=progress) as bar:
         done = 0
         is_going = course.measure(first, state)
@@ -203,6 +206,24 @@ def fit(
             is_going = course.measure(first + done, state)
             bar.update(done, latest=course.latest)
     return course.result(state, first + done, seed)
+
+
+def _continued(solver: Solver, after: Fit, params: Params | None, rows: _Rows) -> PyTree:
+    """The state from which a fit continues, if it is one of this solver."""
+    if params is not None:
+        raise EvenhandError(
+            "fit(params=..., after=...): a fit continues from where it ended: leave params out."
+        )
+    begun = jax.eval_shape(lambda params: solver.init(params, rows.x, rows.y), after.params)
+    shapes = [
+        jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), tree)
+        for tree in (begun, after.state)
+    ]
+    if shapes[0] != shapes[1]:
+        raise EvenhandError(
+            "fit(after=...): it is the fit of another model, solver or optimiser: continue it with the same ones."
+        )
+    return after.state
 
 
 def _numbers(name: str, values: npt.ArrayLike) -> Array:
@@ -218,17 +239,20 @@ def _numbers(name: str, values: npt.ArrayLike) -> Array:
 
 
 class _Rows(NamedTuple):
-    """Examples in the order of their groups; ``offsets`` says where each group begins."""
+    """Examples, and the group of each."""
 
     x: Array
     y: Array
-    offsets: NDArray
+    members: NDArray
 
-    @property
-    def members(self) -> NDArray:
-        """The group of each example."""
-        sizes = np.diff(self.offsets)
-        return np.repeat(np.arange(len(sizes)), sizes)
+    def by_group(self, groups: int) -> evaluation.Prepared:
+        """The same examples in the order of their groups, which are measured one by one."""
+        ends = np.concatenate([[0], np.cumsum(np.bincount(self.members, minlength=groups))])
+        x, y = self.x, self.y
+        if (np.diff(self.members) < 0).any():
+            order = np.argsort(self.members, kind="stable")
+            x, y = x[order], y[order]
+        return evaluation.Prepared(x, y, ends, None, None)
 
 
 class _Divided(NamedTuple):
@@ -255,10 +279,11 @@ def _divided(x: Array, y: Array, groups: npt.ArrayLike | None, fraction: float, 
         )
     names, codes = np.unique(member, return_inverse=True)
     sizes = np.bincount(codes)
-    # Within a group at random where some rows are held out, else as they were given.
-    draws = (
-        np.random.default_rng((seed, int(Purpose.EVALUATION))).random(rows) if fraction else np.arange(rows)
-    )
+    named = ("all",) if groups is None else tuple(map(str, names))
+    if not fraction:
+        # A risk or a solver may have groups of its own, by the places of the examples: these stay where they are.
+        return _Divided(_Rows(x, y, codes), None, named)
+    draws = np.random.default_rng((seed, int(Purpose.EVALUATION))).random(rows)
     order = np.lexsort((draws, codes))
     rank = np.arange(rows) - (np.cumsum(sizes) - sizes)[codes[order]]
     held = np.minimum(np.floor(fraction * sizes + 1e-9), sizes - 1)
@@ -266,17 +291,13 @@ def _divided(x: Array, y: Array, groups: npt.ArrayLike | None, fraction: float, 
 
     def part(chosen: NDArray) -> _Rows:
         index = order[chosen]
-        ends = np.cumsum(np.bincount(codes[index], minlength=len(sizes)))
-        is_whole = len(index) == rows and (index == np.arange(rows)).all()
-        taken = (x, y) if is_whole else (x[index], y[index])
-        return _Rows(*taken, np.concatenate([[0], ends]))
+        return _Rows(x[index], y[index], codes[index])
 
-    if fraction and not is_valid.any():
+    if not is_valid.any():
         raise EvenhandError(
             f"fit(valid_fraction={fraction}): that is less than one example of each group: give a larger share."
         )
-    named = ("all",) if groups is None else tuple(map(str, names))
-    return _Divided(part(~is_valid), part(is_valid) if is_valid.any() else None, named)
+    return _Divided(part(~is_valid), part(is_valid), named)
 
 
 def _default_steps(model: object, risk: object, optimiser: object) -> int:
@@ -351,24 +372,30 @@ class _Course:
 
     def __init__(self, solver: Solver, objective: Objective, rows: _Divided, patience: int | None) -> None:
         self._solver, self._patience, self._groups = solver, patience, rows.groups
-        parts = {"train": rows.train} | ({} if rows.valid is None else {"valid": rows.valid})
-        self._prepared = {
-            name: evaluation.Prepared(part.x, part.y, part.offsets, None, None)
-            for name, part in parts.items()
-        }
-        self._risks = {name: objective(part) for name, part in parts.items()}
+        self._parts = {"train": rows.train} | ({} if rows.valid is None else {"valid": rows.valid})
+        self._prepared = {name: part.by_group(len(rows.groups)) for name, part in self._parts.items()}
+        self._risks = {name: objective(part) for name, part in self._parts.items()}
         self._history: list[dict[str, float]] = []
         self._before: Params | None = None
         self._best: tuple[float, Params] | None = None
         self._waited = 0
+
+    def continue_from(self, before: Params) -> None:
+        """Begins with the best parameters of the fit that goes on, measured on the rows of this one."""
+        if "valid" in self._parts:
+            self._best = self._risk("valid", before), before
+
+    def _risk(self, name: str, params: Params) -> float:
+        model, part = self._solver.model, self._parts[name]
+        value = _value_of(model.apply, model.losses, self._risks[name].value)
+        return float(value(params, jnp.asarray(part.x), jnp.asarray(part.y)))
 
     def measure(self, step: int, state: PyTree) -> bool:
         """Measures a state, and returns whether training continues."""
         params, model = self._solver.params(state), self._solver.model
         row = {"step": float(step)}
         for name, part in self._prepared.items():
-            value = _value_of(model.apply, model.losses, self._risks[name].value)
-            row[f"{name}_risk"] = float(value(params, jnp.asarray(part.x), jnp.asarray(part.y)))
+            row[f"{name}_risk"] = self._risk(name, params)
             by_group, sizes = evaluation.per_client(model, params, part), part.sizes
             has = sizes > 0
             row |= {

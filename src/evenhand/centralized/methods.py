@@ -161,6 +161,8 @@ def _solver(
     elif risk is not _MEAN or inner is not None:
         raise EvenhandError("fit() got a weighting and a risk: both weigh examples, so give one of them.")
     rate = _RATE if learning_rate is None else learning_rate
+    if not 0.0 < rate < float("inf"):
+        raise EvenhandError(f"fit(learning_rate={rate}): give a finite number above 0.")
     return weighted(model, weighting, batch_size=batch_size, optimiser=optax.adam(rate), steps=length)
 
 
@@ -173,7 +175,8 @@ def _over_classes(model: Model, outer: Risk, inner: Risk) -> RiskOf:
             raise EvenhandError(
                 "fit(inner=...) is for a risk over classes, but the labels are real numbers: leave it out."
             )
-        shape = jax.eval_shape(model.apply, params, x).shape
+        # Of a support vector machine, the outputs are its scores and its parameters.
+        shape = jax.tree.leaves(jax.eval_shape(model.apply, params, x))[0].shape
         is_binary = len(shape) < 2 or shape[-1] == 1  # one score, for labels 0 and 1, or -1 and 1
         classes = 2 if is_binary else shape[-1]
         return hierarchical(outer, inner, (labels > 0).astype(jnp.int32) if is_binary else labels, classes)

@@ -267,3 +267,74 @@ def test_a_pooled_method_takes_no_attack_and_resumes(tmp_path: Path) -> None:
         eh.algorithms.side_by_side({"a": pooled})
     with pytest.raises(eh.EvenhandError, match="both weigh examples"):
         method(MODEL, risk=eh.risks.tilted(1.0), weighting=eh.centralized.self_paced())
+
+
+@pytest.mark.parametrize("kind", ["risk", "solver"])
+def test_groups_to_measure_move_no_example_away_from_the_groups_to_train_by(kind: str) -> None:
+    """A risk, or a solver, that has groups of its own: every fourth of forty labels is 1, and the others are 0.
+
+    The worse of two groups' means of ``(c - y)^2`` is least at 0.5, where both are equal; the mean of all at 0.25.
+    """
+    member = (np.arange(40) % 4 == 0).astype(np.int32)
+    model, x, y = (
+        eh.models.linear_regression(features=1),
+        np.ones((40, 1), np.float32),
+        member.astype(np.float32),
+    )
+    risk = eh.risks.hierarchical(eh.risks.tilted(50.0), eh.risks.mean(), jnp.asarray(member), 2)
+    solver = eh.centralized.batch(model, risk, optimiser=optax.sgd(0.05))
+    if kind == "solver":
+        how: dict[str, Any] = {
+            "t": 20.0,
+            "tau": 0.0,
+            "rate": 0.5,
+            "batch_size": 4,
+            "optimiser": optax.sgd(0.02),
+        }
+        solver = eh.centralized.grouped(model, groups=member, **how)
+    fits = [fit(solver, x, y, steps=3000, eval_every=3000, groups=groups) for groups in (None, member)]
+    constants = [float(fitted.predict(x[:1])[0, 0]) for fitted in fits]
+    assert constants[0] == constants[1] and constants[0] > 0.4
+    # Each group is measured on its own examples: the losses are (c - 0)^2 and (c - 1)^2.
+    loss, c = fits[1].by_group["train"]["loss"], constants[1]
+    np.testing.assert_allclose(loss / loss[0], [1.0, (c - 1) ** 2 / c**2], rtol=1e-4)
+
+
+def test_a_fit_in_two_parts_keeps_the_best_model_of_both() -> None:
+    how: dict[str, Any] = {"optimiser": optax.sgd(0.3), "valid_fraction": 0.3, "eval_every": 1, "seed": 1}
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(60, 5)).astype(np.float32), rng.normal(size=60).astype(np.float32)
+    model = eh.models.linear_regression(features=5)
+    whole, first = fit(model, x, y, steps=80, **how), fit(model, x, y, steps=40, **how)
+    rest = fit(model, x, y, steps=40, after=first, **how)
+    assert (
+        first.history["valid_risk"].min() < rest.history["valid_risk"].min()
+    )  # the best is in the first part
+    np.testing.assert_array_equal(flat(rest.params), flat(whole.params))
+
+
+def test_a_fit_continues_by_the_same_solver_from_where_it_ended() -> None:
+    begun = fit(MODEL, X, Y, steps=2, optimiser=optax.adam(0.1))
+    with pytest.raises(eh.EvenhandError, match=r"fit\(params=\.\.\., after=\.\.\.\): .* leave params out"):
+        fit(MODEL, X, Y, steps=2, optimiser=optax.adam(0.1), after=begun, params=begun.params)
+    for other in (optax.sgd(0.1), None):
+        with pytest.raises(eh.EvenhandError, match="the fit of another model, solver or optimiser"):
+            fit(MODEL, X, Y, steps=2, optimiser=other, after=begun)
+    assert fit(MODEL, X, Y, steps=2, optimiser=optax.adam(0.1), after=begun).steps == 4
+
+
+def test_a_risk_over_classes_takes_the_scores_of_a_support_vector_machine() -> None:
+    labels = (Y > 0).astype(np.int32)
+    data = eh.data.from_arrays(X, labels, np.arange(60) % 3)
+    of_classes = method(
+        eh.models.svm(features=2), risk=eh.risks.tilted(5.0), inner=eh.risks.mean(), learning_rate=0.1
+    )
+    run = eh.simulate(of_classes, data, rounds=20)
+    assert run.history["train_loss"][-1] < run.history["train_loss"][0]
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, np.nan, np.inf])
+def test_a_learning_rate_is_a_finite_number_above_0(rate: float) -> None:
+    data = eh.data.from_arrays(X, LABELS, np.arange(60) % 3)
+    with pytest.raises(eh.EvenhandError, match=r"fit\(learning_rate=.*\): give a finite number above 0"):
+        eh.simulate(method(SOFTMAX, learning_rate=rate), data, rounds=1)
