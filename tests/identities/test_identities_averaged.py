@@ -77,3 +77,15 @@ def test_a_bad_growth_and_a_method_that_observes_its_loss_are_refused() -> None:
     adaptive = eh.algorithms.fedprox_adaptive(STEP, mu0=0.1)
     with pytest.raises(eh.EvenhandError, match="loss of its global model"):
         eh.algorithms.averaged(adaptive)
+
+
+def test_a_round_without_uploads_does_not_count_where_the_method_counts_rounds() -> None:
+    """q-FedAvg whose work has a schedule: its server steps in every round, since the schedule goes on."""
+    work = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=8, schedule=eh.local.steps(0.9, every=1))
+    method = eh.algorithms.averaged(eh.algorithms.qfedavg(work, q=1.0), initial=False)
+    how: dict[str, Any] = {"rounds": 8, "cohort": 2, "systems": eh.systems.dropouts(0.7), "eval_every": 1}
+    run = eh.simulate(method, DATA, **how)
+    loss, empty = run.history["train_loss"], run.per_round["reported"] == 0
+    assert 0 < empty.sum() < len(empty)
+    np.testing.assert_array_equal(loss[1:][empty], loss[:-1][empty])
+    assert (loss[1:][~empty] != loss[:-1][~empty]).all()

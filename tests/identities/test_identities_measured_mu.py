@@ -111,3 +111,15 @@ def test_it_needs_plain_steps_and_other_words_are_refused():
 def test_it_obeys_the_contract():
     work = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4)
     eh.testing.check_algorithm(eh.algorithms.fedprox(work, mu="theory"), rounds=2)
+
+
+def test_mu_is_at_most_one_over_the_step_of_the_round():
+    """A schedule of 10 gives what ten times the step size gives; clients are so unlike that mu is the largest."""
+    works = (
+        eh.local.sgd(MODEL, 0.02, steps=15, schedule=lambda round: 10.0),
+        eh.local.sgd(MODEL, 0.2, steps=15),
+    )
+    runs = [run(eh.algorithms.fedprox_measured(work), c=np.linspace(-3.0, 3.0, 60)) for work in works]
+    for name in ("mu", "B", "gamma"):
+        np.testing.assert_allclose(runs[0].per_round[name], runs[1].per_round[name], rtol=1e-3, atol=1e-5)
+    assert runs[0].per_round["mu"].max() == pytest.approx(1 / 0.2)

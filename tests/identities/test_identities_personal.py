@@ -368,3 +368,19 @@ SEVERAL = eh.algorithms.side_by_side({"a": AVERAGE, "b": AVERAGE})
 def test_what_cannot_be_is_refused_in_a_sentence(make, sentence):
     with pytest.raises(eh.EvenhandError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(
+    "aggregator",
+    [
+        eh.aggregators.min_norm(0.1),
+        eh.aggregators.drift_tilted(1.0),
+        eh.aggregators.clip(),
+        eh.aggregators.arc(1, eh.aggregators.mean()),
+    ],
+    ids=["min_norm", "drift_tilted", "clip", "arc"],
+)
+def test_where_all_of_the_model_is_personal_any_rule_has_nothing_to_do(aggregator):
+    assert same(
+        served(run(P.fedsim(FULL, personal="*", aggregator=aggregator))), served(run(P.local_only(FULL)))
+    )

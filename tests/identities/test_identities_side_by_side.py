@@ -249,3 +249,18 @@ def test_the_server_s_step_and_partial_work_are_those_of_every_level() -> None:
 def test_levels_that_are_no_tail_fractions_are_refused(theta: Any, sentence: str) -> None:
     with pytest.raises(eh.EvenhandError, match=sentence):
         eh.algorithms.delta_fl_levels(STEP, theta=theta)
+
+
+@pytest.mark.parametrize("first", ["equal", "by size"])
+def test_methods_that_weigh_clients_unlike_reject_nobody(first: str) -> None:
+    """The largest weight is that of the method that weighs by size, whichever comes first."""
+    weighing = {
+        "equal": eh.algorithms.fedavg(WORK, sampling=EQUAL_WEIGHTS),
+        "by size": eh.algorithms.fedavg(WORK),
+    }
+    names = [first, *(name for name in weighing if name != first)]
+    joint = eh.simulate(eh.algorithms.side_by_side({name: weighing[name] for name in names}), DATA, rounds=2)
+    assert (joint.per_round["rejected"] == 0).all() and (joint.per_round["reported"] > 0).all()
+    for j, name in enumerate(names):
+        assert gap(flat(joint.params[j]), flat(eh.simulate(weighing[name], DATA, rounds=2).params)) < 1e-6
+    assert gap(flat(joint.params[0]), flat(joint.params[1])) > 1e-4

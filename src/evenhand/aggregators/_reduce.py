@@ -135,6 +135,8 @@ def reduce_uploads(
     """
     if not isinstance(aggregator, Sum):
         read = uploads if aggregator.skips_absent else tree.among(present, uploads)
+        if not jax.tree.leaves(read.delta):  # all of the model is personal: there is nothing to sum
+            return read.delta, state
         return aggregator.apply(read, present, state, key)
 
     one_by_one = is_large(uploads.delta)

@@ -76,7 +76,10 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
                 return state._replace(inner=inner), info
             total = 1.0 + state.total * (1.0 / growth)
             moved = tree.subtract(method.global_params(inner), state.mean)
-            return _Averaged(inner, tree.add(state.mean, tree.scale(1.0 / total, moved)), total), info
+            after = _Averaged(inner, tree.add(state.mean, tree.scale(1.0 / total, moved)), total)
+            if phase.steps_if_empty and method.privacy is None:  # the count of uploads may be private
+                after = tree.select(reported > 0, after, state._replace(inner=inner))
+            return after, info
 
         return phase._replace(broadcast=broadcast, server=server)
 

@@ -59,12 +59,12 @@ def fedprox_measured(
     Raises:
       EvenhandError: work without a step size of its own.
 
-    Edge cases: :math:`\mu` is at most one over the step size: above, local steps overshoot what they are drawn to.
-    That is also the :math:`\mu` of a round without any guarantee from the theorem: ``per_round["decrease"]``, which is
-    :math:`\rho` at the :math:`\mu` taken, is then at most 0.  With small batches or small cohorts all rounds may be
-    like that, and training is then far slower than FedAvg's.  The rehearsal costs the local work once more, two passes
-    over the examples, and an upload of the model's size; it is always averaged, whatever the ``aggregator`` is.  To pay
-    only once, run a few rounds and give ``fedprox`` the :math:`\mu` found.
+    Edge cases: :math:`\mu` is at most one over the step size of the round: above, local steps overshoot what they are
+    drawn to. That is also the :math:`\mu` of a round without any guarantee from the theorem: ``per_round["decrease"]``,
+    which is :math:`\rho` at the :math:`\mu` taken, is then at most 0.  With small batches or small cohorts all rounds
+    may be like that, and training is then far slower than FedAvg's.  The rehearsal costs the local work once more, two
+    passes over the examples, and an upload of the model's size; it is always averaged, whatever the ``aggregator`` is.
+    To pay only once, run a few rounds and give ``fedprox`` the :math:`\mu` found.
 
     Differs from the paper, which suggests to tune :math:`\mu` by its theory and gives no method.  The theorem calls for
     the largest :math:`L` and :math:`\gamma` of any client; averages are what a sum can find.  :math:`B`, from a cohort,
@@ -102,7 +102,10 @@ def fedprox_measured(
     def rehearse(message: Message, kept: PyTree, data: ClientData, key: Key) -> tuple[_Measured, PyTree]:
         start = message.params
         end, _ = work.solve(start, data, key, local.proximal(message.extra, start))
-        return _measured(work, start, end, message.extra, data), kept
+        measured = _measured(work, start, end, message.extra, data)
+        if work.schedule is not None:
+            measured = measured._replace(step=jnp.asarray(work.step_in(data), jnp.float32))
+        return measured, kept
 
     def choose(state: ServerState, means: _Measured, reported: Array, key: Key) -> tuple[ServerState, Info]:
         B = jnp.sqrt(jnp.maximum(_ratio(means.square, tree.norm(means.gradient) ** 2), 1.0))
@@ -110,6 +113,8 @@ def fedprox_measured(
         a, b = _line(B, gamma, lipschitz, reported.astype(jnp.float32))
         # rho is a / mu - b / mu^2.
         most = jnp.float32(1.0 / step_size)
+        if work.schedule is not None:
+            most = 1.0 / jnp.maximum(means.step, 1e-6)  # a step of 0 goes nowhere, whatever mu is
         mu = jnp.where(a > 0.0, jnp.minimum(2.0 * b / jnp.where(a > 0.0, a, 1.0), most), most)
         decrease = _ratio(a * mu - b, mu**2)
         info = {"mu": mu, "B": B, "gamma": gamma, "lipschitz": lipschitz, "decrease": decrease}
@@ -121,12 +126,16 @@ def fedprox_measured(
 
 
 class _Measured(NamedTuple):
-    """What a client uploads of its rehearsal: its gradient, and three numbers whose averages count, float32."""
+    """What a client uploads of its rehearsal: its gradient, and three numbers whose averages count, float32.
+
+    Where the work has a schedule, ``step`` is the step size of the round, which all clients share; else it is ().
+    """
 
     gradient: Params
     square: Array
     gamma: Array
     bend: Array
+    step: PyTree = ()
 
 
 def _measured(work: local.Work, start: Params, end: Params, mu: Array, data: ClientData) -> _Measured:

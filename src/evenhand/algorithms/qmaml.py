@@ -99,7 +99,7 @@ def qmaml(
     Levine, ICML 2017; TR-MAML: Collins, Mokhtari and Shakkottai, *Task-Robust Model-Agnostic Meta-Learning*, NeurIPS
     2020; TERM-MAML: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, section on fair meta-learning.
     """
-    _check(step_size, support, finetune_steps)
+    _check(step_size, lipschitz, support, finetune_steps)
     curvature = 1.0 / step_size if lipschitz is None else lipschitz
 
     def inner_step(params: Params, support_set: ClientData) -> Params:
@@ -159,8 +159,10 @@ def _one_of(q: float | None, curvature: float, aggregator: Aggregator | None) ->
     )
 
 
-def _check(step_size: float, support: float, finetune_steps: int) -> None:
+def _check(step_size: float, lipschitz: float | None, support: float, finetune_steps: int) -> None:
     """Checks what no part of the method checks."""
+    if lipschitz is not None and not 0.0 < lipschitz < float("inf"):
+        raise EvenhandError(f"qmaml(lipschitz={lipschitz}): give a finite number above 0.")
     if not 0.0 < step_size < float("inf"):
         raise EvenhandError(f"qmaml(step_size={step_size}): the step must be a finite number above 0.")
     if not 0.0 < support < 1.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -73,7 +74,12 @@ def side_by_side(methods: Mapping[str, Algorithm], *, by_level: bool = False) ->
             "leave by_level out."
         )
 
+    def heaviest(size: Array) -> Array:
+        """The server rejects what is above the weight of the largest client, which the methods may weigh unlike."""
+        return reduce(jnp.maximum, (jnp.float32(method.sampling.weight(size)) for method in members))
+
     return first._replace(
+        sampling=first.sampling._replace(weight=heaviest),
         name=f"side_by_side({', '.join(names)})",
         model=_model_in_parts(first.model, names),
         init=lambda params, n: _parts(lambda method, own: method.init(own, n), members, params),

@@ -10,7 +10,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.algorithms.beside import beside, check_method, non_negative
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.streams import Purpose, stream
 from evenhand.types import Algorithm, Array, ClientData, Effort, Key, Params
 
@@ -155,6 +155,8 @@ def _penalties(
 ) -> tuple[tuple[float, ...], float]:
     """The candidates in rising order, and the penalty of clients with few examples: the paper's, if not given."""
     usual, rare = ((0.05, 0.1, 0.2), 0.1) if strong_attack else ((0.1, 1.0, 2.0), 1.0)
+    if lams is not None:
+        expect("lams", lams, list | tuple, "(0.1, 1.0)")
     lams = usual if lams is None else tuple(sorted(lams))
     for lam in lams:
         non_negative("dynamic_ditto", "lams", lam)

@@ -222,7 +222,7 @@ def fedbn(
     Source: Li et al., *FedBN: Federated Learning on Non-IID Features via Local Batch Normalization*, ICLR 2021;
     SiloBN: Andreux et al., *Siloed Federated Learning for Multi-Centric Histopathology Datasets*, 2020.
     """
-    if (statistics := work.model.statistics) is None:
+    if (statistics := local.check_work(work, statistics_stay=True).model.statistics) is None:
         raise ModelError(
             "fedbn() keeps layers that have running statistics, and this model has none: make it with "
             'eh.models.from_flax(..., state="local") or from_torch(...), or use fedsim(work, personal="*norm*").'

@@ -315,3 +315,9 @@ def test_terms_losses_are_summed_over_rows_where_asked() -> None:
         (phase,) = method.phases
         message = phase.broadcast(method.init(jnp.float32(0.0), 1), jnp.int32(0))
         assert float(phase.report(message, (), ROWS).loss) == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("lipschitz", [0.0, -1.0, np.nan, np.inf])
+def test_a_curvature_is_a_finite_number_above_0(lipschitz: float) -> None:
+    with pytest.raises(eh.EvenhandError, match=r"qmaml\(lipschitz=.*\): give a finite number above 0"):
+        algorithms.qmaml(MODEL, step_size=0.5, lipschitz=lipschitz, aggregator=mean())
