@@ -36,6 +36,34 @@ def test_the_least_noise_that_a_budget_allows_is_found_and_recorded(tmp_path):
     assert epsilon(noise_multiplier=noise * 0.98, rate=0.2, steps=4, delta=told["delta"]) > 4.0
 
 
+def test_what_was_found_in_the_rows_without_noise_is_not_covered(tmp_path):
+    """The scale of columns and their categories, which go with the model, and the choice of a round."""
+    table, out = tmp_path / "t.csv", tmp_path / "a"
+    rows = [f"{'abcd'[i % 4]},{i % 7},{'xy'[i % 2]},{i % 3 == 0:d}" for i in range(80)]
+    table.write_text("\n".join(["client,size,job,label", *rows]))
+    command = ["run", "dp_fedavg(clip=0.5, rate=0.5)", "--epsilon", "20", "--rounds", "2", "--quiet"]
+    command += [
+        "--valid-fraction",
+        "0.2",
+        "--keep",
+        "best:valid:mean",
+        "--out",
+        str(out),
+        "--data",
+        str(table),
+    ]
+    assert main(command) == 0
+    for told in (
+        summary(out)["account"]["unprotected"],
+        eh.load_run(out).view().info["privacy"]["unprotected"],
+    ):
+        assert any(words.endswith("the means and deviations of columns, their categories") for words in told)
+        assert any(words.startswith("the choice of the round that is kept") for words in told)
+    for options, is_fitted in (({"standardize": False, "drop": ["job"]}, False), ({}, True)):
+        features = eh.data.load(table, **options).features
+        assert features is not None and bool(features.fitted) == is_fitted
+
+
 def test_noise_that_does_not_suffice_is_refused_with_the_clients_that_would_afford_it(tmp_path, capsys):
     out = tmp_path / "a"
     command = ["run", "dp_fedavg(clip=0.5, noise_multiplier=0.5)", "--epsilon", "4", "--out", str(out)]

@@ -289,6 +289,22 @@ class Features(NamedTuple):
         return tuple(name for column in self.columns for name in column.inputs)
 
     @property
+    def fitted(self) -> tuple[str, ...]:
+        """What a private method does not cover, since it was found in the rows before the training; () for nothing."""
+        parts = {
+            "the means and deviations of columns": self.scaled or self.target,
+            "their fill values": any(column.fill is not None for column in self.columns),
+            "their categories": any(column.categories for column in self.columns),
+            "the words that are counted": any(column.text and column.text.words for column in self.columns),
+        }
+        words = ", ".join(name for name, is_there in parts.items() if is_there)
+        return (
+            (f"what was fitted to all rows before the training, and goes with the model: {words}",)
+            if words
+            else ()
+        )
+
+    @property
     def scaled(self) -> tuple[str, ...]:
         """The columns of numbers that are rescaled."""
         as_is = (0.0, 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,14 @@ def check_decay(method: str, decay: float, eps: float) -> None:
         raise EvenhandError(
             f"{method}(decay={decay}, eps={eps}): give a decay from 0 to below 1, and a finite eps above 0."
         )
+
+
+def pair(name: str, value: object, parts: str) -> tuple[Any, Any]:
+    """``value`` as a tuple of two, of which ``parts`` says what they are of."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise EvenhandError(f"{name}={value!r:.40}): give two, {parts}.")
+    first, second = cast(Sequence[Any], value)
+    return first, second
 
 
 def checked_step(method: str, step_size: float) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 from evenhand import local, tree
 from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.privacy._checks import check_decay, checked_step
+from evenhand.privacy._checks import check_decay, checked_step, pair
 from evenhand.privacy.update_rules import Iteration, Query, UpdateRule
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 
@@ -121,8 +121,9 @@ def delayed_rule(
 
     Arguments are those of :func:`evenhand.privacy.dp2`; pairs are of the SGD phase and of the adaptive one.
     """
-    sizes = step_pair(method, step_sizes)
-    plain_steps, adaptive_steps = delay if isinstance(delay, tuple) else (delay, delay)
+    sizes, clips = step_pair(method, step_sizes), clip_pair(method, clips)
+    delays = delay if isinstance(delay, tuple) else (delay, delay)
+    plain_steps, adaptive_steps = pair(f"{method}(delay", delays, "of the SGD phase and of the adaptive one")
     for steps in (plain_steps, adaptive_steps):
         whole_number("delay", steps, 1, 10**6)
     cycle = plain_steps + adaptive_steps
@@ -165,11 +166,13 @@ def delayed_rule(
 
 def step_pair(method: str, step_sizes: tuple[float, float]) -> tuple[float, ...]:
     """The step size of each phase, checked."""
-    if len(step_sizes) != 2:
-        raise EvenhandError(
-            f"{method}(step_sizes={step_sizes!r:.40}): give two, of SGD and of the adaptive phase."
-        )
-    return tuple(checked_step(method, step_size) for step_size in step_sizes)
+    sizes = pair(f"{method}(step_sizes", step_sizes, "of SGD and of the adaptive phase")
+    return tuple(checked_step(method, step_size) for step_size in sizes)
+
+
+def clip_pair(method: str, clips: tuple[float, float]) -> tuple[float, float]:
+    """The clip of each phase."""
+    return pair(f"{method}(clips", clips, "of SGD and of the adaptive phase")
 
 
 # --- public examples -------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def adadps_fl(
 
     Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, algorithm 10.
     """
-    parts = parts_of(work, "adadps_fl")
+    parts = parts_of(check_work(work), "adadps_fl")
     scales = fitting_scales("adadps_fl", work.model, divided_by)
     divided = optax.stateless(lambda gradient, params: tree.divide(gradient, scales))
     client_opt = parts.client_opt

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from evenhand import tree
 from evenhand.errors import whole_number
 from evenhand.local import Work
-from evenhand.privacy._preconditioners import Moment, delayed_rule, squares, step_pair
+from evenhand.privacy._preconditioners import Moment, clip_pair, delayed_rule, squares, step_pair
 from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, clean_work, private_work
 from evenhand.types import Array, Model, Params
 
@@ -195,7 +195,7 @@ def dp2_extra_query(
     the first variant.
     """
     moment = Moment("rmsprop", decay, eps).checked("dp2_extra_query", ("rmsprop",))
-    sizes, (first, second) = step_pair("dp2_extra_query", step_sizes), clips
+    sizes, (first, second) = step_pair("dp2_extra_query", step_sizes), clip_pair("dp2_extra_query", clips)
     whole_number("delay", delay, 1, 10**6)
 
     def init(params: Params) -> _TwoQueryState:

@@ -6,7 +6,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.algorithms.averaging import Message, ServerState
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.privacy._discrete_gaussian import discrete_mean
 from evenhand.privacy._quantile import Histogram, histogram, histogram_for, quantile_sum
 from evenhand.privacy._tails import (
@@ -112,6 +112,7 @@ def dp_delta_fl(
             f"dp_delta_fl(share={share}, noise_multiplier={noise_multiplier}): give two numbers above 0."
         )
     local.check_work(work)
+    expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")
     of_mean = noise_multiplier * (1.0 + share) ** 0.5
     of_histogram = of_mean * share**-0.5
     if at_server:

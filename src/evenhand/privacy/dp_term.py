@@ -11,7 +11,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.algorithms.averaging import Message, ServerState, global_params, server_init, server_step
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, expect
 from evenhand.privacy._checks import check_sampled_noise, positive
 from evenhand.privacy._renyi import joint
 from evenhand.privacy.client_level import private
@@ -112,6 +112,8 @@ def dp_term(
     positive("dp_term(largest_loss=)", largest_loss)
     positive("dp_term(clip=)", clip)
     check_sampled_noise("dp_term", noise_multiplier, rate)
+    local.check_work(work)
+    expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")
     least = math.exp(-abs(t) * largest_loss)
     if least < _TINY:
         raise EvenhandError(

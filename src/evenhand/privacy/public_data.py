@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from evenhand import local, tree
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.privacy._checks import check_decay, checked_step
+from evenhand.privacy._checks import check_decay, checked_step, pair
 from evenhand.privacy._preconditioners import (
     Adam,
     Moment,
@@ -309,7 +309,8 @@ def projected_adagrad(
     *(Nearly) Dimension Independent Private ERM with AdaGrad Rates*, COLT 2021, as in Li et al., *Differentially Private
     Adaptive Optimization with Delayed Preconditioners*, ICLR 2023, appendix.
     """
-    optimiser, (first, second) = checked_step("projected_adagrad", step_size), clips
+    optimiser = checked_step("projected_adagrad", step_size)
+    first, second = pair("projected_adagrad(clips", clips, "of the gradients and of their projections")
     examples = public_examples("projected_adagrad", model, public, 1)
     whole_number("rank", rank, 1, len(examples.x))
     if not 0.0 <= eps < float("inf"):

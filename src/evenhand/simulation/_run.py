@@ -260,12 +260,12 @@ class Run(Results):
 
         For another probability of a breach, or another accountant, see :func:`evenhand.privacy.account`.
         """
-        promise = self.algorithm.privacy
-        if promise is None:
+        if (promise := self.algorithm.privacy) is None:
             return None
+        public, fitted = promise.public, () if self.data.features is None else self.data.features.fitted
         if len(self.availability):
-            public = (*promise.public, "which clients are available in which round, whatever their data")
-            promise = promise._replace(public=public)
+            public = (*public, "which clients are available in which round, whatever their data")
+        promise = promise._replace(public=public, unprotected=(*promise.unprotected, *fitted))
         # Kept: it takes a second to compute.
         units = self.data.num_clients if promise.unit == "client" else self.data.train.rows
         # On machines a round may have been broadcast more than once.

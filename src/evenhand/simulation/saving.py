@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["SAVED_BY", "configuration", "save", "with_history", "write_results", "write_summary"]
 
 
+_MOST_GROUPS = 10_000
+"""Groups whose numbers ``summary.json`` lists."""
+
+
 # --- a whole folder at once -----------------------------------------------------------------------------------
 
 
@@ -186,9 +190,13 @@ def write_summary(
         "info": {name: value for name, value in run.info.items() if name not in BESIDE_INFO},
         **about,
     }
-    if run.algorithm.pooled is not None:
+    # Of more groups, clients.csv alone has the numbers: a reader refuses JSON that is so long.
+    if run.algorithm.pooled is not None and run.data.num_clients <= _MOST_GROUPS:
         summary["groups"] = by_group(run.view())
     if (account := run.privacy) is not None:
+        if about.get("kept") is not None:
+            chosen = "the choice of the round that is kept, by what the clients measured"
+            account = account._replace(unprotected=(*account.unprotected, chosen))
         releases = [release._asdict() for release in account.releases]
         summary |= {"privacy": account.in_words(), "account": {**account._asdict(), "releases": releases}}
     with records.writing(folder / files.SUMMARY):

@@ -360,3 +360,21 @@ def test_the_moment_is_bounded_as_in_lemma_21():
     moment = trained(CASES["rmsprop"][0])[1][1].moment
     bound = CLIPS[0] ** 2 * (1 + (NOISE / (RATE * N)) ** 2 / 3)
     assert 0 < max(float(leaf.max()) for leaf in moment.values()) < bound
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("dp2", {"clips": 1.0}, r"dp2\(clips=1.0\): give two"),
+        ("dp2", {"clips": (1.0,)}, r"dp2\(clips=\(1.0,\)\): give two"),
+        ("dp2", {"step_sizes": 0.5}, r"dp2\(step_sizes=0.5\): give two"),
+        ("dp2", {"delay": (1, 2, 3)}, r"dp2\(delay=\(1, 2, 3\)\): give two"),
+        ("dp2_extra_query", {"clips": (1.0,)}, r"dp2_extra_query\(clips=\(1.0,\)\): give two"),
+    ],
+)
+def test_pairs_of_another_length_are_one_sentence(name: str, settings: dict[str, Any], words: str):
+    usual: dict[str, Any] = {"step_sizes": (0.5, 0.1), "clips": (1.0, 1.0), "delay": 2}
+    usual |= {"noise_multiplier": 1.0, "rate": 0.1, "steps": 2}
+    make = {"dp2": eh.privacy.dp2, "dp2_extra_query": eh.privacy.dp2_extra_query}[name]
+    with pytest.raises(EvenhandError, match=words):
+        make(MODEL, **{**usual, **settings})

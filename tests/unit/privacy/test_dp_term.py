@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from private_oracle import MODEL, examples, far, mean_of, near, norms, promised, tree_map
 from scipy import stats
@@ -223,6 +224,25 @@ def test_losses_out_of_range_are_clipped(shift, weight):
 def test_numbers_out_of_range_are_refused(settings, words):
     with pytest.raises(EvenhandError, match=words):
         method(**settings)
+
+
+def test_work_that_would_lose_its_optimiser_or_its_own_privacy_is_refused():
+    kept = eh.local.sgd(MODEL, optax.sgd(0.1, momentum=0.9), epochs=1, keep_optimiser=True)
+    private = eh.privacy.dp_sgd(MODEL, 0.1, clip=1.0, noise_multiplier=1.0, rate=0.5, steps=2)
+    for work, words in ((kept, "keep no optimiser"), (private, "guarantees privacy, but"), (0.1, "work=0.1")):
+        with pytest.raises(EvenhandError, match=words):
+            method(work=work)
+    with pytest.raises(EvenhandError, match=r"server_opt=0.1"):
+        method(server_opt=0.1)
+    numbers: dict[str, Any] = {
+        "theta": 0.5,
+        "largest_loss": 3.0,
+        "clip": 0.5,
+        "noise_multiplier": 1.0,
+        "rate": 0.5,
+    }
+    with pytest.raises(EvenhandError, match=r"server_opt=0.1"):
+        eh.privacy.dp_delta_fl(WORK, server_opt=0.1, **numbers)  # pyright: ignore[reportArgumentType]
 
 
 def test_half_precision_is_refused():
