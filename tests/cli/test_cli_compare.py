@@ -17,6 +17,8 @@ import pytest
 import evenhand as eh
 from evenhand.cli import main
 from evenhand.cli._show import TOPICS
+from evenhand.cli._terminal import tally
+from evenhand.report import RunView, compare
 from evenhand.report.formatting import size
 from evenhand.simulation import load_run
 
@@ -135,9 +137,36 @@ def test_seeds_of_a_method_are_one_row(
         a, b = (load_run(folder).view().clients["test"]["accuracy"] for folder in (first, second))
         gains.append(b - a)
     better, worse = (int((sign * np.stack(gains) > 0).all(axis=0).sum()) for sign in (1, -1))
+    equal = int((np.stack(gains) == 0).all(axis=0).sum())
+    assert f"serves {better} clients better than fedavg, {worse} worse and {equal} equally well" in sentence
+    if rest := 6 - better - worse - equal:
+        assert sentence.endswith(f"; for the other {rest} it depends on the seed.")
+
+
+def test_clients_that_are_served_alike_at_every_seed_do_not_depend_on_it() -> None:
+    """Four clients: better at both seeds, equal at both, better at one and equal at the other, and unknown."""
+    values = {"a": [[0.5, 0.5, 0.5, np.nan]] * 2, "b": [[0.6, 0.5, 0.5, np.nan], [0.6, 0.5, 0.7, np.nan]]}
+    runs = {
+        name: [
+            RunView(
+                name,
+                {"round": np.array([0])},
+                {"test": np.array([5, 5, 5, 0])},
+                tuple("wxyz"),
+                {"test": {"accuracy": np.array(row)}},
+                {"seed": seed, "rounds": 0},
+                {"method": name},
+            )
+            for seed, row in enumerate(rows)
+        ]
+        for name, rows in values.items()
+    }
+    sentence = "In each of 2 seeds, b serves 1 client better than a, 0 worse and 1 equally well"
+    assert tally(compare(runs)) == f"{sentence}; for the other 1 it depends on the seed."
+    runs["b"][1] = runs["b"][1]._replace(clients=runs["b"][0].clients)
     assert (
-        f"serves {better} clients better than fedavg and {worse} worse; for the other {6 - better - worse}"
-        in sentence
+        tally(compare(runs))
+        == "In each of 2 seeds, b serves 1 client better than a, 0 worse and 2 equally well."
     )
 
 

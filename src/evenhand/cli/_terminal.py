@@ -256,14 +256,16 @@ def tally(subject: Comparison) -> str:
     before, after = (method.clients(subject.split, subject.metric) for method in subject.methods)
     gain = after - before if is_higher_better(subject.metric) else before - after
     better, worse = (int(np.sum((sign * gain > 0).all(axis=0))) for sign in (1, -1))
-    rest = int(np.sum(~np.isnan(gain).any(axis=0))) - better - worse
+    equal = int(np.sum((gain == 0).all(axis=0)))
+    rest = int(np.sum(~np.isnan(gain).any(axis=0))) - better - worse - equal
     first, second = subject.names
     text = f"{second} serves {counted(better, 'client')} better than {first}"
     if subject.seeds == 1:
-        return f"{text}, {worse} worse and {rest} equally well."
+        return f"{text}, {worse} worse and {equal} equally well."
     if not better and not worse:
         return f"No client is consistently better or worse off across the {subject.seeds} seeds."
-    return f"In each of {subject.seeds} seeds, {text} and {worse} worse; for the other {rest} it depends on the seed."
+    always = f"In each of {subject.seeds} seeds, {text}, {worse} worse and {equal} equally well"
+    return f"{always}; for the other {rest} it depends on the seed." if rest else f"{always}."
 
 
 def _numbered(subject: Comparison) -> bool:

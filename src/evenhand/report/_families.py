@@ -50,13 +50,14 @@ def left_out(methods: Sequence[Method]) -> bool:
 
 def _personal_rows(method: Method, split: str, metric: str) -> list[Row]:
     scale, by_group = formatting.factor("mean", metric), dict[str, list[Gain]]()
+    sign = direction("mean", metric)
     names = {"all": "trained", "honest": "honest and trained"} if left_out([method]) else {}
     for run in method.runs:
         for gain in gains(run, split, metric):
             by_group.setdefault(names.get(gain.group, gain.group), []).append(gain)
     rows: list[Row] = []
     for group, parts in by_group.items():
-        means = [[g.alone for g in parts], [g.own for g in parts], [g.own - g.alone for g in parts]]
+        means = [[g.alone for g in parts], [g.own for g in parts], [sign * (g.own - g.alone) for g in parts]]
         counts = [[g.gained for g in parts], [g.lost for g in parts]]
         cells = [over_seeds(values, scale) for values in means]
         cells += [over_seeds(n) if len(n) > 1 else Value(f"{n[0]:,}") for n in counts]

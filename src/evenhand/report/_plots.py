@@ -32,7 +32,7 @@ from evenhand.report._families import (
     personalized,
     trained,
 )
-from evenhand.report._view import RunView, among, client_values
+from evenhand.report._view import RunView, among, client_values, direction
 from evenhand.report.formatting import capital, note, section, svg, value
 from evenhand.text import isolated
 
@@ -567,7 +567,8 @@ def personal_figures(subject: Comparison) -> list[str]:
         return []
     split, metric = subject.split, subject.metric
     words = " ".join(f"{isolated(m.name)}: {in_words(m.runs[0], split, metric)}" for m in methods)
-    text = "One mark per client; above the line, the personal model serves it better."
+    side = "above" if direction("mean", metric) > 0 else "below"
+    text = f"One mark per client; {side} the line, the personal model serves it better."
     if any(run.unseen is not None for method in methods for run in method.runs):
         text += " Hollow: clients unseen in training."
     text += " Clients that never trained are left out." if left_out(methods) else ""

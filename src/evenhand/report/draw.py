@@ -163,7 +163,7 @@ def edges(values: NDArray, metric: str, clients: int, rows: float = math.inf) ->
     low, high = float(values.min()), float(values.max())
     if is_share(metric) and low >= 0 and high <= 1:
         bins = _PUBLISHED_BINS if clients >= 100 else 20 if clients >= 40 else 10
-        bins = int(max(1, min(bins, rows)))
+        bins = int(max(1, min(bins, rows + 1)))
         first = min(int(low * bins), max(0, bins - 8))
         last = max(int(np.ceil(high * bins)), min(first + 8, bins))
         return np.arange(first, last + 1) / bins

@@ -16,6 +16,7 @@ import numpy as np
 
 from evenhand import notebook
 from evenhand._version import __version__
+from evenhand.errors import StorageError
 from evenhand.evaluation import SPLIT_NAMES, SPLITS, column
 from evenhand.report import _comparison, _families, _levels, _private, _view, formatting, tables
 from evenhand.report._comparison import Comparison, Method, caution, compare, tail_name, verdict
@@ -46,11 +47,15 @@ def write_report(
       The path; a notebook shows the page.
 
     Raises:
-      EvenhandError: no run, or runs without a metric in common.
+      EvenhandError: no run, runs without a metric in common, or a file that cannot be written.
     """
     text, path = page(_view.views(runs), title, metric), ReportPath(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        fault = f"The page could not be written to {path} ({error.strerror or error}): name a file."
+        raise StorageError(fault) from error
     return path
 
 

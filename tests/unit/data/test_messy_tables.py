@@ -74,6 +74,22 @@ def test_a_column_in_another_unit_at_one_client_is_noted() -> None:
     assert from_frame(pa.table(columns)).notes == ()
 
 
+def test_numbers_around_0_are_compared_without_their_signs() -> None:
+    """Medians of standard normal numbers are all near 0, and their ratios anything; of the sizes they are alike."""
+    rng, notes = np.random.default_rng(1), list[tuple[str, ...]]()
+    client = np.repeat([f"p{k}" for k in range(20)], 50)
+    for factor in (*[1.0] * 10, 10_000.0):
+        values = rng.normal(size=1000) * np.where(client == "p9", factor, 1.0)
+        notes.append(
+            from_frame(pa.table({"client": client, "x": values, "label": rng.integers(0, 2, 1000)})).notes
+        )
+    assert notes[:10] == [()] * 10
+    [note] = notes[10]
+    assert "at client 'p9' (median " in note and note.endswith(
+        "over training rows, of the numbers without their signs."
+    )
+
+
 @pytest.mark.parametrize("count", [3, 4, 7, 8])
 def test_the_median_of_the_others_is_that_without_oneself(count: int) -> None:
     values = np.random.default_rng(count).integers(0, 5, count).astype(float)

@@ -9,6 +9,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.report import RunView, gains, in_words, read_clients_csv, write_clients_csv
+from evenhand.report.draw import edges
 
 pytestmark = pytest.mark.draws
 
@@ -185,3 +186,34 @@ def test_the_figure_needs_personal_models() -> None:
     np.testing.assert_allclose(np.asarray(marks[0].get_xdata())[0], 50.0)
     np.testing.assert_allclose(np.asarray(marks[0].get_ydata())[0], 90.0)
     assert [line.get_markerfacecolor() == "none" for line in marks] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("metric", "side", "gain"), [("accuracy", "above", ">20.00<"), ("loss", "below", ">1.000<")]
+)
+def test_a_gain_is_positive_where_clients_gain_and_its_side_of_the_line_is_named(
+    metric: str, side: str, gain: str, tmp_path: Path
+) -> None:
+    """A higher accuracy is above the line of equal values; a lower loss is below it."""
+    own, alone = (
+        (np.array([0.7, 0.5]), np.array([0.4, 0.4]))
+        if metric == "accuracy"
+        else (np.array([1.0, 2.0]), np.array([2.5, 2.5]))
+    )
+    run = NEW._replace(
+        clients={"test": {metric: own, f"global_{metric}": alone}},
+        config={"method": "ditto"},
+        info={"rounds": 0},
+    )
+    text = eh.report.write_report(tmp_path / "page.html", run, metric=metric).read_text(encoding="utf-8")
+    assert f"{side} the line, the personal model serves it better." in text
+    table = text.partition("What clients gain from personal models")[2].partition("</table>")[0]
+    assert gain in table
+
+
+@pytest.mark.parametrize("rows", [1, 2, 10])
+def test_each_accuracy_over_few_examples_has_a_bin_of_its_own(rows: int) -> None:
+    """Over n examples there are n + 1 of them."""
+    values = np.arange(rows + 1) / rows
+    counts, _ = np.histogram(values, edges(values, "accuracy", 500, rows))
+    np.testing.assert_array_equal(counts, np.ones(rows + 1))

@@ -460,14 +460,16 @@ def _remarks_on_units(features: Sequence[Series], assignment: Assignment) -> tup
     """A sentence on each column of numbers that is on another scale at one client, as if in another unit.
 
     The rule: over training rows, the client's median is more than ten times the median of the other clients' medians,
-    or less than a tenth of it.  Where that is so of more than a quarter of the clients, they are merely unlike.
+    or less than a tenth of it.  Medians are of numbers without their signs: those of numbers around 0 are all near 0,
+    and say nothing of units.  Where that is so of more than a quarter of the clients, they are merely unlike.
     """
     sentences = list[str]()
     rows = assignment.parts[0]
     for series in features:
         if series.categories is not None:
             continue
-        clients, medians = _medians(series.values[rows], assignment.codes[rows])
+        values = series.values[rows]
+        clients, medians = _medians(np.abs(values), assignment.codes[rows])
         if len(clients) < _FEWEST_CLIENTS:
             continue
         others = _median_of_others(medians)
@@ -483,9 +485,10 @@ def _remarks_on_units(features: Sequence[Series], assignment: Assignment) -> tup
             for j in apart[:_NAMED]
         ]
         more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
+        signs = ", of the numbers without their signs" if (values < 0).any() else ""
         sentences.append(
             f"Column {series.name!r} may be in another unit at client {', '.join(shown)}{more}: compare the units, and "
-            "convert them to one. The medians are over training rows."
+            f"convert them to one. The medians are over training rows{signs}."
         )
     return tuple(sentences)
 
