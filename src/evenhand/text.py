@@ -6,9 +6,11 @@ What others have chosen is safe in a terminal, a page or a figure, and in a spre
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "listed",
     "measured",
     "of_model",
+    "quoted",
     "short",
     "spreadsheet_cell",
     "spreadsheet_name",
@@ -93,6 +96,16 @@ def isolated(text: object) -> str:
     if any(unicodedata.bidirectional(c) in _RIGHT_TO_LEFT for c in shown):
         return f"{_ISOLATES[0]}{shown}{_ISOLATES[1]}"
     return shown
+
+
+def quoted(path: Path | str) -> str:
+    """A path as a shell reads it, in commands that a person may copy.
+
+    Example:
+      >>> print(quoted("runs/a"), quoted("my runs/a"))
+      runs/a 'my runs/a'
+    """
+    return shlex.quote(str(path))
 
 
 def spreadsheet_cell(name: str) -> str:

@@ -297,3 +297,33 @@ def test_metrics_of_the_last_round_are_not_those_of_the_kept_one(
     is_last = summary(tmp_path / "a")["kept"]["round"] == ROUNDS
     assert not is_last and "test_auc" not in clients
     assert "auc: not measured, because --metrics are of the last round only" in shown
+
+
+def test_the_best_round_of_settings_that_were_edited_is_no_candidate(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before any state was saved: the run starts over, by the settings that its file has now."""
+    append = folder_module.append_metrics
+
+    def stop(of: Path, rows: dict[str, np.ndarray]) -> None:
+        append(of, rows)
+        if rows["round"][-1] == 3:
+            raise SystemExit(9)
+
+    out = tmp_path / "a"
+    words = ["--keep", "best:train:mean:loss", "--quiet", "--checkpoint", "1000", "--lr", "0.3"]
+    with monkeypatch.context() as patch:
+        patch.setattr("evenhand.simulation.folder.append_metrics", stop)
+        with pytest.raises(SystemExit):
+            train(table, out, *words)
+    assert list((out / "best").iterdir()) and not (out / "checkpoint").exists()
+    config = out / "config.json"
+    [best] = (out / "best").iterdir()
+    assert int(best.name) > 0  # which later rounds by far smaller steps do not reach
+    text = config.read_text()
+    assert '"lr": 0.3' in text
+    config.write_text(text.replace('"lr": 0.3', '"lr": 1e-07'))
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert main(["run", "--config", str(config), "--out", str(tmp_path / "fresh"), "--quiet"]) == 0
+    assert summary(out)["kept"] == summary(tmp_path / "fresh")["kept"]
+    assert (out / "params.npz").read_bytes() == (tmp_path / "fresh" / "params.npz").read_bytes()

@@ -483,3 +483,26 @@ def test_an_edited_configuration_is_reported(
     lines, said = predicted(folder, table, capsys)
     assert f"{path} was changed after `evenhand` wrote it." in said
     assert lines == predicted(ditto, table, capsys)[0]
+
+
+def test_a_folder_that_does_not_exist_is_made(ditto: Path, table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "er" / "p.csv"
+    assert main(["predict", str(ditto), "--data", str(table), "--out", str(out), "--quiet"]) == 0
+    assert len(out.read_text().splitlines()) == 61
+
+
+def test_weights_of_rows_do_not_count_and_it_is_said(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, *rows = table.read_text().splitlines()
+    weighted = tmp_path / "weighted.csv"
+    weighted.write_text("\n".join([f"{header},n", *(f"{row},{1 + i % 3}" for i, row in enumerate(rows))]))
+    columns = ["--client-column", "region,group", "--fill", "mean"]
+    folder = train(tmp_path / "run", weighted, "fedavg", *columns, "--weight-column", "n")
+    capsys.readouterr()
+    assert "Here each row counts once, whatever column n says." in predicted(folder, weighted, capsys)[1]
+    plain = tmp_path / "plain.csv"
+    plain.write_text("\n".join([header, *rows]))
+    folder = train(tmp_path / "other", plain, "fedavg", *columns)
+    capsys.readouterr()
+    assert "counts once" not in predicted(folder, plain, capsys)[1]

@@ -295,6 +295,8 @@ def test_values_of_arguments_with_one_name_are_kept_apart() -> None:
         (["fedavg", "fedavg"], "twice"),
         (["{fedavg, fedprox}"], "braces hold the values of one argument"),
         (["fedprox(mu={0.1, {1}})"], "braces hold the values of one argument"),
+        (["fedprox(mu=-{0.1, 1})"], "braces hold the values of one argument"),
+        (["fedprox(mu=(1, {2, 3}))"], "braces hold the values of one argument"),
         (["fedprox(mux={0.1, 1})"], "perhaps you meant mu"),
         (["fedprox(mu={0.1, -1})"], "mu=-1"),
         (["fedprox-adaptive"], "fedprox_adaptive needs mu0="),

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
+from evenhand.centralized.methods import fit as pooled
 from evenhand.errors import EvenhandWarning, StorageError
 from evenhand.records import as_json, replacing_folder
 from evenhand.simulation import SavedRun
@@ -511,3 +512,35 @@ def test_a_folder_is_replaced_once_it_is_complete(tmp_path: Path) -> None:
         raise KeyError
     assert (tmp_path / "b" / "x").read_text() == "1"
     assert not [path for path in tmp_path.iterdir() if path.name != "b"]
+
+
+def test_numbers_of_very_many_groups_are_in_the_table_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON that is too long for a reader would make a folder that nobody can load."""
+    run = eh.simulate(pooled(eh.testing.toy_model()), eh.testing.toy_data(), rounds=1)
+    few = run.save(tmp_path / "few")
+    monkeypatch.setattr("evenhand.simulation.saving._MOST_GROUPS", run.data.num_clients - 1)
+    many = run.save(tmp_path / "many")
+    assert "groups" in json.loads((few / "summary.json").read_text())
+    assert "groups" not in json.loads((many / "summary.json").read_text())
+    assert eh.load_run(many).summary() == eh.load_run(few).summary()
+
+
+def test_commands_in_sentences_can_be_copied(trained: Callable[[str], eh.Run], tmp_path: Path) -> None:
+    """Into a shell, which would take a path with a space for two words."""
+    folder = trained("plain").save(tmp_path / "my runs")
+    (folder / "checksums.json").unlink()
+    (folder / "summary.json").unlink()
+    with pytest.raises(eh.EvenhandError) as caught:
+        eh.load_run(folder)
+    assert f"`evenhand resume '{folder}'`" in str(caught.value)
+
+
+def test_a_page_that_cannot_be_written_is_one_sentence(
+    trained: Callable[[str], eh.Run], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for place in (tmp_path, tmp_path / "file" / "page.html"):
+        with pytest.raises(StorageError, match=r"The page could not be written to .*: name a file"):
+            trained("plain").report(place)

@@ -86,7 +86,7 @@ class DataOptions:
     """digits, mnist, fashion-mnist, cifar10, synthetic:iid, synthetic:ALPHA,BETA, or a path (`evenhand list data`)"""
     client_column: str = "client"
     """column (or .npz array) of client ids; A,B: one client per combination of two columns"""
-    groups: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: one group)")] = None
+    groups: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: column client)")] = None
     """fit only: column of groups, such as age bands, that get separate results; A,B: combinations of two columns"""
     label_column: str = "label"
     """column (or .npz array) to predict; all other columns are features"""

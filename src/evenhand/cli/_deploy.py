@@ -33,7 +33,7 @@ from evenhand.records import read_arrays, write_arrays
 from evenhand.report import latest
 from evenhand.simulation import Run
 from evenhand.testing import toy_data, toy_model
-from evenhand.text import counted, visible
+from evenhand.text import counted, quoted, visible
 from evenhand.types import Algorithm
 from evenhand.watch import Watcher, Watching
 
@@ -181,9 +181,9 @@ class InitCommand:
                 "server.crt, and the authority's certificate as authority.crt there and in each client's folder."
             )
         print(f"Copy {self.folder / files.CLIENTS / 'K'} to the machine of client K.")
-        print(f"Start the server with `evenhand deploy server {self.folder}`,")
+        print(f"Start the server with `evenhand deploy server {quoted(self.folder)}`,")
         print(
-            f"and each client with `evenhand deploy client {self.folder / files.CLIENTS / 'K'} --data FILE`."
+            f"and each client with `evenhand deploy client {quoted(self.folder / files.CLIENTS / 'K')} --data FILE`."
         )
         return 0
 
@@ -372,7 +372,10 @@ class ServerCommand:
         own = certificates.Certificates(authority, place / "server.crt", place / "server.key")
         with link(place / "flower", file.host, file.port, own, files.roster(folder), log=log) as carrier:
             train(folder, build, carrier, log, console, made, admit=carrier.register)
-        say(console, f"Done: `evenhand report {folder / 'run'}` writes the page of the results.")
+        say(
+            console,
+            f"Done: `evenhand report {quoted(folder / 'run')}` writes the page of the results.",
+        )
         return 0
 
 

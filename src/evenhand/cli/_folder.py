@@ -20,6 +20,7 @@ from evenhand.report import RunView
 from evenhand.simulation import Checkpoint, load_run
 from evenhand.simulation import folder as files
 from evenhand.studies import load
+from evenhand.text import quoted
 
 PAGE = "study.html"
 
@@ -40,7 +41,7 @@ def free(folder: Path, *, overwrite: bool) -> Generator[None]:
     with held(folder):
         if not overwrite and any(path.name != LOCK for path in folder.iterdir()):
             is_run = (folder / files.CONFIG).exists()
-            resume = f", or continue with `evenhand resume {folder}`" if is_run else ""
+            resume = f", or continue with `evenhand resume {quoted(folder)}`" if is_run else ""
             raise EvenhandError(
                 f"--out {folder} is not empty: name another folder, or add --overwrite{resume}."
             )

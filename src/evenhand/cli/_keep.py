@@ -23,6 +23,7 @@ from evenhand.simulation import Run
 from evenhand.simulation import folder as files
 from evenhand.simulation.saving import with_history
 from evenhand.studies import direction
+from evenhand.text import quoted
 
 Results = Callable[[Path], Mapping[str, Any]]
 """Writes the results of a round into a folder, and returns what the summary says about that round."""
@@ -130,8 +131,10 @@ def rule_of(text: str) -> KeepRule | None:
     return KeepRule(split, statistic, parts[2] if len(parts) == 3 else None, text)
 
 
-def best_so_far(folder: Path, rule: KeepRule) -> BestRound | None:
-    """The best round of a run that was stopped, by the same rule; that of another rule is removed.
+def best_so_far(folder: Path, rule: KeepRule, done: int) -> BestRound | None:
+    """The best round of a run that was stopped and goes on after ``done`` rounds, by the same rule.
+
+    That of another rule is removed, and that of a run that starts over, whose settings may have been edited.
 
     Raises:
       EvenhandError: its files are damaged.
@@ -143,10 +146,10 @@ def best_so_far(folder: Path, rule: KeepRule) -> BestRound | None:
     if not files.is_whole(place) or files.damaged_model(place) is not None:
         raise EvenhandError(
             f"{place} is damaged, and with it the best round so far: repeat the run with "
-            f"`evenhand run --config {folder} --out NEW`."
+            f"`evenhand run --config {quoted(folder)} --out NEW`."
         )
     kept = records.read_json(place / files.SUMMARY)["kept"]
-    if kept["rule"] != rule.text:
+    if kept["rule"] != rule.text or done == 0:
         shutil.rmtree(folder / files.BEST)
         return None
     return BestRound(kept["round"], kept["score"], place)

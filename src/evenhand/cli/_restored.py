@@ -38,7 +38,7 @@ from evenhand.simulation import Checkpoint, SavedRun, load_run
 from evenhand.simulation import folder as files
 from evenhand.simulation.results import Predicted
 from evenhand.simulation.saving import SAVED_BY
-from evenhand.text import counted, spreadsheet_cell, visible
+from evenhand.text import counted, quoted, spreadsheet_cell, visible
 from evenhand.types import PyTree
 
 # --- config.json, read back into options --------------------------------------------------------------------
@@ -137,7 +137,7 @@ class ResumeCommand:
         # configuration no longer says how many that were.
         limit = before.training.rounds if not condition.is_edited else sys.maxsize
         most = max(ended or 0, min(files.last_round(self.run), limit))
-        again = f"`evenhand run --config {self.run} --rounds {options.rounds} --out NEW`"
+        again = f"`evenhand run --config {quoted(self.run)} --rounds {options.rounds} --out NEW`"
         if options.rounds < most:
             raise EvenhandError(
                 f"{self.run} has already done {most} rounds, more than the {options.rounds} asked for: ask for more, "
@@ -166,7 +166,7 @@ class ResumeCommand:
 
     def _train(self, path: Path, run: RunCommand, remarks: list[str]) -> int:
         data, before = run.data.load(), read_json(path)
-        anew = f"start over with `evenhand run --config {self.run} --out NEW`"
+        anew = f"start over with `evenhand run --config {quoted(self.run)} --out NEW`"
         if files.dict_in(before, "data").get("fingerprint") != data.fingerprint:
             raise EvenhandError(
                 f"The data {run.data.data} are not those that {self.run} was trained on: restore them, or {anew}."
@@ -246,7 +246,7 @@ class PredictCommand:
         """Writes the predictions and returns the exit code."""
         if self.data is None:
             raise EvenhandError(
-                f"predict needs rows: `evenhand predict {self.run} --data NEW.csv --out P.csv`."
+                f"predict needs rows: `evenhand predict {quoted(self.run)} --data NEW.csv --out P.csv`."
             )
         if self.out is not None and self.out.resolve() == self.data.resolve():
             raise EvenhandError(f"--out {self.out} is the file of --data: name another file.")
@@ -271,6 +271,8 @@ class PredictCommand:
         further = measure(metrics, predicted.scores[has_label], y[has_label])
         quality = _how_good(rows, measures, has_label, further)
         say(console, *_who(saved, options, rows, predicted), *_unseen(rows), *quality)
+        if options.weight_column is not None and has_label.any():
+            say(console, f"Here each row counts once, whatever column {options.weight_column} says.")
         if self.out is not None:
             say(console, f"Predictions: {self.out}")
         return 0
@@ -345,6 +347,8 @@ def _write(path: Path | None, lines: Iterable[Sequence[str]]) -> None:
     if path is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows(lines)
         return
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path), replacing(path) as new, new.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(lines)
 

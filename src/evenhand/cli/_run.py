@@ -60,7 +60,7 @@ from evenhand.simulation import folder as files
 from evenhand.simulation.saving import configuration, write_results, write_summary
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
-from evenhand.text import counted
+from evenhand.text import counted, quoted
 from evenhand.types import Algorithm, Attack, Model, Params
 
 # --- the command --------------------------------------------------------------------------------------------
@@ -357,7 +357,11 @@ def record(
                 if last is None:
                     if rule is not None:
                         rule.value(run.view())  # refuses a metric that the model does not have
-                        best = best_so_far(folder, rule) if place.resumed else None
+                        best = (
+                            best_so_far(folder, rule, int(run.history["round"][-1]))
+                            if place.resumed
+                            else None
+                        )
                     place.begin(run)
                     keeps = run.has_personal_models and not place.discards(run)
                 else:
@@ -460,7 +464,9 @@ def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *
         say(console, f"{kept[:1].upper()}{kept[1:]}.")
         measured = view.clients[split]
         if lacking := ",".join(metric.name for metric in run.metrics if metric.name not in measured):
-            measures = f"`evenhand predict {folder} --data FILE --metrics {lacking}` measures the kept model"
+            measures = (
+                f"`evenhand predict {quoted(folder)} --data FILE --metrics {lacking}` measures the kept model"
+            )
             say(
                 console, f"{lacking}: not measured, because --metrics are of the last round only; {measures}."
             )
@@ -468,7 +474,7 @@ def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *
         say(console, f"Training has not settled: the {split} {metric} {swung.text}.")
     done = int(run.history["round"][-1])
     if interrupted:
-        resume = f", and `evenhand resume {folder}` continues" if place.is_resumable else ""
+        resume = f", and `evenhand resume {quoted(folder)}` continues" if place.is_resumable else ""
         say(console, f"Stopped after round {done} of {rounds}; the folder holds the results so far{resume}.")
     say(console, f"Report: {folder / files.REPORT}")
     say(console, *_about_models(place, run, best))
@@ -484,7 +490,8 @@ def _about_models(place: Place, run: Run, best: BestRound | None) -> Iterator[st
     elif (folder := place.folder / files.PERSONAL).is_dir():
         yield f"Personal models: {folder}"
     else:
-        later = f"The personal models are written when the run ends: `evenhand resume {place.folder}` continues it."
+        resume = f"`evenhand resume {quoted(place.folder)}`"
+        later = f"The personal models are written when the run ends: {resume} continues it."
         yield place.discards(run) or later
 
 

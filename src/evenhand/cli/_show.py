@@ -38,7 +38,7 @@ from evenhand.report import compare, figures, write_report
 from evenhand.simulation.folder import REPORT
 from evenhand.studies import load
 from evenhand.systems import Systems
-from evenhand.text import visible
+from evenhand.text import quoted, visible
 from evenhand.types import Algorithm, Attack, Risk, Sampling, Sum
 from evenhand_command import doctor
 
@@ -114,8 +114,8 @@ class ReportCommand:
             if self.headline is not None:
                 raise EvenhandError(
                     f"--headline has no effect on {self.run}: the page of a study is about the metric by which its "
-                    f"settings were chosen; `evenhand compare {self.run} --headline {self.headline:.40} --out FILE` "
-                    "writes a page about another one."
+                    f"settings were chosen; `evenhand compare {quoted(self.run)} --headline {self.headline:.40} "
+                    "--out FILE` writes a page about another one."
                 )
             load(self.run).report(path)
         else:

@@ -495,6 +495,9 @@ class _Finder(ast.NodeVisitor):
         for keyword in node.keywords:
             self._argument(keyword.value, factory, keyword.arg or "")
 
+    def visit_Set(self, node: ast.Set) -> None:
+        self.nested = True  # below an operator or in a tuple, and no value of an argument itself
+
     def _argument(self, node: ast.expr, factory: str, name: str) -> None:
         if not isinstance(node, ast.Set):
             self.visit(node)

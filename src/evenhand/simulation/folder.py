@@ -55,7 +55,7 @@ import numpy.typing as npt
 from evenhand import records
 from evenhand.errors import EvenhandError
 from evenhand.records import CHECKSUMS, LOCK, Checksum
-from evenhand.text import spreadsheet_cell, spreadsheet_name
+from evenhand.text import quoted, spreadsheet_cell, spreadsheet_name
 from evenhand.types import Params
 
 # What other packages take; the other names are for this package.
@@ -262,7 +262,7 @@ def sound_condition(folder: Path) -> Condition:
     if condition.results == "none":
         raise EvenhandError(
             f"{folder} has no results yet: a run is in progress there, or was stopped; "
-            f"`evenhand resume {folder}` continues it."
+            f"`evenhand resume {quoted(folder)}` continues it."
         )
     if condition.damaged:
         raise EvenhandError(
@@ -275,7 +275,7 @@ def _repair(folder: Path) -> str:
     """What to do about damaged results."""
     if not (folder / CHECKPOINT).is_dir():
         return "restore it, repeat the run, or save it again"
-    return f"`evenhand resume {folder}` rebuilds the results from the checkpoint"
+    return f"`evenhand resume {quoted(folder)}` rebuilds the results from the checkpoint"
 
 
 def condition_of(folder: Path) -> Condition:
@@ -301,7 +301,7 @@ def _config_sum(folder: Path) -> Checksum:
     sums = _known_sums(folder)
     if sums is None:
         raise EvenhandError(
-            f"{folder / CHECKSUMS} was damaged while the run was writing there: `evenhand resume {folder}` "
+            f"{folder / CHECKSUMS} was damaged while the run was writing there: `evenhand resume {quoted(folder)}` "
             "completes it."
         )
     return sums[CONFIG]

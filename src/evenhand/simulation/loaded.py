@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +26,7 @@ from evenhand.simulation._run import Run, serve_newcomers
 from evenhand.simulation.folder import Arrays, NDArray
 from evenhand.simulation.results import Applied, Facts, Results
 from evenhand.simulation.saving import BESIDE_INFO, SAVED_BY, client_ids, described, packed, unpacked
+from evenhand.text import quoted
 from evenhand.types import Algorithm, Model, Params, Release
 
 __all__ = ["SavedRun", "load_run"]
@@ -218,7 +218,7 @@ class SavedRun(Results):
         except (KeyError, TypeError, ValueError):
             raise EvenhandError(
                 f"{self.folder / files.CONFIG} does not have the form of the data (an earlier version of Evenhand "
-                f"wrote it): repeat the run with `evenhand run --config {self.folder} --out NEW`."
+                f"wrote it): repeat the run with `evenhand run --config {quoted(self.folder)} --out NEW`."
             ) from None
 
     @cached_property
@@ -467,7 +467,7 @@ _SHOWN = (
 
 
 def _info(folder: Path, config: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
-    command = f"evenhand run --config {shlex.quote(str(folder / files.CONFIG))}"
+    command = f"evenhand run --config {quoted(folder / files.CONFIG)}"
     return {
         **{name: summary.get(name) for name in _SHOWN},
         "method": config["method"].partition("(")[0],

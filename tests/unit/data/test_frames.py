@@ -272,3 +272,23 @@ def test_no_library_is_imported_for_a_table_of_another(monkeypatch: pytest.Monke
     for name in ("pandas", "polars", "datasets"):
         monkeypatch.setitem(sys.modules, name, None)
     assert people(pa.table(COLUMNS)).num_clients == 4
+
+
+@pytest.mark.parametrize(
+    ("client", "label"),
+    [(0, 2), ("0", "2"), ([0], 2), (np.int64(0), np.int64(2))],
+    ids=["int", "text", "list", "numpy"],
+)
+def test_columns_that_are_called_by_numbers_are_named_by_them(client: Any, label: Any) -> None:
+    """As pandas reads a file without a header."""
+    pandas = pytest.importorskip("pandas")
+    values = list(zip(COLUMNS["region"], COLUMNS["income"], COLUMNS["label"], strict=True))
+    data = from_frame(pandas.DataFrame(values), client=client, label=label)
+    assert features_of(data).inputs == ("1",) and data.client_ids == ("north", "south")
+    assert_refused(pandas.DataFrame(values), "there are no feature columns", client=0, label=2, drop=[1])
+    assert_refused(
+        pandas.DataFrame(values),
+        "there is no client column 'client' among '0', '1', '2'",
+        client="client",
+        label=2,
+    )

@@ -29,6 +29,7 @@ from evenhand.data.loaders._source import check_file, listing, readable, several
 from evenhand.data.loaders._table import Columns, Header, in_memory, open_table
 from evenhand.errors import EvenhandError
 from evenhand.records import fits_its_list
+from evenhand.text import quoted
 
 
 class NewRows(NamedTuple):
@@ -212,7 +213,8 @@ def load_features(path: str | Path) -> Features:
     try:
         if not fits_its_list(path):
             raise EvenhandError(
-                f"{path} is damaged (it does not match checksums.json): `evenhand resume {path.parent}` restores it."
+                f"{path} is damaged (it does not match checksums.json): `evenhand resume {quoted(path.parent)}` "
+                f"restores it."
             )
         return Features.from_json(json.loads(path.read_text(encoding="utf-8")))
     except EvenhandError:

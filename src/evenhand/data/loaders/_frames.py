@@ -497,7 +497,8 @@ def array_cells(frame: Any, name: str) -> Sequence[Any] | None:
         case "polars":
             return frame[name].to_list() if type(frame[name].dtype).__name__ in ("List", "Array") else None
         case "pandas":
-            column = frame[name].tolist()
+            # By its place: the column's own name may be a number.
+            column = frame.iloc[:, [str(own) for own in frame.columns].index(name)].tolist()
             first: Any = next((value for value in column if value is not None), None)
             is_array = isinstance(first, list | tuple) or (hasattr(first, "__array__") and np.ndim(first) > 0)
             return column if is_array else None

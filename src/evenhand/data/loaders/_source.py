@@ -10,8 +10,9 @@ import stat
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, cast
 
 from evenhand.data._features import Encode, Fill, few
 from evenhand.data._validation import Splitting
@@ -59,7 +60,8 @@ class Options(NamedTuple):
         Raises:
           EvenhandError: the fractions leave nothing for training, or several options say what a text becomes.
         """
-        options = Options(**{name: value for name, value in arguments.items() if name in Options._fields})
+        named = {name: _in_text(value) if name in _NAMES else value for name, value in arguments.items()}
+        options = Options(**{name: value for name, value in named.items() if name in Options._fields})
         options.splitting.check()
         ways = {"encode": options.encode, "vocabulary": options.vocabulary, "buckets": options.buckets}
         given = [name for name, value in ways.items() if value is not None]
@@ -74,6 +76,17 @@ class Options(NamedTuple):
     def splitting(self) -> Splitting:
         """How each client's examples are divided."""
         return Splitting(self.test_fraction, self.valid_fraction, self.seed)
+
+
+_NAMES = {"client", "label", "weight", "features", "drop", "categorical", "text"}
+"""The options that name columns."""
+
+
+def _in_text(names: Any) -> Any:
+    """Names of columns as text, where they are numbers, as in a pandas table that was read without a header."""
+    if isinstance(names, list | tuple):
+        return type(names)(map(_in_text, cast(Sequence[Any], names)))
+    return str(names) if isinstance(names, Integral) else names
 
 
 def several(names: str | Sequence[str]) -> tuple[str, ...]:
