@@ -145,6 +145,7 @@ class Server:
         self.private: dict[str, Any] = {}
         resumed = self._loaded()
         self.is_resumed = resumed is not None
+        self.done_before = 0 if resumed is None else resumed.done
         self.progress = self._beginning() if resumed is None else resumed
         self.caller.tag, self.caller.counted = self.progress.tag, self.progress.counted.copy()
         self.caller.down, self.caller.up = self.progress.bytes
@@ -525,6 +526,8 @@ def _info(server: Server, progress: ServerRecord) -> dict[str, Any]:
     down, up = (
         communication.added(*loads) for loads in zip(*((load.down, load.up) for load in traffic), strict=True)
     )
+    # The seconds are those of this process, which may have gone on with a run.
+    rows, seconds = sum(progress.per_round.get(ROWS, [])[server.done_before :]), server.seconds["train"]
     took_part = round(sum(progress.per_round.get("reported", [])))
     sent = {"down": progress.bytes[0], "up": progress.bytes[1]}
     info: dict[str, Any] = {
@@ -559,7 +562,7 @@ def _info(server: Server, progress: ServerRecord) -> dict[str, Any]:
         "steps": {"useful": sums[USEFUL], "executed": sums[EXECUTED]},
         "padded": 0.0,
         "examples": sums[ROWS],
-        "examples_per_second": sums[ROWS] / server.seconds["train"] if server.seconds["train"] else 0.0,
+        "examples_per_second": rows / seconds if seconds else 0.0,
     }
     if levels := agreed.algorithm.levels:
         info["levels"] = [level.name for level in levels]

@@ -614,6 +614,20 @@ def test_results_that_could_not_be_written_are_when_the_server_starts_again(tmp_
     assert (folder / "run" / "summary.json").stat().st_ino == before.st_ino
 
 
+def test_a_server_that_goes_on_counts_the_examples_of_its_own_seconds(tmp_path):
+    folder = federation(tmp_path / "fed")
+    nodes, file = nodes_of(folder), files.read_server(folder)
+    log = event_log(folder / "server.log", lambda sentence: None)
+    carrier = LocalCarrier(dict(enumerate(node.answer for node in nodes)))
+    runs = serve_run(folder, builder(file.method, file.options), carrier, log, pause=0.0)
+    before = next(run for run in runs if run.info["rounds"] == 2).info
+    runs.close()
+    after = trained(folder, nodes).info
+    assert after["examples"] > before["examples"] > 0
+    counted = after["examples_per_second"] * after["seconds"]["train"]
+    assert counted == pytest.approx(after["examples"] - before["examples"])
+
+
 def test_an_absence_that_repeats_is_logged_once_in_a_while(tmp_path, monkeypatch):
     """An exchange is repeated every second until a client is back; other events are never left out."""
     shown, now = [], [100.0]
