@@ -621,7 +621,7 @@ def test_a_server_that_goes_on_counts_the_examples_of_its_own_seconds(tmp_path):
     carrier = LocalCarrier(dict(enumerate(node.answer for node in nodes)))
     runs = serve_run(folder, builder(file.method, file.options), carrier, log, pause=0.0)
     before = next(run for run in runs if run.info["rounds"] == 2).info
-    runs.close()
+    del runs  # the server ends there
     after = trained(folder, nodes).info
     assert after["examples"] > before["examples"] > 0
     counted = after["examples_per_second"] * after["seconds"]["train"]
