@@ -123,3 +123,26 @@ def test_mu_is_at_most_one_over_the_step_of_the_round():
     for name in ("mu", "B", "gamma"):
         np.testing.assert_allclose(runs[0].per_round[name], runs[1].per_round[name], rtol=1e-3, atol=1e-5)
     assert runs[0].per_round["mu"].max() == pytest.approx(1 / 0.2)
+
+
+def test_a_warm_up_that_begins_with_no_step_leads_somewhere():
+    """In its first round, any mu is borne; it must not be that of the next one, whose steps would overshoot."""
+    schedule = eh.local.warm_up(2)
+    work = eh.local.sgd(MODEL, 0.2, steps=15, schedule=schedule)
+    found = run(eh.algorithms.fedprox_measured(work), c=np.linspace(-3.0, 3.0, 60), rounds=6)
+    assert (found.per_round["rejected"] == 0).all() and np.isfinite(found.history["train_loss"]).all()
+    assert found.history["train_loss"][-1] < found.history["train_loss"][0]
+    factors = np.array([float(schedule(jnp.int32(k))) for k in range(6)])
+    assert factors[0] < 1 and (found.per_round["mu"] * 0.2 * factors <= 1 + 1e-5).all()
+
+
+def test_rounds_without_uploads_count_for_the_schedule_of_mu():
+    """The step of the fourth round is that of the fourth, also if nobody answered in some before it."""
+    work = eh.local.sgd(MODEL, 0.2, steps=15, schedule=eh.local.steps(0.5, every=1))
+    method = eh.algorithms.fedprox_measured(work)
+    data = parabolas(A, np.linspace(-30.0, 30.0, 60))
+    found = eh.simulate(method, data, rounds=6, cohort=1, systems=eh.systems.dropouts(0.5), eval_every=6)
+    answered = found.per_round["reported"] > 0
+    assert 0 < answered.sum() < 6
+    assert (found.per_round["mu"][answered] <= 5.0 * 2.0 ** np.arange(6)[answered] * (1 + 1e-5)).all()
+    assert found.per_round["mu"][answered] == pytest.approx(5.0 * 2.0 ** np.arange(6)[answered])

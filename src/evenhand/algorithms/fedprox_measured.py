@@ -80,7 +80,7 @@ def fedprox_measured(
 
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, theorem 4 and section 5.3.3.
     """
-    local.check_work(work)
+    schedule = local.check_work(work).schedule
     if (step_size := work.step_size) is None or not step_size > 0.0:
         raise EvenhandError(
             "fedprox_measured(): the largest mu that local steps bear is one over their size, and this work has "
@@ -94,48 +94,65 @@ def fedprox_measured(
         keep_partial=keep_partial,
         name="fedprox_measured",
         correction=lambda message, data: local.proximal(message.extra, message.params),
-        attach=lambda mu: mu,
-        extra=lambda params, clients: jnp.float32(0.0),
+        attach=lambda chosen: chosen.mu,
+        extra=lambda params, clients: _Chosen(jnp.float32(0.0), () if schedule is None else jnp.int32(0)),
     )
     (train,) = base.phases
 
     def rehearse(message: Message, kept: PyTree, data: ClientData, key: Key) -> tuple[_Measured, PyTree]:
-        start = message.params
-        end, _ = work.solve(start, data, key, local.proximal(message.extra, start))
-        measured = _measured(work, start, end, message.extra, data)
-        if work.schedule is not None:
-            measured = measured._replace(step=jnp.asarray(work.step_in(data), jnp.float32))
-        return measured, kept
+        start, mu = message.params, message.extra
+        if schedule is not None:
+            # That of the last round, whose steps may have been smaller, as those of a warm-up are.
+            mu = jnp.minimum(mu, _inverse(jnp.asarray(work.step_in(data), jnp.float32), step_size))
+        end, _ = work.solve(start, data, key, local.proximal(mu, start))
+        return _measured(work, start, end, mu, data), kept
 
     def choose(state: ServerState, means: _Measured, reported: Array, key: Key) -> tuple[ServerState, Info]:
         B = jnp.sqrt(jnp.maximum(_ratio(means.square, tree.norm(means.gradient) ** 2), 1.0))
         gamma, lipschitz = means.gamma, jnp.sqrt(means.bend)
         a, b = _line(B, gamma, lipschitz, reported.astype(jnp.float32))
         # rho is a / mu - b / mu^2.
-        most = jnp.float32(1.0 / step_size)
-        if work.schedule is not None:
-            most = 1.0 / jnp.maximum(means.step, 1e-6)  # a step of 0 goes nowhere, whatever mu is
+        most, round = jnp.float32(1.0 / step_size), state.extra.round
+        if schedule is not None:
+            most = _inverse(step_size * jnp.asarray(schedule(round), jnp.float32), step_size)
         mu = jnp.where(a > 0.0, jnp.minimum(2.0 * b / jnp.where(a > 0.0, a, 1.0), most), most)
         decrease = _ratio(a * mu - b, mu**2)
         info = {"mu": mu, "B": B, "gamma": gamma, "lipschitz": lipschitz, "decrease": decrease}
-        return state._replace(extra=mu), info
+        if schedule is not None:
+            # Every round counts, also one without uploads, in which nothing else changes.
+            mu, round = jnp.where(reported > 0, mu, state.extra.mu), round + 1
+        return state._replace(extra=_Chosen(mu, round)), info
 
     passes = local.in_turn(work.effort, lambda data: Effort(jnp.int32(0), 2 * data.size))
-    measure = train._replace(work=rehearse, aggregator=mean(), server=choose, effort=passes)
+    measure = train._replace(
+        work=rehearse,
+        aggregator=mean(),
+        server=choose,
+        effort=passes,
+        steps_if_empty=schedule is not None,
+    )
     return base._replace(phases=(measure, train))
 
 
-class _Measured(NamedTuple):
-    """What a client uploads of its rehearsal: its gradient, and three numbers whose averages count, float32.
+class _Chosen(NamedTuple):
+    """What the server keeps: :math:`\\mu`; and the rounds so far, where the work has a schedule, else ()."""
 
-    Where the work has a schedule, ``step`` is the step size of the round, which all clients share; else it is ().
-    """
+    mu: Array
+    round: PyTree
+
+
+def _inverse(step: Array, usual: float) -> Array:
+    """The largest :math:`\\mu` that a step bears; a step of 0 bears any, and gets that of the usual one."""
+    return jnp.where(step > 0.0, 1.0 / jnp.where(step > 0.0, step, 1.0), jnp.float32(1.0 / usual))
+
+
+class _Measured(NamedTuple):
+    """What a client uploads of its rehearsal: its gradient, and three numbers whose averages count, float32."""
 
     gradient: Params
     square: Array
     gamma: Array
     bend: Array
-    step: PyTree = ()
 
 
 def _measured(work: local.Work, start: Params, end: Params, mu: Array, data: ClientData) -> _Measured:

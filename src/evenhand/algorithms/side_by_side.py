@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
+from functools import cache
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -74,12 +74,11 @@ def side_by_side(methods: Mapping[str, Algorithm], *, by_level: bool = False) ->
             "leave by_level out."
         )
 
-    def heaviest(size: Array) -> Array:
-        """The server rejects what is above the weight of the largest client, which the methods may weigh unlike."""
-        return reduce(jnp.maximum, (jnp.float32(method.sampling.weight(size)) for method in members))
-
+    sampling, weights = first.sampling, tuple(method.sampling.weight for method in members)
+    if len(set(weights)) > 1:
+        sampling = sampling._replace(weight=_weights_in_parts(weights))
     return first._replace(
-        sampling=first.sampling._replace(weight=heaviest),
+        sampling=sampling,
         name=f"side_by_side({', '.join(names)})",
         model=_model_in_parts(first.model, names),
         init=lambda params, n: _parts(lambda method, own: method.init(own, n), members, params),
@@ -132,6 +131,13 @@ def _check(methods: Sequence[Algorithm]) -> Algorithm:
 # --- one method made of several: its states, messages and updates are tuples with an entry for each --------------
 
 _Measure: TypeAlias = Callable[[PyTree, Array], Array]
+
+
+# Cached, so that equal methods get the same function, and with it the same program.
+@cache
+def _weights_in_parts(weights: tuple[Callable[[Array], Array], ...]) -> Callable[[Array], Array]:
+    """The weight of a client by each method, to which the server holds what clients report for that method."""
+    return lambda size: jnp.stack([jnp.asarray(weight(size), jnp.float32) for weight in weights])
 
 
 def _parts(function: Callable[..., Any], *parts: Iterable[Any]) -> tuple[Any, ...]:

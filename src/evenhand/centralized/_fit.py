@@ -383,7 +383,8 @@ class _Course:
     def continue_from(self, before: Params) -> None:
         """Begins with the best parameters of the fit that goes on, measured on the rows of this one."""
         if "valid" in self._parts:
-            self._best = self._risk("valid", before), before
+            # The first measurement is of the last state of that fit, and no evaluation without an improvement.
+            self._best, self._waited = (self._risk("valid", before), before), -1
 
     def _risk(self, name: str, params: Params) -> float:
         model, part = self._solver.model, self._parts[name]

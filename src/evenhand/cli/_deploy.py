@@ -26,7 +26,7 @@ from evenhand.errors import EvenhandError, ModelError, whole_number
 from evenhand.evaluation import private_metrics
 from evenhand.network import certificates, files
 from evenhand.network.carriers import Carrier, Log
-from evenhand.network.deployed import Admit, client_node, event_log, read_status, serve_run
+from evenhand.network.deployed import Admit, client_node, event_log, read_status, serve_run, written
 from evenhand.network.files import ClientFile, ServerFile
 from evenhand.network.terms import check_deployable
 from evenhand.records import read_arrays, write_arrays
@@ -372,10 +372,13 @@ class ServerCommand:
         own = certificates.Certificates(authority, place / "server.crt", place / "server.key")
         with link(place / "flower", file.host, file.port, own, files.roster(folder), log=log) as carrier:
             train(folder, build, carrier, log, console, made, admit=carrier.register)
-        say(
-            console,
-            f"Done: `evenhand report {quoted(folder / 'run')}` writes the page of the results.",
-        )
+        if written(folder / "run") != file.rounds:
+            say(
+                console,
+                f"Done, but {folder / 'run'} lacks the results: see {folder / 'server.log'}, and start again.",
+            )
+            return 1
+        say(console, f"Done: `evenhand report {quoted(folder / 'run')}` writes the page of the results.")
         return 0
 
 

@@ -140,6 +140,9 @@ def best_so_far(folder: Path, rule: KeepRule, done: int) -> BestRound | None:
       EvenhandError: its files are damaged.
     """
     places = {int(place.name): place for place in (folder / files.BEST).glob("*") if place.name.isdigit()}
+    if places and done == 0:
+        shutil.rmtree(folder / files.BEST)
+        return None
     if not places:
         return None
     place = places[max(places)]  # a later one was better
@@ -149,7 +152,7 @@ def best_so_far(folder: Path, rule: KeepRule, done: int) -> BestRound | None:
             f"`evenhand run --config {quoted(folder)} --out NEW`."
         )
     kept = records.read_json(place / files.SUMMARY)["kept"]
-    if kept["rule"] != rule.text or done == 0:
+    if kept["rule"] != rule.text:
         shutil.rmtree(folder / files.BEST)
         return None
     return BestRound(kept["round"], kept["score"], place)

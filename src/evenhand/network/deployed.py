@@ -178,7 +178,7 @@ def serve_run(
         if server.is_resumed and server.progress.history and server.progress.done == file.rounds:
             run = run_from(server, server.progress, data, server.progress.state, remote=True)
             # The process before this one may have died, or found no room.
-            if _written(folder / "run") != file.rounds:
+            if written(folder / "run") != file.rounds:
                 _write(folder / "run", run, file, server, log)
             yield run
         for record in server.run():
@@ -420,19 +420,20 @@ def _write(folder: Path, run: Run, file: ServerFile, server: Server, log: Log) -
     try:
         save(run, folder, overwrite=True, unseen=None, personal=False, about=about)
     except (OSError, EvenhandError) as error:  # the state is in DIR/server: no reason to end the training
-        sentence = f"The results after round {run.info['rounds']} could not be written: {error}"
+        done = run.info["rounds"]
+        when = "when the server starts again" if done == file.rounds else "at the next evaluation"
         log(
             "disk",
-            f"{sentence} They are written at the next evaluation, or when the server starts again.",
+            f"The results after round {done} could not be written: {error} They are written {when}.",
             {},
         )
 
 
-def _written(folder: Path) -> int | None:
+def written(folder: Path) -> int | None:
     """After how many rounds the run folder was written; None: it is missing or damaged."""
     try:
         return records.read_json(folder / SUMMARY)["rounds"]
-    except (OSError, EvenhandError, KeyError):
+    except (OSError, EvenhandError, KeyError, TypeError):
         return None
 
 

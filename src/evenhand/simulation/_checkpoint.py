@@ -36,7 +36,7 @@ from evenhand.simulation.program import ById, Rows
 from evenhand.simulation.setup import Setup, set_up
 from evenhand.simulation.store import HostStore, NDArray, chunks
 from evenhand.streams import root_key
-from evenhand.types import Array, Attack, ClientData, Key, Model, Params, PyTree
+from evenhand.types import Attack, ClientData, Key, Params, PyTree
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
@@ -484,7 +484,12 @@ def identity(setup: Setup, job: Job) -> dict[str, Any]:
         "data (every row, and the clients' names)": data.fingerprint,
         "attack": _attack(job.attack, data, job.seed),
         _METHOD: _fingerprint(setup),
-        _MODEL: _of_models(ById(setup.program), *(_form(rows[:1]) for rows in (data.train.x, data.train.y))),
+        _MODEL: _of_models(
+            ById(setup.program),
+            _form(data.train.x[:1]),
+            _form(data.train.y[:1]),
+            has_start=job.start is not None,
+        ),
     }
     if job.start is not None:
         same["start"] = _checksum(_numbered(job.start, np.asarray))[:16]
@@ -533,27 +538,27 @@ def _form(rows: NDArray) -> jax.ShapeDtypeStruct:
 
 
 @lru_cache(maxsize=512)
-def _of_models(identity: ById, x: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> str:
+def _of_models(identity: ById, x: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct, *, has_start: bool) -> str:
     """Of what a round does not show of the models: how they begin, and what is measured of them."""
     algorithm, digest = identity.program.algorithm, hashlib.sha256()
+    if not has_start:
+        # Without constants: a module of PyTorch without a seed begins with other weights in each process, and its run
+        # goes on from those of the checkpoint all the same.
+        _add(digest, jax.make_jaxpr(algorithm.model.init)(root_key(0)), constants=False)
     for model in (algorithm.model, *(level.model for level in algorithm.levels)):
-
-        def shown(key: Key, x: Array, y: Array, model: Model = model) -> tuple[Params, dict[str, Array]]:
-            params = model.init(key)
-            outputs = model.apply(params, x)
-            return params, {name: metric(outputs, y) for name, metric in model.metrics.items()}
-
-        _add(digest, jax.make_jaxpr(shown)(root_key(0), x, y))
-        digest.update(repr(sorted(model.metrics)).encode())
+        outputs = jax.eval_shape(lambda x, model=model: model.apply(model.init(root_key(0)), x), x)
+        for name, metric in sorted(model.metrics.items()):
+            digest.update(name.encode())
+            _add(digest, jax.make_jaxpr(metric)(outputs, y))
     return digest.hexdigest()[:16]
 
 
-def _add(digest: Any, jaxpr: Any) -> None:
-    """A traced program with every constant in it, but without addresses in memory."""
+def _add(digest: Any, jaxpr: Any, *, constants: bool = True) -> None:
+    """A traced program with every constant in it, unless they are not to count, but without addresses in memory."""
     # Not str(), which has colours where the standard output is a terminal or a notebook.
     text = jaxpr.pretty_print(use_color=False, width=80)
     digest.update(re.sub(r"0x[0-9a-f]+", "", text).encode())
-    for constant in inner_constants(jaxpr):
+    for constant in inner_constants(jaxpr) if constants else ():
         digest.update(constant)
 
 

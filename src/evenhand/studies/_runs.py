@@ -82,12 +82,8 @@ def run_all(
             ended = [i for i in alive if planned[i].setting not in best]
             alive = [i for i in alive if planned[i].setting in best]
             for i in ended:
-                outcomes[i] = _stopped(reached[i], rung)
+                outcomes[i] = runs.stopped(i, reached[i], rung)
                 shown.ended(i, outcomes[i])
-                # A study that is read back needs a result of every run; one that is started again does not take this
-                # one for an end, since other settings may have come that are worse.
-                if keeps is not None:
-                    keeps.save(outcomes[i], runs.identity(i, None))
         outcomes |= runs.through([*phases, _Phase(None, _among(batches, alive))])
     shown.advance(len(planned))
     return [outcomes[i] for i in range(len(planned))]
@@ -97,13 +93,6 @@ def _among(batches: list[list[int]], alive: Sequence[int]) -> list[list[int]]:
     """The batches without the runs that were stopped."""
     rest = set(alive)
     return [left for batch in batches if (left := [i for i in batch if i in rest])]
-
-
-def _stopped(outcome: Outcome, rung: int) -> Outcome:
-    if outcome.status != "done":
-        return outcome
-    reason = f"Stopped after {rung} rounds, when others of its method were better."
-    return outcome._replace(status="stopped", reason=reason)
 
 
 @dataclass(frozen=True)
@@ -128,7 +117,9 @@ class _Runs:
         runs = sorted(i for batch in phase.batches for i in batch)
         saved = {i: self._saved(i, phase.rung) for i in runs}
         outcomes = {
-            i: run for i, run in saved.items() if run is not None and not self._may_continue(i, run, phase)
+            i: run
+            for i, run in saved.items()
+            if run is not None and not self._may_continue(i, run, phase.rung)
         }
         missing = [i for i in runs if i not in outcomes]
         if phase.rung is not None:
@@ -163,9 +154,23 @@ class _Runs:
         setting, seed, *_ = self.planned[i]
         return self.store and self.store.load(setting, seed, self.identity(i, rung), rung)
 
-    def _may_continue(self, i: int, outcome: Outcome, phase: _Phase) -> bool:
-        """Whether a run ended at a rung: it was stopped there, or had diverged, from which it may recover."""
-        rounds = self.planned[i].job.rounds if phase.rung is None else phase.rung
+    def stopped(self, i: int, outcome: Outcome, rung: int) -> Outcome:
+        """The outcome of a run that goes no further than a rung; that of all rounds, if it has made them before."""
+        whole = self._saved(i, None)
+        if whole is not None and not self._may_continue(i, whole, None):
+            return whole
+        if outcome.status == "done":
+            reason = f"Stopped after {rung} rounds, when others of its method were better."
+            outcome = outcome._replace(status="stopped", reason=reason)
+        # A study that is read back needs a result of every run; one that is started again does not take this one for an
+        # end, since other settings may have come that are worse.
+        if self.store is not None:
+            self.store.save(outcome, self.identity(i, None), keeps_state=self._reached(i) > rung)
+        return outcome
+
+    def _may_continue(self, i: int, outcome: Outcome, rung: int | None) -> bool:
+        """Whether a run ended at an earlier rung: it was stopped there, or had diverged, from which it may recover."""
+        rounds = self.planned[i].job.rounds if rung is None else rung
         return outcome.status == "stopped" or (
             outcome.view is not None and outcome.view.info["rounds"] < rounds
         )
@@ -178,7 +183,8 @@ class _Runs:
         for i in missing:
             setting, seed, *_ = self.planned[i]
             whole = self._saved(i, None)
-            if (whole is not None and whole.status == "done") or self._reached(i) > rung:
+            is_beyond = whole is not None and whole.view is not None and whole.view.info["rounds"] > rung
+            if is_beyond or self._reached(i) > rung:
                 raise EvenhandError(
                     f"study(halving=...): {setting}, seed {seed}, has more than {rung} rounds done in "
                     f"{self.store.folder}, without a choice after these: start the study again without halving, which "

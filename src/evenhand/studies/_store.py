@@ -78,6 +78,10 @@ class Store:
             return (saved, content.get(SHA256)), _outcome(setting, seed, content)
 
         ((saved, checksum), outcome), is_old = self._read(path, _UNSEALED[_RESULT], _REPEATED, parts)
+        if identity and outcome.status == "failed" and "data" not in saved:
+            return (
+                None  # the method could not be set up, so that nothing says which run it was: it is repeated
+            )
         later = (_NEWER | _LATER if is_old else _NEWER) - set(saved)
         for name, value in {"setting": str(setting), "seed": seed, **identity}.items():
             if name not in later and saved.get(name) != value:
@@ -89,15 +93,23 @@ class Store:
             self._checksums[path.parent.name] = checksum
         return outcome
 
-    def save(self, outcome: Outcome, identity: Mapping[str, Any], rung: int | None = None) -> None:
-        """Writes a result in one step, and drops the checkpoint of a run that goes no further."""
+    def save(
+        self,
+        outcome: Outcome,
+        identity: Mapping[str, Any],
+        rung: int | None = None,
+        *,
+        keeps_state: bool = False,
+    ) -> None:
+        """Writes a result in one step, and drops the checkpoint of a run that goes no further, unless it is kept."""
         place = self._place(outcome.setting, outcome.seed)
         value = resealed(stamped({"identity": dict(identity), **_plain(outcome)}))
         text = json.dumps(value, allow_nan=True) + "\n"
         write(place / _named(rung), text, f"The result of {outcome.setting}, seed {outcome.seed},")
         if rung is None:
             self._checksums[place.name] = value[SHA256]
-            shutil.rmtree(place / _CHECKPOINT, ignore_errors=True)
+            if not keeps_state:
+                shutil.rmtree(place / _CHECKPOINT, ignore_errors=True)
             (place / _NOTES).unlink(missing_ok=True)
 
     def notes(self, setting: Setting, seed: int) -> dict[int, dict[str, float]]:
@@ -253,7 +265,8 @@ class Store:
     def _place(self, setting: Setting, seed: int) -> Path:
         text = str(setting)
         slug = re.sub(r"[^\w.=-]+", "-", text).strip("-")
-        slug = slug.encode()[:80].decode(errors="ignore")  # a file system counts bytes
+        # A file system counts bytes, of which a name has at most 255.
+        slug = slug[:80].encode()[:220].decode(errors="ignore")
         return self.folder / "runs" / f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}-seed-{seed}"
 
 

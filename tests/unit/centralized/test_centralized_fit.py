@@ -313,6 +313,12 @@ def test_a_fit_in_two_parts_keeps_the_best_model_of_both() -> None:
     np.testing.assert_array_equal(flat(rest.params), flat(whole.params))
 
 
+def test_the_first_measurement_of_a_fit_that_goes_on_costs_no_patience() -> None:
+    how: dict[str, Any] = {"optimiser": optax.sgd(0.01), "valid_fraction": 0.3, "eval_every": 1}
+    first = fit(MODEL, X, Y, steps=2, **how)
+    assert fit(MODEL, X, Y, steps=3, after=first, patience=1, **how).steps == 5
+
+
 def test_a_fit_continues_by_the_same_solver_from_where_it_ended() -> None:
     begun = fit(MODEL, X, Y, steps=2, optimiser=optax.adam(0.1))
     with pytest.raises(eh.EvenhandError, match=r"fit\(params=\.\.\., after=\.\.\.\): .* leave params out"):

@@ -603,6 +603,8 @@ def test_results_that_could_not_be_written_are_when_the_server_starts_again(tmp_
     assert (
         said[-1].startswith("The results after round 3 could not be written: ") and "move it away" in said[-1]
     )
+    assert said[-1].endswith("They are written when the server starts again.")
+    assert said[0].endswith("They are written at the next evaluation.")
     foreign.unlink()
     assert trained(folder, nodes).info["rounds"] == 3
     assert eh.load_run(folder / "run").history["round"].tolist() == [0, 2, 3]

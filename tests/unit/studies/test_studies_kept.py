@@ -664,7 +664,7 @@ def test_no_earlier_result_is_that_of_a_method_that_cannot_be_set_up(tmp_path: P
         return eh.algorithms.fedavg(eh.local.sgd(MODEL._replace(losses=fails), lr, epochs=1, batch_size=10))
 
     two(tmp_path / "a")
-    with pytest.raises(eh.EvenhandError, match="not one that cannot be set up"):
+    with pytest.raises(eh.EvenhandError, match=r"not one that cannot be set up"):
         two(tmp_path / "a", broken)
     assert {run.status for run in two(tmp_path / "b", broken).outcomes} == {"failed"}
 
@@ -679,8 +679,38 @@ def test_an_attack_by_other_clients_is_another_study(tmp_path: Path) -> None:
 
 
 def test_a_long_name_is_cut_where_a_file_system_would_refuse_it(tmp_path: Path) -> None:
-    """A file system counts bytes, of which these characters have three each."""
-    name = "联邦平均算法" * 14
-    place = Store(tmp_path).checkpoint(Setting(name, {}), 0)
-    place.mkdir(parents=True)
-    assert len(place.parent.name.encode()) < 120 and place.parent.name.startswith("联邦")
+    """A file system counts bytes, of which these characters have three each; what it takes is as long as ever."""
+    for count, kept in ((10, 60), (14, 73)):
+        place = Store(tmp_path).checkpoint(Setting("联邦平均算法" * count, {}), 0)
+        place.mkdir(parents=True)
+        assert place.parent.name.partition("-")[0] == ("联邦平均算法" * count)[:kept]
+
+
+def test_halving_with_without_and_with_again_loses_nothing(tmp_path: Path) -> None:
+    """What was stopped is trained to the end without halving, and stays so when halving would stop it again."""
+    first = two(tmp_path, **HALVED)
+    assert sorted(run.status for run in first.outcomes) == ["done", "stopped"]
+    two(tmp_path)
+    before = results(tmp_path)
+    again = two(tmp_path, **HALVED)
+    assert [run.status for run in again.outcomes] == ["done", "done"]
+    assert results(tmp_path) == before and load(tmp_path).outcomes[0].status == "done"
+
+
+def test_a_method_that_could_not_be_set_up_is_tried_again(tmp_path: Path) -> None:
+    """Whatever it was: version 0.2 saved no identity of it."""
+
+    def fails(outputs: Any, y: Any) -> Any:
+        raise ValueError("broken")
+
+    broken = MODEL._replace(losses=fails)
+    two(tmp_path, lambda lr: eh.algorithms.fedavg(eh.local.sgd(broken, lr, epochs=1, batch_size=10)))
+    for path in tmp_path.glob("runs/*/result.json"):
+        value = json.loads(path.read_text())
+        assert value["status"] == "failed"
+        value["identity"] = {}
+        del value["sha256"]
+        path.write_text(json.dumps(resealed(value)) + "\n")
+    read = Store(tmp_path).load(Setting("f", {"lr": 0.01}), 0, {})
+    assert read is not None and read.status == "failed"
+    assert {run.status for run in two(tmp_path).outcomes} == {"done"}
