@@ -78,10 +78,11 @@ class Store:
             return (saved, content.get(SHA256)), _outcome(setting, seed, content)
 
         ((saved, checksum), outcome), is_old = self._read(path, _UNSEALED[_RESULT], _REPEATED, parts)
-        if identity and outcome.status == "failed" and "data" not in saved:
-            return (
-                None  # the method could not be set up, so that nothing says which run it was: it is repeated
-            )
+        if outcome.status == "failed" and "data" not in saved:
+            # The method could not be set up, so that nothing says which run it was: it is tried again once it can be.
+            if "data" in identity:
+                return None
+            identity = {}
         later = (_NEWER | _LATER if is_old else _NEWER) - set(saved)
         for name, value in {"setting": str(setting), "seed": seed, **identity}.items():
             if name not in later and saved.get(name) != value:

@@ -111,8 +111,8 @@ def test_published_bins_for_many_clients() -> None:
     np.testing.assert_allclose(widths, 100 / 39)
 
 
-def test_no_bin_is_narrower_than_an_example_of_a_typical_client() -> None:
-    """An accuracy over ten examples moves in steps of 10 points, and between these nothing can be."""
+def test_each_accuracy_of_a_typical_client_has_a_bin_and_no_bin_lies_between() -> None:
+    """An accuracy over ten examples has eleven values, in steps of 10 points, and between these nothing can be."""
     run = view(clients=400)
     shares = np.tile(np.arange(11) / 10, 40)[:400]
     run = run._replace(
@@ -122,8 +122,8 @@ def test_no_bin_is_narrower_than_an_example_of_a_typical_client() -> None:
     figure = figures.client_histogram([run], metric="accuracy", split="test")
     (axes,) = figure.axes
     widths = [patch.get_width() / 0.92 for patch in bars(axes)]
-    np.testing.assert_allclose(widths, 10)
-    assert all(patch.get_height() for patch in bars(axes))
+    np.testing.assert_allclose(widths, 100 / 11)
+    assert [patch.get_height() for patch in bars(axes)] == [int(np.sum(shares == k / 10)) for k in range(11)]
     assert sum(patch.get_height() for patch in bars(axes)) == 400
     assert legend_of(figure) == ["mean", "worst tenth"]
     assert {line.get_linewidth() for line in axes.lines} == {1.0}
