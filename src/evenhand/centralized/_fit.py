@@ -381,9 +381,9 @@ class _Course:
         self._waited = 0
 
     def continue_from(self, before: Params) -> None:
-        """Begins with the best parameters of the fit that goes on, measured on the rows of this one."""
+        """Begins with the best parameters of the earlier fit, measured on the validation rows of this one."""
         if "valid" in self._parts:
-            # The first measurement is of the last state of that fit, and no evaluation without an improvement.
+            # The first measurement is of the state where that fit ended, and does not count towards the patience.
             self._best, self._waited = (self._risk("valid", before), before), -1
 
     def _risk(self, name: str, params: Params) -> float:

@@ -132,7 +132,7 @@ def rule_of(text: str) -> KeepRule | None:
 
 
 def best_so_far(folder: Path, rule: KeepRule, done: int) -> BestRound | None:
-    """The best round of a run that was stopped and goes on after ``done`` rounds, by the same rule.
+    """The best round of a run that was stopped and continues after ``done`` rounds, by the same rule.
 
     That of another rule is removed, and that of a run that starts over, whose settings may have been edited.
 
@@ -140,10 +140,10 @@ def best_so_far(folder: Path, rule: KeepRule, done: int) -> BestRound | None:
       EvenhandError: its files are damaged.
     """
     places = {int(place.name): place for place in (folder / files.BEST).glob("*") if place.name.isdigit()}
-    if places and done == 0:
-        shutil.rmtree(folder / files.BEST)
-        return None
     if not places:
+        return None
+    if done == 0:
+        shutil.rmtree(folder / files.BEST)
         return None
     place = places[max(places)]  # a later one was better
     if not files.is_whole(place) or files.damaged_model(place) is not None:

@@ -149,7 +149,7 @@ def uninterrupted() -> Generator[None]:
     finally:
         for number, handler in zip(_SIGNALS, before, strict=True):
             signal.signal(number, handler)
-        # Also where the block raises: a caller that goes on after its error must not miss that it was stopped.
+        # Also if the block raises: a caller that handles its error must not miss the signal.
         for number in held[:1]:
             signal.raise_signal(number)
 

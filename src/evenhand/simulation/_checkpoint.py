@@ -462,7 +462,10 @@ def identify(job: Job) -> dict[str, Any]:
     same = identity(setup, job._replace(seed=0))
     del same["seed"]
     if job.attack is not None:
-        same[_MALICIOUS] = [job.attack.fraction, job.attack.clients and list(job.attack.clients)]
+        clients = job.attack.clients
+        # In the types of JSON, which reads back no tuple and writes no number of NumPy.
+        named = None if clients is None else [k if isinstance(k, str) else int(k) for k in clients]
+        same[_MALICIOUS] = [float(job.attack.fraction), named]
     if metrics := resolved(job.metrics):  # no part of what is trained, but of what is kept of it
         same["metrics"] = [metric.name for metric in metrics]
     return same | {"rounds": job.rounds, "eval_every": job.eval_every}
@@ -542,8 +545,8 @@ def _of_models(identity: ById, x: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct,
     """Of what a round does not show of the models: how they begin, and what is measured of them."""
     algorithm, digest = identity.program.algorithm, hashlib.sha256()
     if not has_start:
-        # Without constants: a module of PyTorch without a seed begins with other weights in each process, and its run
-        # goes on from those of the checkpoint all the same.
+        # Without constants: an unseeded PyTorch module begins with other weights in each process, and its run continues
+        # from the weights in the checkpoint.
         _add(digest, jax.make_jaxpr(algorithm.model.init)(root_key(0)), constants=False)
     for model in (algorithm.model, *(level.model for level in algorithm.levels)):
         outputs = jax.eval_shape(lambda x, model=model: model.apply(model.init(root_key(0)), x), x)

@@ -177,9 +177,8 @@ class _Runs:
 
     def _check_rung(self, missing: Sequence[int], rung: int) -> None:
         """Refuses to choose at a rung that runs have passed, whose results or states would be lost."""
-        assert (
-            self.store is not None
-        )  # a study without a folder keeps its states for halving in a temporary one
+        # There is always one: a study without a folder keeps its states for halving in a temporary one.
+        assert self.store is not None
         for i in missing:
             setting, seed, *_ = self.planned[i]
             whole = self._saved(i, None)

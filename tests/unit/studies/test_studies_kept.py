@@ -674,6 +674,8 @@ def test_an_attack_by_other_clients_is_another_study(tmp_path: Path) -> None:
     flip = eh.attacks.sign_flip(fraction=0.3)
     drawn = tuple(np.flatnonzero(malicious_clients(flip, DATA.client_ids, 0)).tolist())
     two(tmp_path, attack=flip)
+    two(tmp_path / "again", attack=flip._replace(fraction=0.0, clients=(np.int64(drawn[0]),)))
+    two(tmp_path / "again", attack=flip._replace(fraction=0.0, clients=(drawn[0],)))
     with pytest.raises(eh.EvenhandError, match=r"its attack \(its fraction and clients\) is \[0.3, None\]"):
         two(tmp_path, attack=flip._replace(fraction=0.0, clients=drawn))
 
