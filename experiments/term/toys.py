@@ -83,7 +83,7 @@ def path(
     fit: eh.centralized.Fit | None = None
     minimisers = []
     for _ in tilts:
-        fit = eh.centralized.fit(solver, x, y, steps=steps, params=start, after=fit)
+        fit = eh.centralized.fit(solver, x, y, steps=steps, params=None if fit else start, after=fit)
         minimisers.append(fit.params)
     return minimisers
 
