@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 __all__ = ["Installation", "examine", "print_report", "without_package"]
 
 PROJECT = "evenhand"
-DEVELOPMENT = ("docs", "flower-test", "pytorch-test", "test")
+DEVELOPMENT = ("docs", "flower-test", "optional-test", "pytorch-test", "test")
 """Extras that only those need who develop the project."""
 MODULES = {"scikit-learn": "sklearn", "orbax-checkpoint": "orbax.checkpoint"}
 """Packages whose modules have other names."""
