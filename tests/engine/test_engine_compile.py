@@ -192,6 +192,7 @@ def test_the_steps_of_some_cohorts_are_found_by_one_program():
     ready = setup.set_up(Job(method, DATA, rounds=1, cohort=4, execution=Execution(lanes=small)))
     again = setup.set_up(Job(method, DATA, rounds=2, cohort=4, seed=1, execution=Execution(lanes=small)))
     setup._steps_of.cache_clear()
+    setup._compiled.cache_clear()
     compiled = []
     with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging.getLogger("jax._src.interpreters.pxla"), "handle", compiled.append)

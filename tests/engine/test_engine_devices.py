@@ -1,5 +1,6 @@
 """A cohort spread over devices: the same numbers, whoever trains whom."""
 
+import logging
 from functools import partial
 
 import flax.linen as nn
@@ -365,6 +366,23 @@ def test_clients_of_unequal_work_are_dealt(many, equal):
     assert not shifts(equal, method=poisson, cohort=None)
     one_step = eh.algorithms.fedavg(eh.local.sgd(LARGE, 0.1, steps=1, batch_size=3))
     assert not shifts(equal, method=one_step), "nothing can be cut"
+
+
+def test_methods_of_other_step_sizes_find_who_changes_the_device_by_one_program(equal, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(logging.getLogger("jax._src.interpreters.pxla"), "handle", compiled.append)
+
+    def programs(lr, **length):
+        compiled.clear()
+        method = eh.algorithms.fedavg(eh.local.sgd(LARGE, lr, batch_size=3, **length))
+        job = Job(method, equal, rounds=1, cohort=5, execution=Execution(devices=2, stream=False))
+        with jax.log_compiles():
+            assert setup.set_up(job).program.shifts
+        return sum("Compiling jit(drawn_steps)" in record.getMessage() for record in compiled)
+
+    setup._drawn_steps.cache_clear()
+    setup._compiled.cache_clear()
+    assert [programs(0.1, steps=7), programs(0.2, steps=7), programs(0.1, steps=6)] == [1, 0, 1]
 
 
 def test_a_run_with_shifts_goes_on_from_a_checkpoint_on_other_devices(equal, tmp_path):

@@ -17,7 +17,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, update_wrapper
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
@@ -117,6 +117,7 @@ class ByProgram(Keyed):
     """
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        update_wrapper(self, function)  # JAX names the program after it
         self._function = function
         program, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
         try:

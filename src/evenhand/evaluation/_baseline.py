@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -127,11 +128,9 @@ def _best_constant(model: Model, data: FederatedDataset) -> tuple[NDArray, _PerR
         return None
     shape, width = outputs.shape[1:], int(np.prod(outputs.shape[1:], dtype=int))
 
-    reported = model.metrics.get("loss", model.losses)  # a metric of that name is reported as the loss
-
-    @jax.jit  # one program, where each operation would be one
-    def losses_of(answer: Array | NDArray, y: Any) -> Array:
-        return reported(jnp.broadcast_to(jnp.reshape(answer, shape), (len(y), *shape)), y)
+    losses_of = _losses_of(
+        model.metrics.get("loss", model.losses), shape
+    )  # a metric named loss is reported as the loss
 
     def losses(answer: NDArray, y: NDArray) -> NDArray:
         return np.asarray(losses_of(np.asarray(answer, np.float32), y), np.float64)
@@ -149,6 +148,19 @@ def _best_constant(model: Model, data: FederatedDataset) -> tuple[NDArray, _PerR
     if width == 1:
         candidates.append(_lowest(lambda z: mean(np.array([z])), float(targets.min()), float(targets.max())))
     return min(candidates, key=mean), losses
+
+
+@lru_cache(maxsize=16)  # the runs of a study have one model
+def _losses_of(
+    reported: Callable[[Array, Any], Array], shape: tuple[int, ...]
+) -> Callable[[Array | NDArray, Any], Array]:
+    """``(answer, y) -> losses`` of one output of this shape for all labels."""
+
+    @jax.jit  # one program, where each operation would be one
+    def losses_of(answer: Array | NDArray, y: Any) -> Array:
+        return reported(jnp.broadcast_to(jnp.reshape(answer, shape), (len(y), *shape)), y)
+
+    return losses_of
 
 
 def _of_classes(losses: _PerRow, y: NDArray, width: int) -> tuple[NDArray, _PerRow] | None:

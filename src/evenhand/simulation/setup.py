@@ -21,7 +21,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from evenhand import communication, rounds, tree
-from evenhand._jaxpr.hoist import Keyed
+from evenhand._jaxpr.hoist import ByProgram, Keyed
 from evenhand._jaxpr.programs import UnknownForm, footprint
 from evenhand.communication import Exchanged
 from evenhand.data import FederatedDataset
@@ -211,8 +211,7 @@ def _compressed(
     method: _Method, structure: Any, form: tuple[Any, ...], capacity: int, clients: int
 ) -> Algorithm:
     """:func:`evenhand.communication.compressed`, the same object for the same method and shapes."""
-    like = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form]
-    params, rows = jax.tree.unflatten(structure, like)
+    params, rows = _like(structure, form)
     return communication.compressed(method.algorithm, params, rows, capacity, clients)
 
 
@@ -221,8 +220,7 @@ def _beginning(
     identity: ById, structure: Any, form: tuple[Any, ...], clients: int
 ) -> tuple[tuple[rounds.Wire, ...], Callable[[Params], RoundState]]:
     """What crosses the wire, and the state before the first round as one program, not one per array."""
-    like = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form]
-    algorithm, (params, rows) = identity.program.algorithm, jax.tree.unflatten(structure, like)
+    algorithm, (params, rows) = identity.program.algorithm, _like(structure, form)
     wires = rounds.wires(algorithm, params, rows, identity.program.capacity, clients)
     return wires, jax.jit(
         partial(rounds.begin, algorithm, clients=clients, wires=wires, capacity=identity.program.capacity)
@@ -270,29 +268,36 @@ def _shifting(program: Program, params: Params, source: Source, keys: Keys) -> P
 
     Small models train side by side, and clients with unequal work are dealt by its length: both stay as they are.
     """
-    algorithm, cohort, devices = program.algorithm, program.cohort, program.devices.size
+    cohort, devices = program.cohort, program.devices.size
     large = sum(leaf.size for leaf in jax.tree.leaves(params)) > SMALL_MODEL
     if not large or program.lanes > 1 or devices == 1 or cohort % devices == 0 or cohort < 2 * devices:
         return program
     if program.systems is not None or jax.process_count() > 1:
         return program
-    rows, last = source.block(0, 0)[0], len(algorithm.phases) - 1
+    # Only balance is at stake, so that some of the cohorts to come speak for all.
+    rows = source.block(0, 0)[0]
+    steps = np.asarray(_drawn_steps(ById(program), *tree.form((rows, keys)))(rows, keys))
+    least = int(steps.min())
+    if least < steps.max() or shifts_of(cohort, devices).longest(least) >= -(-cohort // devices) * least:
+        return program
+    return program._replace(shifts=True)
 
-    @jax.jit
+
+@lru_cache(maxsize=16)  # the runs of a study have one method
+def _drawn_steps(identity: ById, structure: Any, form: tuple[Any, ...]) -> Callable[[Rows, Keys], Array]:
+    """``(rows, keys) -> steps`` of the last phase in some rounds to come, ``(rounds, m)``; 0 for empty slots."""
+    program = identity.program
+    algorithm, last = program.algorithm, len(program.algorithm.phases) - 1
+
     def drawn_steps(rows: Rows, keys: Keys) -> Array:
         def steps_in(round: Array) -> Array:
-            drawn = rounds.cohort(algorithm, None, rows.sizes, cohort, keys, round, last, rows.table)
+            drawn = rounds.cohort(algorithm, None, rows.sizes, program.cohort, keys, round, last, rows.table)
             steps = efforts(algorithm.phases[last].effort, program.capacity, rows, drawn, round).steps
             return jnp.where(drawn.present, steps, 0)
 
         return lax.map(steps_in, jnp.arange(_SAMPLED_ROUNDS, dtype=jnp.int32))
 
-    # Only balance is at stake, so that some of the cohorts to come speak for all.
-    steps = np.asarray(drawn_steps(rows, keys))
-    least = int(steps.min())
-    if least < steps.max() or shifts_of(cohort, devices).longest(least) >= -(-cohort // devices) * least:
-        return program
-    return program._replace(shifts=True)
+    return _compiled(ByProgram(drawn_steps, _like(structure, form)))
 
 
 def _lanes_in_memory(program: Program, beginning: RoundState, rows: Rows, keys: Keys, numbers: int) -> int:
@@ -338,21 +343,32 @@ def _steps(program: Program, rows: Rows) -> NDArray:
     if np.ptp(np.asarray(rows.sizes)) == 0:
         return in_order(np.ones(chosen.shape))
 
-    steps = _steps_of(ById(program))(rows, jnp.asarray(chosen.ravel()))
+    ids = jnp.asarray(chosen.ravel())
+    steps = _steps_of(ById(program), *tree.form((rows, ids)))(rows, ids)
     return in_order(np.asarray(steps, np.float64).reshape(chosen.shape))
 
 
 @lru_cache(maxsize=16)  # the runs of a study have one method
-def _steps_of(identity: ById) -> Callable[[Rows, Array], Array]:
+def _steps_of(identity: ById, structure: Any, form: tuple[Any, ...]) -> Callable[[Rows, Array], Array]:
     """``(rows, ids) -> steps``, of the last phase."""
     program = identity.program
 
-    @jax.jit  # one program, where each operation would be one
     def effort(rows: Rows, ids: Array) -> Array:
         effort_of = program.algorithm.phases[-1].effort
         return efforts(effort_of, program.capacity, rows, Cohort.of(ids), 0).steps
 
-    return effort
+    return _compiled(ByProgram(effort, _like(structure, form)))
+
+
+@lru_cache(maxsize=16)  # methods that differ in a step size take the same steps
+def _compiled(function: ByProgram) -> Callable[..., Array]:
+    """One program, where each operation would be one."""
+    return jax.jit(function)
+
+
+def _like(structure: Any, form: tuple[Any, ...]) -> Any:
+    """What has this form, without numbers."""
+    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in form])
 
 
 def _waste(program: Program, steps: NDArray, lanes: int) -> float:

@@ -111,6 +111,18 @@ def test_the_metric_is_named_where_it_equals_the_loss():
     assert judged(squared_error, absolute_error=other).metric == "loss"
 
 
+def test_runs_of_one_model_are_judged_by_one_program_and_other_losses_by_their_own():
+    traced = []
+
+    def half(outputs, y):
+        traced.append(1)
+        return 0.5 * squared_error(outputs, y)
+
+    first, again = (judged(half) for _ in range(2))
+    assert first == again and len(traced) == 2, "the labels for training and for testing"
+    assert judged(squared_error).constant == pytest.approx(2 * first.constant)
+
+
 def test_without_test_rows_the_training_rows_are_compared():
     untested = targets(test=TESTED[:0], sizes=((4, 3, 2), (0, 0, 0)))
     clients = {"test": {"loss": np.full(3, np.nan)}, "train": {"loss": np.array([1.0, 2.0, 3.0])}}
