@@ -63,6 +63,24 @@ def test_other_programs_compile(first):
     )
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["rows on the device", "rows that are sent"])
+def test_with_another_step_size_nothing_else_compiles_either(streamed, monkeypatch):
+    """The first state, the cohorts ahead, the steps of clients and what the best constant loses are programs, too."""
+    compiled = []
+    monkeypatch.setattr(logging.getLogger("jax._src.interpreters.pxla"), "handle", compiled.append)
+
+    def programs(lr, batch_size=4):
+        compiled.clear()
+        method = eh.algorithms.scaffold(eh.local.sgd(MODEL, lr, epochs=2, batch_size=batch_size))
+        with jax.log_compiles():
+            eh.simulate(method, DATA, rounds=2, cohort=4, stream=streamed)
+        return [record.getMessage().split(" with global")[0] for record in compiled]
+
+    programs(0.1)
+    assert programs(0.2) == []
+    assert "Compiling jit(run)" in programs(0.1, batch_size=3)
+
+
 def test_other_arrays_take_effect(first):
     """A learning rate and weights of the losses are arrays inside the programs that a round is made of."""
 

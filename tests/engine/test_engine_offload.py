@@ -225,8 +225,8 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
 def test_a_client_whose_state_is_missing_is_rejected_rather_than_given_anothers(monkeypatch):
     original = setting_up.cohorts
 
-    def other_rounds(program, rounds):
-        draw = original(program, rounds)
+    def other_rounds(*arguments):
+        draw = original(*arguments)
         return lambda sizes, table, keys, first: draw(sizes, table, keys, np.int32(first + 1))
 
     monkeypatch.setattr(setting_up, "cohorts", other_rounds)

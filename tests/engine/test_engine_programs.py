@@ -333,13 +333,13 @@ def fresh_runs():
 @pytest.mark.filterwarnings("ignore:The model is no better than a guess")  # after one round
 def test_a_method_that_is_built_anew_compiles_and_keeps_nothing_more():
     """Else a process that builds methods in a loop would take more memory with each of them."""
-    by_program = (_evaluate._personal_program, evaluating._adapt, engine._compiled)
+    by_program = (_evaluate._personal_program, evaluating._adapt, engine._compiled, setup._compiled)
     fresh_runs()
     before = [cache.cache_info().misses for cache in by_program]
     fresh_runs()
     assert [cache.cache_info().misses for cache in by_program] == before
     # Those that hold a method's own functions hold few of them.
-    by_method = (engine._traced, setup._beginning, _by_program)
+    by_method = (engine._traced, setup._beginning, setup._drawn_steps, setup._steps_of, _by_program)
     most = [cache.cache_info().maxsize for cache in by_method]
     assert all(size is not None and size <= 16 for size in most)
 

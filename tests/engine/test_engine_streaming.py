@@ -114,8 +114,8 @@ def test_a_client_whose_rows_are_missing_is_rejected_rather_than_given_anothers_
     """Its upload is not a number, so that the server rejects it, and the run says so."""
     original = setup.cohorts
 
-    def other_rounds(program, rounds):
-        draw = original(program, rounds)
+    def other_rounds(*arguments):
+        draw = original(*arguments)
         return lambda sizes, table, keys, first: draw(sizes, table, keys, np.int32(first + 1))
 
     monkeypatch.setattr(setup, "cohorts", other_rounds)

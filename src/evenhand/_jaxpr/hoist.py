@@ -13,6 +13,7 @@ small array inside compiles anew.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import warnings
@@ -120,14 +121,15 @@ class ByProgram(Keyed):
         update_wrapper(self, function)  # JAX names the program after it
         self._function = function
         program, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        try:
+        key: Hashable = id(function)  # it is held here, so that no other one gets its address
+        # The rounds warn of programs that are not known: here, they are compiled for each method.
+        with contextlib.suppress(Exception):
             hoisted = hoist(program)
-        except programs.UnknownForm:
-            super().__init__(id(function))  # it is held here, so that no other one gets its address
-        else:
             structure = jax.tree.structure((arguments, results))
-            constants = _digests(hoisted.constants)
-            super().__init__((hoisted.key, hoisted.values.tobytes(), constants, structure))
+            parts = hoisted.key, hoisted.values.tobytes(), _digests(hoisted.constants), structure
+            hash(parts)
+            key = parts
+        super().__init__(key)
 
     def __call__(self, *arguments: Any) -> Any:
         return self._function(*arguments)

@@ -221,10 +221,13 @@ def _beginning(
 ) -> tuple[tuple[rounds.Wire, ...], Callable[[Params], RoundState]]:
     """What crosses the wire, and the state before the first round as one program, not one per array."""
     algorithm, (params, rows) = identity.program.algorithm, _like(structure, form)
-    wires = rounds.wires(algorithm, params, rows, identity.program.capacity, clients)
-    return wires, jax.jit(
-        partial(rounds.begin, algorithm, clients=clients, wires=wires, capacity=identity.program.capacity)
-    )
+    capacity = identity.program.capacity
+    wires = rounds.wires(algorithm, params, rows, capacity, clients)
+
+    def begin(params: Params) -> RoundState:
+        return rounds.begin(algorithm, params, clients=clients, wires=wires, capacity=capacity)
+
+    return wires, _compiled(ByProgram(begin, (params,)))
 
 
 def device_rows(data: FederatedDataset, attack: Attack | None, seed: int, mesh: Mesh | None = None) -> Rows:
@@ -360,8 +363,10 @@ def _steps_of(identity: ById, structure: Any, form: tuple[Any, ...]) -> Callable
     return _compiled(ByProgram(effort, _like(structure, form)))
 
 
-@lru_cache(maxsize=16)  # methods that differ in a step size take the same steps
-def _compiled(function: ByProgram) -> Callable[..., Array]:
+@lru_cache(
+    maxsize=64
+)  # methods that differ in a step size begin alike, draw the same cohorts, and take the same steps
+def _compiled(function: ByProgram) -> Callable[..., Any]:
     """One program, where each operation would be one."""
     return jax.jit(function)
 
@@ -381,8 +386,13 @@ def _waste(program: Program, steps: NDArray, lanes: int) -> float:
 # --- the cohorts of rounds to come ------------------------------------------------------------------------------------
 
 
-def cohorts(program: Program, count: int) -> Callable[[Array, PyTree, Keys, Any], Array]:
-    """``(sizes, table, keys, first) -> (rounds, draws)``: the client ids of some rounds, -1 for empty slots."""
+def cohorts(
+    program: Program, count: int, sizes: Array, table: PyTree, keys: Keys
+) -> Callable[[Array, PyTree, Keys, Any], Array]:
+    """``(sizes, table, keys, first) -> (rounds, draws)``: the client ids of some rounds, -1 for empty slots.
+
+    For arrays of the form of these.
+    """
     algorithm = program.algorithm
 
     def drawn(sizes: Array, table: PyTree, keys: Keys, round: Array) -> Array:
@@ -393,7 +403,7 @@ def cohorts(program: Program, count: int) -> Callable[[Array, PyTree, Keys, Any]
     def all_of(sizes: Array, table: PyTree, keys: Keys, first: Array) -> Array:
         return lax.map(lambda i: drawn(sizes, table, keys, first + i), jnp.arange(count, dtype=jnp.int32))
 
-    return jax.jit(all_of)
+    return _compiled(ByProgram(all_of, _like(*tree.form((sizes, table, keys, np.int32(0))))))
 
 
 def drawn_last(program: Program, rows: Rows, keys: Keys, count: int) -> NDArray:
@@ -514,7 +524,8 @@ class Streamed:
         # Rows of a block, about as many as a processor's cache holds, and of an average round.
         rows = _ROW_BLOCK // max(1, (train.x.nbytes + train.y.nbytes) // train.rows)
         need = max(1, int(draws * train.sizes.mean()))
-        self._draw = cohorts(program, int(np.clip(rows // need, 1, _ROW_BLOCK_ROUNDS)))
+        most = int(np.clip(rows // need, 1, _ROW_BLOCK_ROUNDS))
+        self._draw = cohorts(program, most, self.rows.sizes, self.rows.table, keys)
         self._ahead = _Ahead[RowBlock]("evenhand-rows")
         self._now: RowBlock | None = None
         # Enough for two rounds.
@@ -641,7 +652,7 @@ class Offloaded:
         # The room is fixed, as a shape of the compiled program; a block may need less of it.
         most = int(np.clip(_STATE_BLOCK // max(1, draws * store.bytes_each), 1, _STATE_BLOCK_ROUNDS))
         self._most, self._room = most, min(store.clients, most * draws) + 1
-        self._draw = cohorts(program, most)
+        self._draw = cohorts(program, most, self._sizes, self._table, keys)
         self._ahead = _Ahead[PyTree]("evenhand-states")
         self._stale = np.zeros(0, np.int64)
 
