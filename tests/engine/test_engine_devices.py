@@ -1,6 +1,7 @@
 """A cohort spread over devices: the same numbers, whoever trains whom."""
 
 import logging
+import re
 from functools import partial
 
 import flax.linen as nn
@@ -381,8 +382,22 @@ def test_methods_of_other_step_sizes_find_who_changes_the_device_by_one_program(
         return sum("Compiling jit(drawn_steps)" in record.getMessage() for record in compiled)
 
     setup._drawn_steps.cache_clear()
-    setup._compiled.cache_clear()
+    setup._shared.cache_clear()
     assert [programs(0.1, steps=7), programs(0.2, steps=7), programs(0.1, steps=6)] == [1, 0, 1]
+
+
+def test_nothing_is_exchanged_beside_a_loop_that_exchanges(equal):
+    """Where a CPU has fewer threads than devices, each of two exchanges at a time may wait for the other for ever.
+
+    The clients of each place are known before they train, so that gathering them would not wait for the training.
+    """
+    ready = setup.set_up(
+        Job(SHIFTING["scaffold"], equal, rounds=1, cohort=11, execution=Execution(devices=4, stream=False))
+    )
+    arguments = (ready.state, ready.rows, ready.keys, jnp.int32(0))
+    compiled = jax.jit(partial(engine.one_round, ready.program)).lower(*arguments).compile().as_text()
+    gathered = re.findall(r"= (\w+)\[[^ ]* all-gather\(", compiled)
+    assert "f32" in gathered and "s32" not in gathered, "states afterwards, and not who has them"
 
 
 def test_a_run_with_shifts_goes_on_from_a_checkpoint_on_other_devices(equal, tmp_path):

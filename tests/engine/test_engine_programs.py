@@ -1,7 +1,9 @@
 """Traced programs of unknown forms: no two of them share a key, and no run fails because of one."""
 
+import gc
 import itertools
 import warnings
+import weakref
 from functools import partial
 
 import jax
@@ -14,7 +16,7 @@ from jax.interpreters import mlir
 
 import evenhand as eh
 from evenhand._jaxpr import programs
-from evenhand._jaxpr.hoist import ByProgram, _by_program, hoist
+from evenhand._jaxpr.hoist import AsTraced, ByProgram, _by_program, hoist
 from evenhand.evaluation import _evaluate
 from evenhand.lowering import lowered
 from evenhand.simulation import engine, evaluating, setup
@@ -333,7 +335,7 @@ def fresh_runs():
 @pytest.mark.filterwarnings("ignore:The model is no better than a guess")  # after one round
 def test_a_method_that_is_built_anew_compiles_and_keeps_nothing_more():
     """Else a process that builds methods in a loop would take more memory with each of them."""
-    by_program = (_evaluate._personal_program, evaluating._adapt, engine._compiled, setup._compiled)
+    by_program = (_evaluate._personal_program, evaluating._adapt, engine._compiled, setup._shared)
     fresh_runs()
     before = [cache.cache_info().misses for cache in by_program]
     fresh_runs()
@@ -342,6 +344,40 @@ def test_a_method_that_is_built_anew_compiles_and_keeps_nothing_more():
     by_method = (engine._traced, setup._beginning, setup._drawn_steps, setup._steps_of, _by_program)
     most = [cache.cache_info().maxsize for cache in by_method]
     assert all(size is not None and size <= 16 for size in most)
+
+
+def test_a_program_that_methods_share_keeps_nothing_of_the_first_of_them():
+    class Method:
+        factor = 2.5
+
+        def times(self, x):
+            return {"w": self.factor * x}
+
+    first, second = Method(), Method()
+    traced = AsTraced(first.times, (jnp.ones(3),))
+    assert traced == AsTraced(second.times, (jnp.ones(3),)) and hash(traced) == hash(
+        AsTraced(second.times, (jnp.ones(3),))
+    )
+    second.factor = 3.5
+    assert traced != AsTraced(second.times, (jnp.ones(3),))
+    np.testing.assert_array_equal(traced(jnp.arange(3.0))["w"], [0.0, 2.5, 5.0])
+    gone = weakref.ref(first)
+    del first
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_program_with_a_large_array_is_not_kept_for_other_methods():
+    def plus(array):
+        return lambda x: x + array
+
+    def is_kept(array):
+        compiled = [
+            setup._compiled(plus(array), (jax.ShapeDtypeStruct(array.shape, array.dtype),)) for _ in "12"
+        ]
+        return compiled[0] is compiled[1]
+
+    assert is_kept(jnp.zeros(1000)) and not is_kept(jnp.zeros(1_000_000))
 
 
 def test_functions_that_are_one_program_are_one_key():

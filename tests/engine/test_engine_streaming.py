@@ -81,6 +81,7 @@ METHODS = {
     ),
     "feddane": (eh.algorithms.feddane(WORK, mu=0.1), {"systems": eh.systems.stragglers(0.5)}),
     "scaffold": (eh.algorithms.scaffold(WORK), {"devices": 4}),
+    "stragglers, devices": (FEDAVG, {"systems": eh.systems.stragglers(0.5), "devices": 4}),
     "empty cohorts": (FEDAVG, {"systems": eh.systems.stragglers(1.0)}),
 }
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial, update_wrapper
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeGuard
 
 import jax
@@ -68,8 +69,8 @@ def unchanged(program: Any) -> Hoisted:
     return Hoisted(object(), nothing, (), lambda literals, constants, arguments: function(*arguments))
 
 
-def hoist(program: Any) -> Hoisted:
-    """``program``, closed, with its literal numbers as an argument.
+def hoist(program: Any, *, warn: bool = True) -> Hoisted:
+    """``program``, closed, with its literal numbers as an argument; ``warn`` of those that it has to keep.
 
     Raises:
       programs.UnknownForm: JAX keeps the program in a way that is not known.
@@ -83,7 +84,7 @@ def hoist(program: Any) -> Hoisted:
             places[id(literal)] = len(values)
             values.append(float(literal.val))
     strangers = sorted(set(_strangers(program)))
-    if strangers:
+    if strangers and warn:
         warn_of(programs.UnknownForm(f"numbers inside {', '.join(strangers)}"))
 
     slots = {address: slot for slot, address in enumerate(large)}
@@ -118,21 +119,45 @@ class ByProgram(Keyed):
     """
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        update_wrapper(self, function)  # JAX names the program after it
         self._function = function
         program, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        key: Hashable = id(function)  # it is held here, so that no other one gets its address
-        # The rounds warn of programs that are not known: here, they are compiled for each method.
-        with contextlib.suppress(Exception):
-            hoisted = hoist(program)
-            structure = jax.tree.structure((arguments, results))
-            parts = hoisted.key, hoisted.values.tobytes(), _digests(hoisted.constants), structure
-            hash(parts)
-            key = parts
-        super().__init__(key)
+        # Else its address: it is held here, so that no other one gets that.
+        super().__init__(_program_key(program, (arguments, results))[0] or id(function))
 
     def __call__(self, *arguments: Any) -> Any:
         return self._function(*arguments)
+
+
+class AsTraced(Keyed):
+    """A function as a key, as :class:`ByProgram`, and as the program: of the function, it holds what the program does.
+
+    It takes arguments of the shapes and dtypes that it was traced on.  ``nbytes``: of the arrays that it closes over;
+    infinite where it equals nothing but itself.
+    """
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        program, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        key, self.nbytes = _program_key(program, (arguments, results))
+        super().__init__(key or object())
+        self.__name__ = function.__name__  # JAX names the compiled program after it
+        self._run, self._results = jaxpr_as_fun(program), jax.tree.structure(results)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return jax.tree.unflatten(self._results, self._run(*jax.tree.leaves(arguments)))
+
+
+def _program_key(program: Any, tree: Any) -> tuple[Hashable, float]:
+    """What is equal for programs with equal numbers, arrays and structures, and the most bytes that its arrays have.
+
+    None and infinity where the program is not known, of which the rounds warn.
+    """
+    with contextlib.suppress(Exception):
+        hoisted = hoist(program, warn=False)
+        constants = _digests(hoisted.constants)
+        key = hoisted.key, hoisted.values.tobytes(), constants, jax.tree.structure(tree)
+        hash(key)
+        return key, sum(np.size(array) * 8 for array in hoisted.constants)
+    return None, math.inf
 
 
 def by_program(function: Callable[..., Any], *arguments: Any) -> ByProgram:

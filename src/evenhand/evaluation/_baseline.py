@@ -128,9 +128,11 @@ def _best_constant(model: Model, data: FederatedDataset) -> tuple[NDArray, _PerR
         return None
     shape, width = outputs.shape[1:], int(np.prod(outputs.shape[1:], dtype=int))
 
-    losses_of = _losses_of(
-        model.metrics.get("loss", model.losses), shape
-    )  # a metric named loss is reported as the loss
+    reported = model.metrics.get("loss", model.losses)  # a metric of that name is reported as the loss
+    try:
+        losses_of = _losses_of(reported, shape)
+    except TypeError:  # it has no hash
+        losses_of = _losses_of.__wrapped__(reported, shape)
 
     def losses(answer: NDArray, y: NDArray) -> NDArray:
         return np.asarray(losses_of(np.asarray(answer, np.float32), y), np.float64)

@@ -95,7 +95,9 @@ class Meter:
             rows = self._setup.source.rows
             # Of the examples, the shapes: how much work a client has does not depend on what is in them.
             like = [jnp.zeros((1, *part.shape[1:]), part.dtype) for part in (rows.x, rows.y)]
-            given = (rows._replace(x=like[0], y=like[1], slots=None), self._setup.keys)
+            # Nor where it is: rows that are sent have no place yet.
+            starts = jnp.zeros(rows.starts.shape, jnp.int32)
+            given = (rows._replace(x=like[0], y=like[1], starts=starts, slots=None), self._setup.keys)
             rows, keys = given if self._setup.program.mesh is None else here(given)
             count, first = _counter(_Draws(self._setup.program)), jnp.int32(len(self._cohorts) * _BLOCK)
             self._cohorts.append(np.asarray(count(rows, keys, first)))

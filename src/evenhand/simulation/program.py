@@ -282,7 +282,9 @@ class Groups(NamedTuple):
         # Else XLA divides what follows, too, and adding up a few numbers takes another exchange between the devices.
         place = devices.whole(order[np.minimum(trained, m - 1)])
         members = jax.tree.map(lambda leaf: leaf[place], Members(**cohort._asdict()))
-        members = members._replace(present=members.present & live)
+        # On every device, where XLA would gather them again: next to a loop that exchanges, too, as nothing of theirs
+        # waits for the loop, and on a CPU with fewer threads than devices each exchange could then wait for the other.
+        members = devices.whole(members._replace(present=members.present & live))
         done = live if shares is None else ranks < m
         slots = jnp.where(done, steps[place], 0).astype(jnp.float32)
         executed = jnp.sum(jnp.max(slots, axis=-1)) * ranks.shape[2]

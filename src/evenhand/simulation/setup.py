@@ -21,7 +21,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from evenhand import communication, rounds, tree
-from evenhand._jaxpr.hoist import ByProgram, Keyed
+from evenhand._jaxpr.hoist import AsTraced, Keyed
 from evenhand._jaxpr.programs import UnknownForm, footprint
 from evenhand.communication import Exchanged
 from evenhand.data import FederatedDataset
@@ -76,6 +76,8 @@ _MOST_ON_ACCELERATOR, _MOST_SMALL = 128, 1024
 _MOST_WASTE = 1.1
 """The largest ratio of executed to useful local steps on a CPU, which gains little from a lane."""
 _SAMPLED_ROUNDS = 16
+_MOST_KEPT = 2**20
+"""Bytes that a program may close over, such as who is available when, to be kept for other runs."""
 """Rounds whose cohorts are drawn to see whether all clients take equally many steps."""
 _RESIDENT = 2**30
 """Bytes of clients' states up to which a CPU trains on all of them in place."""
@@ -221,13 +223,10 @@ def _beginning(
 ) -> tuple[tuple[rounds.Wire, ...], Callable[[Params], RoundState]]:
     """What crosses the wire, and the state before the first round as one program, not one per array."""
     algorithm, (params, rows) = identity.program.algorithm, _like(structure, form)
-    capacity = identity.program.capacity
-    wires = rounds.wires(algorithm, params, rows, capacity, clients)
-
-    def begin(params: Params) -> RoundState:
-        return rounds.begin(algorithm, params, clients=clients, wires=wires, capacity=capacity)
-
-    return wires, _compiled(ByProgram(begin, (params,)))
+    wires = rounds.wires(algorithm, params, rows, identity.program.capacity, clients)
+    return wires, jax.jit(
+        partial(rounds.begin, algorithm, clients=clients, wires=wires, capacity=identity.program.capacity)
+    )
 
 
 def device_rows(data: FederatedDataset, attack: Attack | None, seed: int, mesh: Mesh | None = None) -> Rows:
@@ -300,7 +299,7 @@ def _drawn_steps(identity: ById, structure: Any, form: tuple[Any, ...]) -> Calla
 
         return lax.map(steps_in, jnp.arange(_SAMPLED_ROUNDS, dtype=jnp.int32))
 
-    return _compiled(ByProgram(drawn_steps, _like(structure, form)))
+    return _compiled(drawn_steps, _like(structure, form))
 
 
 def _lanes_in_memory(program: Program, beginning: RoundState, rows: Rows, keys: Keys, numbers: int) -> int:
@@ -360,15 +359,18 @@ def _steps_of(identity: ById, structure: Any, form: tuple[Any, ...]) -> Callable
         effort_of = program.algorithm.phases[-1].effort
         return efforts(effort_of, program.capacity, rows, Cohort.of(ids), 0).steps
 
-    return _compiled(ByProgram(effort, _like(structure, form)))
+    return _compiled(effort, _like(structure, form))
 
 
-@lru_cache(
-    maxsize=64
-)  # methods that differ in a step size begin alike, draw the same cohorts, and take the same steps
-def _compiled(function: ByProgram) -> Callable[..., Any]:
-    """One program, where each operation would be one."""
-    return jax.jit(function)
+def _compiled(function: Callable[..., Array], like: tuple[Any, ...]) -> Callable[..., Array]:
+    """One program, where each operation would be one, and the same for each method for which it is."""
+    traced = AsTraced(function, like)
+    return jax.jit(traced) if traced.nbytes > _MOST_KEPT else _shared(traced)
+
+
+@lru_cache(maxsize=16)  # methods that differ in a step size draw the same cohorts, and take the same steps
+def _shared(traced: AsTraced) -> Callable[..., Array]:
+    return jax.jit(traced)
 
 
 def _like(structure: Any, form: tuple[Any, ...]) -> Any:
@@ -403,7 +405,7 @@ def cohorts(
     def all_of(sizes: Array, table: PyTree, keys: Keys, first: Array) -> Array:
         return lax.map(lambda i: drawn(sizes, table, keys, first + i), jnp.arange(count, dtype=jnp.int32))
 
-    return _compiled(ByProgram(all_of, _like(*tree.form((sizes, table, keys, np.int32(0))))))
+    return _compiled(all_of, _like(*tree.form((sizes, table, keys, np.int32(0)))))
 
 
 def drawn_last(program: Program, rows: Rows, keys: Keys, count: int) -> NDArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from typing import Any, cast
@@ -121,6 +122,15 @@ def test_runs_of_one_model_are_judged_by_one_program_and_other_losses_by_their_o
     first, again = (judged(half) for _ in range(2))
     assert first == again and len(traced) == 2, "the labels for training and for testing"
     assert judged(squared_error).constant == pytest.approx(2 * first.constant)
+
+    @dataclasses.dataclass
+    class Half:  # has no hash
+        factor: float
+
+        def __call__(self, outputs, y):
+            return self.factor * squared_error(outputs, y)
+
+    assert judged(Half(0.5)) == first
 
 
 def test_without_test_rows_the_training_rows_are_compared():
