@@ -13,7 +13,9 @@ meet the same conditions.
 from __future__ import annotations
 
 import csv
+import itertools
 import math
+import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from numbers import Real
@@ -320,7 +322,9 @@ def chain(*systems: Systems) -> Systems:
     """
     for system in systems:
         expect("systems", system, Systems, "eh.systems.stragglers(0.5)")
-    return _chain(systems)
+    # Flat, so that a chain in a chain does not begin to count its kinds anew.
+    apart = [system.draw.systems if isinstance(system.draw, _Chained) else (system,) for system in systems]
+    return _chain(tuple(itertools.chain(*apart)))
 
 
 # --- as functions -----------------------------------------------------------------------------------------------------
@@ -418,13 +422,19 @@ def _dropouts(fraction: float) -> Systems:
     return Systems(draw)
 
 
-@cache
-def _chain(systems: tuple[Systems, ...]) -> Systems:
-    def draw(key: Key, cohort: Cohort, keep_partial: bool) -> Cohort:
-        for system, own in zip(systems, _keys(key, [system.draw for system in systems]), strict=True):
+class _Chained(NamedTuple):
+    """The draws of several systems, one after the other."""
+
+    systems: tuple[Systems, ...]
+
+    def __call__(self, key: Key, cohort: Cohort, keep_partial: bool) -> Cohort:
+        for system, own in zip(self.systems, _keys(key, [s.draw for s in self.systems]), strict=True):
             cohort = system.draw(own, cohort, keep_partial)
         return cohort
 
+
+@cache
+def _chain(systems: tuple[Systems, ...]) -> Systems:
     presences = [system.present for system in systems if system.present is not None]
 
     def present(key: Key, round: Array, clients: int) -> Array:
@@ -440,7 +450,7 @@ def _chain(systems: tuple[Systems, ...]) -> Systems:
     if len(paces) > 1:
         raise EvenhandError("chain(...) got more than one speeds(...): give one of them.")
     return Systems(
-        draw=draw,
+        draw=_Chained(systems),
         present=present if presences else None,
         pace=paces[0] if paces else None,
         bind=bind if any(system.bind is not None for system in systems) else None,
@@ -499,7 +509,8 @@ def _read(path: Path, place: str) -> tuple[tuple[str, ...], NDArray]:
     for number, line in enumerate(rows, 2):
         if len(line) != len(header):
             raise EvenhandError(f"{place}: line {number} has {len(line)} fields, the header {len(header)}.")
-    ids = tuple(line[0].strip() for line in rows)
+    # As the data spell them.
+    ids = tuple(unicodedata.normalize("NFC", line[0]).strip() for line in rows)
     if len(set(ids)) < len(ids):
         twice = next(name for i, name in enumerate(ids) if name in set(ids[:i]))
         raise EvenhandError(

@@ -62,6 +62,17 @@ def test_risks_obey_the_contract(name: str, law: str) -> None:
     _checks(name)[law]()
 
 
+@pytest.mark.parametrize("name", [*_RISKS, *_UNEVEN])
+def test_a_loss_that_is_no_number_shows_in_every_risk_and_one_without_weight_in_none(name: str) -> None:
+    """A rank would give it no weight, so that a model that diverged would have the risk 0."""
+    risk = _RISKS[name] if name in _RISKS else _UNEVEN[name][0]
+    one = jnp.array([1.0, 2.0, math.nan, 3.0, 0.5, 4.0, 2.5])
+    assert jnp.isnan(risk.value(one, jnp.ones(7))) and jnp.isnan(
+        risk.value(jnp.full(7, math.nan), jnp.ones(7))
+    )
+    assert jnp.isfinite(risk.value(one, jnp.ones(7).at[2].set(0.0)))
+
+
 @pytest.mark.parametrize("name", _UNEVEN)
 def test_risks_that_are_not_translation_equivariant_obey_the_other_laws(name: str) -> None:
     """The oracle is the contract, first without the law of translation, then with it."""

@@ -170,6 +170,7 @@ def fit(
     check_process()
     if seed is None:
         seed = 0 if after is None else after.seed
+    seed = whole_number("seed", seed, 0, 2**32 - 1)
     steps = whole_number(
         "steps", _default_steps(model, risk, optimiser) if steps is None else steps, 0, 10**9
     )
@@ -376,7 +377,6 @@ class _Course:
         self._prepared = {name: part.by_group(len(rows.groups)) for name, part in self._parts.items()}
         self._risks = {name: objective(part) for name, part in self._parts.items()}
         self._history: list[dict[str, float]] = []
-        self._before: Params | None = None
         self._best: tuple[float, Params] | None = None
         self._waited = 0
 
@@ -410,16 +410,10 @@ class _Course:
                 "range, and that features are numbers of ordinary size."
             )
         self._history.append(row)
-        goes_on = self._goes_on(row, params)
-        self._before = params
-        return goes_on
+        is_done = self._solver.is_done
+        return self._goes_on(row, params) and not (is_done is not None and bool(is_done(state)))
 
     def _goes_on(self, row: Mapping[str, float], params: Params) -> bool:
-        # Parameters that did not change since the last evaluation have converged; with random batches they do change.
-        is_still = self._before is not None and all(
-            bool((a == b).all())
-            for a, b in zip(jax.tree.leaves(self._before), jax.tree.leaves(params), strict=True)
-        )
         if "valid_risk" in row:
             # Comparisons with NaN are false, so a NaN that was kept as the best would never be replaced.
             if self._best is None or row["valid_risk"] < self._best[0] or math.isnan(self._best[0]):
@@ -428,7 +422,7 @@ class _Course:
                 self._waited += 1
             if self._patience is not None and self._waited >= self._patience:
                 return False
-        return not is_still
+        return True
 
     @property
     def latest(self) -> str:

@@ -25,12 +25,14 @@ class Solver(NamedTuple):
       init: ``(params, x, y) -> state``.
       step: ``(state, x, y, number, key) -> state``; ``number`` counts the steps from 0.
       params: ``state -> params``.
+      is_done: ``state -> bool``, whether no further step changes the state; None: there is always another step.
     """
 
     model: Model
     init: Callable[[Params, Array, Array], PyTree]
     step: Callable[[PyTree, Array, Array, Array, Key], PyTree]
     params: Callable[[PyTree], Params]
+    is_done: Callable[[PyTree], Array] | None = None
 
 
 def check_model(model: object) -> None:

@@ -94,11 +94,14 @@ def quasi_newton(model: Model, risk: Risk | RiskOf, *, memory: int = 10) -> Solv
         afresh = init(state.params, x, y)._replace(missed=state.missed + 1)
         return tree.select(value(after.params) < before, after, afresh)
 
-    def step(state: _Descent, x: Array, y: Array, number: Array, key: Key) -> _Descent:
+    def is_done(state: _Descent) -> Array:
         # Once no step descends from the gradient alone, the others need not be computed.
-        return lax.cond(state.missed < 2, descend, lambda state, x, y: state, state, x, y)
+        return state.missed >= 2
 
-    return Solver(model, init, step, _params)
+    def step(state: _Descent, x: Array, y: Array, number: Array, key: Key) -> _Descent:
+        return lax.cond(is_done(state), lambda state, x, y: state, descend, state, x, y)
+
+    return Solver(model, init, step, _params, is_done)
 
 
 def _params(state: PyTree) -> Params:

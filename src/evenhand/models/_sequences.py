@@ -7,13 +7,13 @@ from typing import Literal
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.models._flax import from_flax
 from evenhand.models._linear import check_sizes, glorot_uniform, named_model, zeros
 from evenhand.models._networks import TokenReader, tokens_of
 from evenhand.models._recurrence import GRU, recurrence
+from evenhand.models.losses import accuracy, cross_entropy
 from evenhand.types import Array, Model
 
 # --- gated recurrent units ----------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def transformer(
         module,
         loss=_mean_cross_entropy,
         sample=np.zeros((1, 1), np.int32),
-        metrics={"accuracy": _mean_accuracy},
+        metrics={"accuracy": accuracy},
     )
     return model._replace(name=name)
 
@@ -167,11 +167,7 @@ def _mean_cross_entropy(outputs: Array, y: Array) -> Array:
             f'transformer(predicts="all") needs a label for each place, of shape {outputs.shape[:-1]}, but labels have '
             f'shape {y.shape}: give the next token at each place, or use predicts="next".'
         )
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(outputs, y), axis=1)
-
-
-def _mean_accuracy(outputs: Array, y: Array) -> Array:
-    return jnp.mean((jnp.argmax(outputs, axis=-1) == y).astype(jnp.float32), axis=1)
+    return cross_entropy(outputs, y)
 
 
 class _Transformer(nn.Module):

@@ -30,7 +30,13 @@ def risk(value: Callable[[Array, Array], Array], weigh: Weigh) -> Risk:
 
 def linear(weigh: Weigh) -> Risk:
     """A risk whose value is the mean of the losses under its weights, which are also its gradient."""
-    return dual(weigh, lambda weights, losses, p: jnp.sum(jnp.where(weights > 0, weights * losses, 0.0)))
+
+    def total(weights: Array, losses: Array, p: Array) -> Array:
+        # A loss that is no number is not to be hidden by its rank, which may give it no weight.
+        lost = jnp.any((p > 0) & jnp.isnan(losses))
+        return jnp.where(lost, jnp.nan, jnp.sum(jnp.where(weights > 0, weights * losses, 0.0)))
+
+    return dual(weigh, total)
 
 
 def dual(weigh: Weigh, total: Callable[[Array, Array, Array], Array]) -> Risk:

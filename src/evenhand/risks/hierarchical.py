@@ -49,6 +49,11 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array | np.ndarray, num_group
     """
     if not isinstance(groups, Tracer):
         labels = np.asarray(groups)  # concrete even where the risk is made inside a compiled function
+        if labels.dtype.kind not in "iu":
+            raise EvenhandError(
+                f"hierarchical() has groups of type {labels.dtype}: give the number of each loss's group, a whole "
+                "number from 0."
+            )
         if np.any((labels < 0) | (labels >= num_groups)):
             raise EvenhandError(
                 f"hierarchical() has groups from {labels.min()} to {labels.max()}, but num_groups={num_groups}: "

@@ -344,3 +344,26 @@ def test_a_learning_rate_is_a_finite_number_above_0(rate: float) -> None:
     data = eh.data.from_arrays(X, LABELS, np.arange(60) % 3)
     with pytest.raises(eh.EvenhandError, match=r"fit\(learning_rate=.*\): give a finite number above 0"):
         eh.simulate(method(SOFTMAX, learning_rate=rate), data, rounds=1)
+
+
+@pytest.mark.parametrize(
+    "optimiser",
+    [
+        optax.sgd(optax.linear_schedule(0.0, 0.3, 20)),
+        optax.MultiSteps(optax.sgd(0.3), 4).gradient_transformation(),
+    ],
+    ids=["a step size from 0", "accumulated gradients"],
+)
+def test_a_step_that_changes_nothing_does_not_end_a_fit(optimiser: Any) -> None:
+    """It is measured after each step, and only a solver that says that it is done ends before ``steps``."""
+    measured = fit(MODEL, X, Y, optimiser=optimiser, steps=60)
+    unmeasured = fit(eh.centralized.batch(MODEL, eh.risks.mean(), optimiser=optimiser), X, Y, steps=60)
+    assert measured.steps == 60
+    assert np.array_equal(measured.params["kernel"], unmeasured.params["kernel"])
+    assert float(jnp.abs(measured.params["kernel"]).max()) > 0.5
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, 2**32])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    with pytest.raises(eh.EvenhandError, match=r"seed=.*whole number"):
+        fit(MODEL, X, Y, steps=2, optimiser=optax.sgd(0.1), valid_fraction=0.5, seed=seed)

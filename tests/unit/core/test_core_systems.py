@@ -202,6 +202,8 @@ def test_a_chain_applies_each_system_and_each_draws_as_it_does_alone() -> None:
     assert chain(stragglers(0.5)) is chain(stragglers(0.5))
     twice = _present(chain(dropouts(0.5), dropouts(0.4)), jnp.arange(4))
     assert abs(twice.mean() - 0.3) < 4.5 * np.sqrt(0.3 * 0.7 / twice.size)
+    nested = chain(chain(stragglers(0.5), dropouts(0.5)), dropouts(0.4))
+    assert nested is chain(stragglers(0.5), dropouts(0.5), dropouts(0.4))
     with pytest.raises(eh.EvenhandError, match="systems="):
         chain(0.5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(eh.EvenhandError, match="clients that drop out"):
@@ -232,6 +234,9 @@ def test_a_file_is_matched_by_the_clients_ids(tmp_path: Path) -> None:
     path.write_text("client,night,day\nb,0,1\nunused,1,1\n a ,1,0\n", encoding="utf-8")
     assert _available(availability(path), 2, 2, ("a", "b")).tolist() == [[True, False], [False, True]]
     assert _available(availability(str(path)), 2, 2, ("b", "a")).tolist() == [[False, True], [True, False]]
+    accented = tmp_path / "accented.csv"
+    accented.write_text("client,monday\ncafe\u0301,1\n", encoding="utf-8")  # an accent of its own
+    assert _available(availability(accented), 1, 1, ("caf\u00e9",)).all(), "as the data spell it"
     with pytest.raises(eh.EvenhandError, match=r"no line for 1 of 2 clients of the data: 'unusd' \(perhaps"):
         bound(availability(path), ("a", "unusd"))
     with pytest.raises(eh.EvenhandError, match=r"'c', 'd', 'e' and 2 more"):

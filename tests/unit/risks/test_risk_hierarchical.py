@@ -238,6 +238,11 @@ def test_a_loss_without_a_group_does_not_vanish() -> None:
     mean = eh.risks.mean()
     with pytest.raises(eh.EvenhandError, match="num_groups=2"):
         eh.risks.hierarchical(mean, mean, jnp.array([0, 1, 2]), 2)
+    for groups in (np.array([0.5, 1.0, 1.0]), np.array(["a", "b", "b"])):
+        with pytest.raises(
+            eh.EvenhandError, match=f"groups of type {groups.dtype}: .* a whole number from 0"
+        ):
+            eh.risks.hierarchical(mean, mean, groups, 2)
 
     def value(groups: jax.Array) -> jax.Array:
         return eh.risks.hierarchical(mean, mean, groups, 2).value(jnp.array([1.0, 2.0, 30.0]))
