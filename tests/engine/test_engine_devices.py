@@ -395,7 +395,7 @@ def test_nothing_is_exchanged_beside_a_loop_that_exchanges(equal):
         Job(SHIFTING["scaffold"], equal, rounds=1, cohort=11, execution=Execution(devices=4, stream=False))
     )
     arguments = (ready.state, ready.rows, ready.keys, jnp.int32(0))
-    compiled = jax.jit(partial(engine.one_round, ready.program)).lower(*arguments).compile().as_text()
+    compiled = str(jax.jit(partial(engine.one_round, ready.program)).lower(*arguments).compile().as_text())
     gathered = re.findall(r"= (\w+)\[[^ ]* all-gather\(", compiled)
     assert "f32" in gathered and "s32" not in gathered, "states afterwards, and not who has them"
 

@@ -70,6 +70,12 @@ def from_torch_datasets(
     expect("datasets", datasets, Mapping, '{"oslo": dataset, "rome": dataset}')
     if not datasets:
         raise EvenhandError(f"{name}: there are no clients: give a dictionary of client ids and data sets.")
+    if test is not None:
+        expect("test", test, Mapping, '{"oslo": dataset, "rome": dataset}')
+        if not test:
+            raise EvenhandError(
+                f"{name}: test={{}} has no data sets: leave it out, or give those of some clients."
+            )
     inputs, labels, client = _pooled(datasets, x, y, name)
     if test is None:
         return from_arrays(
@@ -94,22 +100,40 @@ def from_torch_datasets(
 
 def _pooled(
     datasets: Mapping[Any, RowsByNumber], x: str | None, y: str | None, name: str
-) -> tuple[NDArray, NDArray, NDArray]:
+) -> tuple[NDArray, NDArray, list[Any]]:
     """The inputs, labels and clients of all examples, one client after the other."""
     pairs, ids = list[tuple[NDArray, NDArray]](), list[Any]()
     for client, dataset in datasets.items():
         place = f"{name}, client {client!r}"
         for i in range(_length(dataset, place)):
             pair = _pair(dataset[i], x, y, f"{place}, example {i}")
-            if pairs and pair[0].shape != pairs[0][0].shape:
-                raise EvenhandError(
-                    f"{place}, example {i} has inputs of shape {pair[0].shape}, the first one of {pairs[0][0].shape}: "
-                    "pad, crop or resize them to one shape."
-                )
+            _check_form(pair, pairs[0] if pairs else pair, f"{place}, example {i}")
             pairs.append(pair)
             ids.append(client)
     inputs, labels = zip(*pairs, strict=True)
-    return validation.pixels(np.stack(inputs)), np.stack(labels), np.array(ids)
+    # A list, which keeps the types of ids: as an array, 1 and "1" would be one client.
+    return validation.pixels(np.stack(inputs)), np.stack(labels), ids
+
+
+def _check_form(pair: tuple[NDArray, NDArray], first: tuple[NDArray, NDArray], place: str) -> None:
+    """Checks that the inputs and the label of an example are like those of the first one."""
+    (inputs, label), (first_inputs, first_label) = pair, first
+    if inputs.shape != first_inputs.shape:
+        raise EvenhandError(
+            f"{place} has inputs of shape {inputs.shape}, the first one of {first_inputs.shape}: pad, crop or resize "
+            "them to one shape."
+        )
+    if label.shape != first_label.shape:
+        raise EvenhandError(
+            f"{place} has a label of shape {label.shape}, the first one of {first_label.shape}: give labels of one "
+            "shape."
+        )
+    # Bytes are divided by 255, and stacked with others they would be bytes no more.
+    if (inputs.dtype == np.uint8) != (first_inputs.dtype == np.uint8):
+        raise EvenhandError(
+            f"{place} has inputs of type {inputs.dtype}, the first one of {first_inputs.dtype}: give either bytes, "
+            "which are divided by 255, or numbers."
+        )
 
 
 def _length(dataset: RowsByNumber, place: str) -> int:

@@ -164,3 +164,17 @@ def test_arrays_that_do_not_fit_together_are_refused(frame: Any, words: str) -> 
     with pytest.raises(EvenhandError) as caught:
         read(frame)
     assert words in str(caught.value)
+
+
+def test_the_numbers_of_rows_have_no_unit_and_no_more_rows_are_read_than_they_can_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first client with few rows has small numbers of rows."""
+    wards = np.repeat(list("abcde"), [6, 60, 60, 60, 60])
+    frame = pd.DataFrame({"ward": wards, "y": np.arange(246) % 2, "x": [[1.0, 2.0]] * 246})
+    assert read(frame).notes == ()
+    monkeypatch.setattr("evenhand.data.loaders._load._MOST_ROWS", 245)
+    with pytest.raises(
+        EvenhandError, match=r"has 246 rows, and with a column of arrays at most 245 .*from_arrays"
+    ):
+        read(frame)

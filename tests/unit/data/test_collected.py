@@ -110,6 +110,17 @@ def test_bytes_of_pictures_become_shares_and_other_integers_stay_tokens() -> Non
             *({"a": [(np.zeros(2), 0)], "b": [(np.zeros(2), 0), (np.zeros(3), 0)]}, {}),
             "client 'b', example 1 has inputs of shape (3,), the first one of (2,): pad, crop or resize",
         ),
+        (
+            *({"a": [(np.zeros(2), [1, 2]), (np.zeros(2), [1])]}, {}),
+            "client 'a', example 1 has a label of shape (1,), the first one of (2,)",
+        ),
+        (
+            *({"a": [(np.zeros(2, np.uint8), 0), (np.zeros(2, np.float32), 1)]}, {}),
+            "example 1 has inputs of type float32, the first one of uint8: give either bytes",
+        ),
+        ({"a": pairs("a")}, {"test": {}}, "test={} has no data sets: leave it out"),
+        ({"a": pairs("a")}, {"test": [pairs("a")]}, "test="),
+        ({1: pairs("a"), "1": pairs("b")}, {}, "have to be all text or all numbers"),
     ],
 )
 def test_what_is_no_data_set_is_refused(datasets: Any, options: dict[str, Any], words: str) -> None:

@@ -292,3 +292,12 @@ def test_columns_that_are_called_by_numbers_are_named_by_them(client: Any, label
         client="client",
         label=2,
     )
+
+
+@pytest.mark.parametrize("na", ["-1", "-1.0"])
+def test_ids_that_are_numbers_are_compared_with_na_as_numbers(na: str) -> None:
+    """pandas turns a column of whole numbers with a gap into floats."""
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"client": [1.0, 1.0, 2.0, 2.0, -1.0, -1.0], "x": range(6), "y": [0, 1] * 3})
+    data = from_frame(table, label="y", client="client", na=[na], drop_empty=True, test_fraction=0.0)
+    assert data.client_ids == ("1", "2") and data.train.rows == 4

@@ -178,10 +178,10 @@ def test_clients_learn_the_next_token(name: str) -> None:
 
 
 def test_a_diverged_transformer_is_no_better_at_any_place() -> None:
-    outputs, y = np.full((2, 3, 6), np.nan, np.float32), np.zeros((2, 3), np.int32)
-    assert np.isnan(ALL.metrics["accuracy"](outputs, y)).all() and np.isnan(ALL.losses(outputs, y)).all()
-    assert np.isfinite(ALL.losses(np.zeros_like(outputs), y)).all()
-    assert np.isnan(ALL.losses(np.zeros_like(outputs), y - 1)).all(), "no token has the number -1"
+    outputs, y = jnp.full((2, 3, 6), jnp.nan), jnp.zeros((2, 3), jnp.int32)
+    assert jnp.isnan(ALL.metrics["accuracy"](outputs, y)).all() and jnp.isnan(ALL.losses(outputs, y)).all()
+    assert jnp.isfinite(ALL.losses(jnp.zeros_like(outputs), y)).all()
+    assert jnp.isnan(ALL.losses(jnp.zeros_like(outputs), y - 1)).all(), "no token has the number -1"
 
 
 @pytest.mark.parametrize(

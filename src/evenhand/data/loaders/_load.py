@@ -44,6 +44,7 @@ from evenhand.data.loaders._texts import (
 )
 from evenhand.errors import Argument, EvenhandError, nearest, whole_number
 
+_MOST_ROWS = 2**24  # that the numbers of rows, as float32 inputs, can tell apart
 _TEXTS = (".csv", ".tsv", ".data", ".jsonl", ".ndjson")
 _TABLES = (*_TEXTS, ".parquet", ".pq")
 
@@ -467,6 +468,9 @@ def _array_dataset(frame: Any, opened: Frame, column: str, source: str, options:
     those of any other table.
     """
     arrays = as_features(array_column(frame, column, source), source)
+    if len(arrays) > _MOST_ROWS:
+        fault = f"{source} has {len(arrays):,} rows, and with a column of arrays at most {_MOST_ROWS:,} can be read"
+        raise EvenhandError(f"{fault}: give eh.data.from_arrays(x, y, client).")
 
     def series(name: str) -> Series:
         return (
@@ -481,9 +485,10 @@ def _array_dataset(frame: Any, opened: Frame, column: str, source: str, options:
     def filled(split: Split) -> Split:
         return split._replace(x=arrays[split.x[:, 0].astype(np.int64)])
 
-    return replace(
-        data, train=filled(data.train), valid=filled(data.valid), test=filled(data.test), features=None
-    )
+    train, valid, test = map(filled, (data.train, data.valid, data.test))
+    # The numbers of rows have no unit.
+    notes = tuple(note for note in data.notes if not note.startswith(f"Column {column!r} may be in"))
+    return replace(data, train=train, valid=valid, test=test, features=None, notes=notes)
 
 
 # --- data sets by name: the digits, and those that are downloaded once and checked ----------------------------
@@ -508,11 +513,8 @@ class Published(NamedTuple):
 
 
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
-
 _FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
-
 _OMNIGLOT = "https://github.com/brendenlake/omniglot/raw/master/python"
-
 _TFF = "https://storage.googleapis.com/tff-datasets-public"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from evenhand.data._dataset import Assignment, FederatedDataset, Split, assign, remarks_on_spelling
 from evenhand.data._features import Features, Fill, Series
 from evenhand.data._fitting import encode, fit, fit_target, text_encoding
-from evenhand.data._validation import NDArray, first_repeated, is_missing, spelled
+from evenhand.data._validation import NDArray, first_repeated, is_missing, number, spelled
 from evenhand.data.loaders import _cells as cells
 from evenhand.data.loaders._cells import Problems, Row
 from evenhand.data.loaders._csv import CellColumn, layout_of, read_cells
@@ -407,6 +407,10 @@ def _with_na(table: ReadTable, na: Sequence[str]) -> ReadTable:
     """The table with the cells that ``na`` lists as empty ones."""
 
     def ids_with_na(ids: NDArray) -> NDArray:
+        if ids.dtype.kind == "f":  # as text, 1.0 would be another client than 1
+            return np.where(
+                np.isin(ids, [value for value in map(number, na) if value is not None]), np.nan, ids
+            )
         texts = ids.astype(str)
         listed = np.isin(texts, na)
         return np.where(listed, "", texts) if listed.any() else ids
