@@ -83,7 +83,8 @@ def path(
     fit: eh.centralized.Fit | None = None
     minimisers = []
     for _ in tilts:
-        fit = eh.centralized.fit(solver, x, y, steps=steps, params=None if fit else start, after=fit)
+        first = start if fit is None else None
+        fit = eh.centralized.fit(solver, x, y, steps=steps, params=first, after=fit)
         minimisers.append(fit.params)
     return minimisers
 

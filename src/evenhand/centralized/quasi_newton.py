@@ -95,7 +95,7 @@ def quasi_newton(model: Model, risk: Risk | RiskOf, *, memory: int = 10) -> Solv
         return tree.select(value(after.params) < before, after, afresh)
 
     def is_done(state: _Descent) -> Array:
-        # Once no step descends from the gradient alone, the others need not be computed.
+        # The second miss began with the gradient alone, so that each further step would miss, too.
         return state.missed >= 2
 
     def step(state: _Descent, x: Array, y: Array, number: Array, key: Key) -> _Descent:

@@ -32,9 +32,10 @@ def linear(weigh: Weigh) -> Risk:
     """A risk whose value is the mean of the losses under its weights, which are also its gradient."""
 
     def total(weights: Array, losses: Array, p: Array) -> Array:
-        # A loss that is no number is not to be hidden by its rank, which may give it no weight.
-        lost = jnp.any((p > 0) & jnp.isnan(losses))
-        return jnp.where(lost, jnp.nan, jnp.sum(jnp.where(weights > 0, weights * losses, 0.0)))
+        # A NaN must show, though its rank may give it no weight; losses with p = 0 are 0 here, even if they were NaN.
+        return jnp.where(
+            jnp.any(jnp.isnan(losses)), jnp.nan, jnp.sum(jnp.where(weights > 0, weights * losses, 0.0))
+        )
 
     return dual(weigh, total)
 

@@ -49,7 +49,7 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array | np.ndarray, num_group
     """
     if not isinstance(groups, Tracer):
         labels = np.asarray(groups)  # concrete even where the risk is made inside a compiled function
-        if labels.dtype.kind not in "iu":
+        if labels.dtype.kind not in "biu":
             raise EvenhandError(
                 f"hierarchical() has groups of type {labels.dtype}: give the number of each loss's group, a whole "
                 "number from 0."

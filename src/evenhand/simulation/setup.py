@@ -76,9 +76,9 @@ _MOST_ON_ACCELERATOR, _MOST_SMALL = 128, 1024
 _MOST_WASTE = 1.1
 """The largest ratio of executed to useful local steps on a CPU, which gains little from a lane."""
 _SAMPLED_ROUNDS = 16
+"""Rounds whose cohorts are drawn to see whether all clients take equally many steps."""
 _MOST_KEPT = 2**20
 """Bytes that a program may close over, such as who is available when, to be kept for other runs."""
-"""Rounds whose cohorts are drawn to see whether all clients take equally many steps."""
 _RESIDENT = 2**30
 """Bytes of clients' states up to which a CPU trains on all of them in place."""
 _COPIES = 8

@@ -170,11 +170,11 @@ def test_the_numbers_of_rows_have_no_unit_and_no_more_rows_are_read_than_they_ca
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A first client with few rows has small numbers of rows."""
-    wards = np.repeat(list("abcde"), [6, 60, 60, 60, 60])
-    frame = pd.DataFrame({"ward": wards, "y": np.arange(246) % 2, "x": [[1.0, 2.0]] * 246})
+    wards = np.repeat(list("abcde"), [12, 100, 100, 100, 100])
+    frame = pd.DataFrame({"ward": wards, "y": np.arange(412) % 2, "x": [[1.0, 2.0]] * 412})
     assert read(frame).notes == ()
-    monkeypatch.setattr("evenhand.data.loaders._load._MOST_ROWS", 245)
+    monkeypatch.setattr("evenhand.data.loaders._load._MOST_ROWS", 411)
     with pytest.raises(
-        EvenhandError, match=r"has 246 rows, and with a column of arrays at most 245 .*from_arrays"
+        EvenhandError, match=r"has 412 rows, and with a column of arrays at most 411 .*from_arrays"
     ):
         read(frame)

@@ -44,7 +44,7 @@ from evenhand.data.loaders._texts import (
 )
 from evenhand.errors import Argument, EvenhandError, nearest, whole_number
 
-_MOST_ROWS = 2**24  # that the numbers of rows, as float32 inputs, can tell apart
+_MOST_ROWS = 2**24  # up to which float32 holds each row number exactly
 _TEXTS = (".csv", ".tsv", ".data", ".jsonl", ".ndjson")
 _TABLES = (*_TEXTS, ".parquet", ".pq")
 
