@@ -171,26 +171,24 @@ def lowered(function: Callable[[*_Arguments], _R]) -> Callable[[*_Arguments], _R
     @wraps(function)
     def call(*arguments: *_Arguments) -> _R:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        outputs = _lowered(closed, jax.tree.leaves(arguments))
-        if outputs is None:
-            return function(*arguments)
-        return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+        try:
+            outputs = _run(closed, *jax.tree.leaves(arguments)) if _has_work(closed) else None
+        except Exception as error:
+            # Where the function fails, too, as under a transformation that it does not allow, the walk is not to blame.
+            result = function(*arguments)
+            warnings.warn(
+                f"JAX {jax.__version__} keeps programs in a way that Evenhand does not know ({error!r}): convolutions"
+                f" and pooling are left to XLA, which makes local training on a CPU several times slower.",
+                stacklevel=2,
+            )
+            return result
+        return (
+            function(*arguments)
+            if outputs is None
+            else jax.tree.unflatten(jax.tree.structure(shapes), outputs)
+        )
 
     return call
-
-
-def _lowered(program: Any, arguments: Sequence[Any]) -> list[Any] | None:
-    """The results; None where there is nothing to replace, or no knowing how."""
-    try:
-        return _run(program, *arguments) if _has_work(program) else None
-    # The function itself has been traced: what fails is the walk through its program.
-    except Exception as error:
-        warnings.warn(
-            f"JAX {jax.__version__} keeps programs in a way that Evenhand does not know ({error!r}): convolutions and"
-            f" pooling are left to XLA, which makes local training on a CPU several times slower.",
-            stacklevel=3,
-        )
-        return None
 
 
 def _run(program: Any, *operands: Any) -> list[Any]:

@@ -22,7 +22,7 @@ from jax import lax
 
 from evenhand import evaluation
 from evenhand._platform import check_process
-from evenhand.centralized._solver import Solver, check_model
+from evenhand.centralized._solver import Solver, check_model, check_risk
 from evenhand.centralized._solvers import batch
 from evenhand.centralized.quasi_newton import quasi_newton
 from evenhand.errors import EvenhandError, expect, whole_number
@@ -278,7 +278,14 @@ def _divided(x: Array, y: Array, groups: npt.ArrayLike | None, fraction: float, 
         raise EvenhandError(
             f"fit(groups=...) has shape {member.shape}: give one group for each of {rows} rows."
         )
-    names, codes = np.unique(member, return_inverse=True)
+    try:
+        names, codes = np.unique(member, return_inverse=True)
+    except TypeError:  # None among texts, or texts among numbers
+        names = member[:0]
+    if not names.size or names[-1] != names[-1]:
+        raise EvenhandError(
+            "fit(groups=...) misses a group, or mixes texts with numbers: give all as one kind."
+        )
     sizes = np.bincount(codes)
     named = ("all",) if groups is None else tuple(map(str, names))
     if not fraction:
@@ -347,10 +354,7 @@ def _planned(
             return quasi_newton(model, train), objective
         return batch(model, train, optimiser=optimiser), objective
     expect("risk", risk, FunctionType, "eh.risks.tilted(1.0), or a function of the step that gives one")
-    if risk.__module__.startswith("evenhand.risks"):
-        raise EvenhandError(
-            f"risk={risk.__name__} is the function itself: call it, as in eh.risks.tilted(1.0)."
-        )
+    check_risk(risk)
     if optimiser is None or inner is not None:
         raise EvenhandError(
             "fit(risk=...): a risk that changes with the step needs an optimiser=, and has no inner= risk."

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import NamedTuple
 
 import jax
@@ -12,9 +13,9 @@ import optax
 from jax import lax
 
 from evenhand import local
-from evenhand.errors import expect
+from evenhand.errors import EvenhandError, expect
 from evenhand.lowering import lowered
-from evenhand.types import Array, Key, Model, Params, PyTree
+from evenhand.types import Array, Key, Model, Params, PyTree, Risk
 
 
 class Solver(NamedTuple):
@@ -46,6 +47,14 @@ def check_parts(model: object, optimiser: object) -> None:
     """Checks that each part of a solver is of the kind that its argument takes."""
     check_model(model)
     expect("optimiser", optimiser, optax.GradientTransformation, "optax.sgd(0.1)")
+
+
+def check_risk(risk: Risk | Callable[[Array], Risk]) -> None:
+    """Refuses a factory of risks that was not called: it would take the number of the step for its parameter."""
+    if isinstance(risk, FunctionType) and risk.__module__.startswith("evenhand.risks"):
+        raise EvenhandError(
+            f"risk={risk.__name__} is the function itself: call it, as in eh.risks.tilted(1.0)."
+        )
 
 
 def weighted_gradient(

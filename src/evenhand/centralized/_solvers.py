@@ -17,7 +17,7 @@ import numpy.typing as npt
 import optax
 
 from evenhand import tree
-from evenhand.centralized._solver import Solver, check_parts, weighted_gradient
+from evenhand.centralized._solver import Solver, check_parts, check_risk, weighted_gradient
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.risks import tilted
 from evenhand.types import Array, Key, Model, Params, PyTree, Risk
@@ -63,6 +63,7 @@ def batch(
     TERM.
     """
     check_parts(model, optimiser)
+    check_risk(risk)
 
     def init(params: Params, x: Array, y: Array) -> _Descent:
         return _Descent(params, optimiser.init(params))

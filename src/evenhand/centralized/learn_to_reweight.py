@@ -100,8 +100,10 @@ def learn_to_reweight(
             plain = jax.grad(lambda params: jnp.mean(losses(params)))(batch.params)
             ahead = tree.subtract(ahead, tree.scale(step, plain))
         direction = jax.grad(validation)(ahead)
-        # The derivative of the losses in one direction has all inner products, without a gradient per example.
-        _, products = jax.jvp(losses, (batch.params,), (direction,))
+        # The derivative of all losses in one direction has all inner products, without a gradient per example: the
+        # transpose of the gradient, which exists for models without forward mode, too, such as lstm.
+        values, pull = jax.vjp(losses, batch.params)
+        (products,) = jax.vjp(pull, jnp.zeros_like(values))[1]((direction,))
         scores = products if kappa is None else 1.0 / products.size + kappa * products
         return normalised(jnp.maximum(scores, 0.0)), state
 

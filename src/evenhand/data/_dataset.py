@@ -204,7 +204,7 @@ class FederatedDataset:
           >>> eh.data.load("digits", clients=10).select(["7", 2]).client_ids
           ('2', '7')
         """
-        if isinstance(ids, str | bytes):
+        if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
             raise EvenhandError(f"select({ids!r:.40}): give a list of client ids, such as [{ids!r:.40}].")
         names = [validation.canonical(validation.spelled(name)) for name in ids]
         position = {name: k for k, name in enumerate(self.client_ids)}

@@ -9,7 +9,7 @@ import numpy as np
 
 from evenhand.data._dataset import FederatedDataset, PooledRows, build
 from evenhand.data._validation import NDArray, Splitting, generator
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, whole_number
 
 _FEATURES = 60
 _CLASSES = 10
@@ -148,9 +148,8 @@ def _check(
     for name, value in (("alpha", alpha), ("beta", beta), ("size_sigma", size_sigma)):
         if not (math.isfinite(value) and value >= 0):
             raise EvenhandError(f"{name} must be finite and at least 0, not {value}.")
-    if clients < 1:
-        raise EvenhandError(f"clients must be at least 1, not {clients}.")
-    if not 0 <= shared <= clients:
+    whole_number("clients", clients, 1)
+    if whole_number("iid_clients", shared, 0) > clients:
         raise EvenhandError(f"iid_clients must be between 0 and the {clients} clients, not {shared}.")
-    if max_size is not None and max_size < 1:
-        raise EvenhandError(f"max_size must be at least 1, not {max_size}.")
+    if max_size is not None:
+        whole_number("max_size", max_size, 1)

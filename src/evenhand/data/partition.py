@@ -24,6 +24,8 @@ __all__ = [
 
 _WIDEST = 1e6
 """Standard deviation of log sizes; one client has all the rows long before that."""
+_GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, modulo 1, cover the unit interval evenly, however many there are."""
 
 
 def iid(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
@@ -53,8 +55,8 @@ def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> ND
     r"""Label skew (non-IID): each class is divided among the clients by a separate Dirichlet draw.
 
     For every class :math:`c`, :math:`p_c\sim\mathrm{Dir}(\alpha\mathbf 1_K)` and client :math:`k` gets a
-    share :math:`p_{c,k}` of the shuffled examples of :math:`c`, rounded so that the class is used up.  Small
-    ``alpha``: few clients per class, and unequal sizes; large ``alpha``: nearly IID.
+    share :math:`p_{c,k}` of the shuffled examples of :math:`c`, rounded up or down so that the class is used up.
+    Small ``alpha``: few clients per class, and unequal sizes; large ``alpha``: nearly IID.
 
     Differs from the papers: they draw again until every client has enough examples, which may never end; here a
     client left without examples gets a random one of the client that has most.
@@ -86,10 +88,11 @@ def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> ND
         raise EvenhandError(f"alpha must be positive and at most 1e9, not {alpha}.")
     random = generator(seed, "partition.dirichlet")
     client = np.empty(len(codes), np.int64)
-    for members in _rows_of_classes(codes):
-        rows = random.permutation(members)
+    members = _rows_of_classes(codes)
+    for rows, start in zip(members, _starts(len(members), seed), strict=True):
+        shuffled = random.permutation(rows)
         shares = random.dirichlet(np.full(clients, float(alpha)))
-        client[rows] = _spread(len(rows), shares)
+        client[shuffled] = _spread(len(shuffled), shares, start)
     return _no_empty_client(client, clients, random)
 
 
@@ -271,7 +274,7 @@ def by_column(values: npt.ArrayLike) -> NDArray:
 
 
 def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed: int = 0) -> NDArray:
-    """Divides further examples so that each class has the same shares over clients as before.
+    """Divides further examples so that each class has the same shares over clients as before, rounded up or down.
 
     For a data set that comes with pooled test examples: partition the training examples, then give every client test
     examples like them.
@@ -280,7 +283,7 @@ def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed
       y: ``(n,)`` labels of the examples already spread.
       client: ``(n,)`` their client numbers.
       new_y: ``(m,)`` labels of the further examples; a class not in ``y`` is spread by the clients' sizes.
-      seed: of the shuffle.
+      seed: of the shuffle, and of what is rounded up.
 
     Returns:
       ``(m,)`` int64 client numbers; a client may get none.
@@ -300,11 +303,12 @@ def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed
     clients = int(owner.max()) + 1
     random = generator(seed, "partition.matching")
     result = np.empty(len(fresh), np.int64)
-    for label in np.unique(fresh):
+    kinds = np.unique(fresh)
+    for label, start in zip(kinds, _starts(len(kinds), seed), strict=True):
         owners = owner[labels == label]
-        shares = np.bincount(owners if len(owners) else owner, minlength=clients)
+        counts = np.bincount(owners if len(owners) else owner, minlength=clients)
         rows = random.permutation(np.flatnonzero(fresh == label))
-        result[rows] = _spread(len(rows), shares / shares.sum())
+        result[rows] = _spread(len(rows), counts, start)
     return result
 
 
@@ -357,11 +361,21 @@ def _rows_of_classes(codes: NDArray) -> list[NDArray]:
     return np.split(order, np.cumsum(np.bincount(codes))[:-1])
 
 
-def _spread(rows: int, shares: NDArray) -> NDArray:
-    """``(rows,)`` client numbers in ascending order, client ``k`` about ``shares[k] * rows`` times."""
-    ends = np.rint(np.cumsum(shares) * rows).astype(np.int64)
-    ends[-1] = rows
+def _spread(rows: int, shares: NDArray, start: float = 0.5) -> NDArray:
+    """``(rows,)`` client numbers in ascending order, in proportion to ``shares``, by systematic sampling.
+
+    A client gets its part of ``rows`` rounded up or down; over uniform ``start`` in [0, 1), its part on average.
+    """
+    reached = np.cumsum(shares)
+    # A part that is whole stays whole, whatever its last bits are.
+    ends = np.floor(np.round(reached / reached[-1] * rows, 6) + start).astype(np.int64)
     return np.repeat(np.arange(len(shares)), np.diff(ends, prepend=0))
+
+
+def _starts(classes: int, seed: int) -> NDArray:
+    """A start for each class, so that classes round up at different clients and these have about equal sizes."""
+    first = generator(seed, "partition.starts").random()
+    return (first + _GOLDEN * np.arange(classes)) % 1.0
 
 
 def _no_empty_client(client: NDArray, clients: int, random: np.random.Generator) -> NDArray:

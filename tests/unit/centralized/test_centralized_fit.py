@@ -147,6 +147,8 @@ def test_a_step_that_does_not_descend_is_not_taken() -> None:
     [
         ({"y": Y[:-1]}, "one label per row"),
         ({"groups": GROUPS[:-1]}, "one group for each of 60 rows"),
+        ({"groups": [None, *GROUPS[1:]]}, "misses a group"),
+        ({"groups": np.where(np.arange(60) == 3, np.nan, 1.0)}, "misses a group"),
         ({"valid_fraction": 1.0}, "valid_fraction=1.0"),
         ({"patience": 3}, "give valid_fraction="),
         ({"optimiser": optax.sgd(0.1)}, "give steps="),

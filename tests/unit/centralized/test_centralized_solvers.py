@@ -265,6 +265,7 @@ def test_a_group_that_was_never_drawn_begins_at_its_first_batch_or_where_the_pap
             lambda: fit(batch(QUADRATIC, eh.risks.mean(), optimiser=FROZEN), POINTS, LABELS[:2], steps=1),
             "one label per row",
         ),
+        (lambda: batch(QUADRATIC, eh.risks.tilted, optimiser=FROZEN), "is the function itself: call it"),
     ],
 )
 def test_a_wrong_argument_gets_a_sentence(make: object, words: str) -> None:

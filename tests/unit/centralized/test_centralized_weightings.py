@@ -14,6 +14,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
 
 import evenhand as eh
 from evenhand.centralized import (
@@ -418,6 +419,27 @@ def reweighted(theta: np.ndarray, step: float, kappa: float | None) -> np.ndarra
 def test_learn_to_reweight_equals_the_loop_in_numpy(step: float, kappa: float | None) -> None:
     weighting = learn_to_reweight(CLEAN_X, CLEAN_Y, step=step, kappa=kappa)
     assert_equals(weighting, lambda number, theta, losses: reweighted(theta, step, kappa), 8)
+
+
+def test_learn_to_reweight_takes_models_with_a_gradient_of_their_own() -> None:
+    """The inner products are those of gradients of single examples, which reverse mode gives."""
+    model = eh.models.gru(5, embedding=2, hidden=3, layers=1)
+    params = model.init(jax.random.key(0))
+    tokens, following = jax.random.randint(jax.random.key(1), (2, 12, 4), 0, 5)
+    following = following[:, 0]
+
+    def gradient(x: Array, y: Array) -> Array:
+        flat = jax.grad(lambda params: jnp.mean(model.losses(model.apply(params, x), y)))(params)
+        return ravel_pytree(flat)[0]
+
+    clean = gradient(tokens[:5], following[:5])
+    scores = [float(gradient(tokens[i : i + 1], following[i : i + 1]) @ clean) for i in range(12)]
+    raw = np.maximum(scores, 0)
+    losses = model.losses(model.apply(params, tokens), following)
+    batch = seen(losses, following, params=params, x=tokens)
+    weights, _ = learn_to_reweight(tokens[:5], following[:5]).weigh(model, (), batch)
+    np.testing.assert_allclose(weights, 12 * raw / raw.sum(), rtol=1e-4, atol=1e-6)
+    assert 0 < np.sum(raw > 0) < 12
 
 
 @pytest.mark.parametrize("kappa", [None, 0.7])

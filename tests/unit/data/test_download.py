@@ -140,6 +140,47 @@ def test_a_file_without_a_checksum_is_trusted_and_says_so(server: Server, tmp_pa
     assert download(server.remote().url, folder=tmp_path / "b", sha256=SHA256.upper()).is_file()
 
 
+def test_without_a_checksum_the_begin_of_what_may_be_another_file_is_thrown_away(
+    server: Server, tmp_path: Path
+) -> None:
+    """Also one that is longer than the file, of which the server would say that nothing is missing."""
+    for left in (b"other" * 100, CONTENT + b"more"):
+        (tmp_path / "data set.bin.part").write_bytes(left)
+        with pytest.warns(EvenhandWarning, match="no checksum"):
+            path = fetch(server.remote(None), tmp_path)
+        assert path.read_bytes() == CONTENT
+        path.unlink()
+    assert server.ranges == [None, None]
+
+
+def test_a_file_that_is_there_must_have_the_checksum(tmp_path: Path) -> None:
+    site = tmp_path / "data.csv"
+    site.write_bytes(CONTENT)
+    kept = tmp_path / "kept"
+    assert download(site.as_uri(), sha256=SHA256.upper(), folder=kept).read_bytes() == CONTENT
+    (kept / "data.csv").write_bytes(b"another")
+    assert download(site.as_uri(), folder=kept).read_bytes() == b"another"
+    with pytest.raises(
+        EvenhandError, match=r"another file of this name is there \(its SHA-256 is .*delete it"
+    ):
+        download(site.as_uri(), sha256=SHA256, folder=kept)
+    assert (kept / "data.csv").read_bytes() == b"another"
+
+
+def test_files_of_two_sites_with_one_name_are_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_download, "cache_folder", lambda: tmp_path / "cache")
+    contents: list[bytes] = []
+    for content in (b"one", b"two"):
+        site = tmp_path / content.decode()
+        site.mkdir()
+        (site / "data.csv").write_bytes(content)
+        checksum = hashlib.sha256(content).hexdigest()
+        contents.append(download((site / "data.csv").as_uri(), sha256=checksum).read_bytes())
+    assert contents == [b"one", b"two"]
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [

@@ -93,6 +93,28 @@ def test_dirichlet_skew_follows_alpha() -> None:
     assert found[0.1] > 3 * found[10.0]
 
 
+def test_classes_with_fewer_rows_than_clients_do_not_all_go_to_the_same_clients() -> None:
+    """Forty equal clients, ten rows of each of ten classes: two or three rows each, as a fair deal of 100 rows is.
+
+    Rounded alike for each class, ten clients would get all rows.
+    """
+    y = np.repeat(np.arange(10), 10)
+    near_iid = partition.dirichlet(y, 40, 1e9, seed=0)
+    equal = np.repeat(np.arange(10), 40), np.tile(np.arange(40), 10)
+    for client in (near_iid, partition.matching(*equal, y)):
+        assert set(np.bincount(client, minlength=40).tolist()) == {2, 3}
+        assert np.unique(np.stack([client, y]), axis=1).shape[1] == 100
+
+
+def test_a_client_gets_its_part_of_a_class_on_average() -> None:
+    """Parts of 5 rows in proportion to 1, 2, 0, 3, 4 are 0.5, 1, 0, 1.5 and 2: rounded, and over seeds exact."""
+    held = np.repeat(np.arange(5), [1, 2, 0, 3, 4])
+    dealt = [partition.matching(np.zeros(10), held, np.zeros(5), seed) for seed in range(400)]
+    counts = np.array([np.bincount(client, minlength=5) for client in dealt])
+    assert {tuple(row) for row in counts.tolist()} == {(0, 1, 0, 2, 2), (1, 1, 0, 1, 2)}
+    assert abs(counts[:, 0].mean() - 0.5) < 5 * 0.5 / 20
+
+
 def test_dirichlet_moves_as_few_rows_as_it_must() -> None:
     y = np.zeros(50, int)
     client = partition.dirichlet(y, 20, 1e-9, seed=0)

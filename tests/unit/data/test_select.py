@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,9 +58,10 @@ def test_the_rest_is_the_complement(ids: set[str]) -> None:
         (["ann", "ann "], "client 'ann' is named twice"),
         ([], "no client is named"),
         ("ann", "give a list of client ids, such as ['ann']"),
+        (7, "give a list of client ids, such as [7]"),
     ],
 )
-def test_what_names_no_clients_is_refused(ids: list[str] | str, words: str) -> None:
+def test_what_names_no_clients_is_refused(ids: Any, words: str) -> None:
     with pytest.raises(EvenhandError) as caught:
         DATA.select(ids)
     assert words in str(caught.value)

@@ -68,15 +68,17 @@ def cache_folder() -> Path:
 def download(url: str, *, sha256: str | None = None, folder: str | Path | None = None) -> Path:
     """Downloads a file, unless the folder has it already, and returns its path.
 
-    A transfer that broke off resumes where it stopped, if the server can do that.
+    With a checksum, a transfer that broke off resumes where it stopped, if the server can do that.
 
     Args:
       url: ``https:``, ``http:`` or ``file:``.
       sha256: the checksum that the file must have; None: any will do, and a warning says which it has.
-      folder: where the file is kept; None: ``downloads`` in the folder for caches, see :func:`evenhand.data.load`.
+      folder: where the file is kept; None: a folder for this address below ``downloads`` in the folder for caches, see
+        :func:`evenhand.data.load`.
 
     Raises:
-      EvenhandError: the file cannot be fetched, or has another checksum; nothing is kept under its name.
+      EvenhandError: the file cannot be fetched, or has another checksum, and is not kept under its name then; or the
+        folder has a file of that name with another checksum.
 
     Example:
       >>> import pathlib, tempfile
@@ -92,7 +94,15 @@ def download(url: str, *, sha256: str | None = None, folder: str | Path | None =
     remote = Remote(url, None if sha256 is None else sha256.lower())
     if not remote.name or {"/", "\\", "\0"} & set(remote.name) or remote.name in (".", ".."):
         raise EvenhandError(f"{url:.200}: the address ends in no file name: give the address of a file.")
-    return fetch(remote, cache_folder() / "downloads" if folder is None else Path(folder))
+    # Files of different sites may have one name.
+    own = cache_folder() / "downloads" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    path = fetch(remote, own if folder is None else Path(folder))
+    fault = _fault(remote, path)
+    if fault:
+        raise EvenhandError(
+            f"{path}: another file of this name is there ({fault}): delete it, or use another folder."
+        )
+    return path
 
 
 def fetch(remote: Remote, folder: Path) -> Path:
@@ -107,6 +117,8 @@ def fetch(remote: Remote, folder: Path) -> Path:
     with _explained(remote, folder):
         folder.mkdir(parents=True, exist_ok=True)
         with _part(path) as part:
+            if remote.sha256 is None:  # nothing would tell the begin of another file from that of this one
+                part.unlink(missing_ok=True)
             was_begun = part.exists() and part.stat().st_size > 0
             _transfer(remote, part)
             fault = _fault(remote, part)
