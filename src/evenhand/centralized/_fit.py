@@ -280,9 +280,11 @@ def _divided(x: Array, y: Array, groups: npt.ArrayLike | None, fraction: float, 
         )
     try:
         names, codes = np.unique(member, return_inverse=True)
+        is_whole = names[-1] == names[-1]  # NaN is the last of numbers
     except TypeError:  # None among texts, or texts among numbers
-        names = member[:0]
-    if not names.size or names[-1] != names[-1]:
+        names = codes = member
+        is_whole = False
+    if not is_whole:
         raise EvenhandError(
             "fit(groups=...) misses a group, or mixes texts with numbers: give all as one kind."
         )

@@ -24,8 +24,6 @@ __all__ = [
 
 _WIDEST = 1e6
 """Standard deviation of log sizes; one client has all the rows long before that."""
-_GOLDEN = (5**0.5 - 1) / 2
-"""Multiples of it, modulo 1, cover the unit interval evenly, however many there are."""
 
 
 def iid(rows: int | npt.ArrayLike, clients: int, seed: int = 0) -> NDArray:
@@ -88,11 +86,11 @@ def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> ND
         raise EvenhandError(f"alpha must be positive and at most 1e9, not {alpha}.")
     random = generator(seed, "partition.dirichlet")
     client = np.empty(len(codes), np.int64)
-    members = _rows_of_classes(codes)
-    for rows, start in zip(members, _starts(len(members), seed), strict=True):
-        shuffled = random.permutation(rows)
+    owed = np.zeros(clients)
+    for members in _rows_of_classes(codes):
+        rows = random.permutation(members)
         shares = random.dirichlet(np.full(clients, float(alpha)))
-        client[shuffled] = _spread(len(shuffled), shares, start)
+        client[rows] = _dealt(len(rows), shares, owed)
     return _no_empty_client(client, clients, random)
 
 
@@ -283,7 +281,7 @@ def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed
       y: ``(n,)`` labels of the examples already spread.
       client: ``(n,)`` their client numbers.
       new_y: ``(m,)`` labels of the further examples; a class not in ``y`` is spread by the clients' sizes.
-      seed: of the shuffle, and of what is rounded up.
+      seed: of the shuffle.
 
     Returns:
       ``(m,)`` int64 client numbers; a client may get none.
@@ -303,12 +301,12 @@ def matching(y: npt.ArrayLike, client: npt.ArrayLike, new_y: npt.ArrayLike, seed
     clients = int(owner.max()) + 1
     random = generator(seed, "partition.matching")
     result = np.empty(len(fresh), np.int64)
-    kinds = np.unique(fresh)
-    for label, start in zip(kinds, _starts(len(kinds), seed), strict=True):
+    owed = np.zeros(clients)
+    for label in np.unique(fresh):
         owners = owner[labels == label]
         counts = np.bincount(owners if len(owners) else owner, minlength=clients)
         rows = random.permutation(np.flatnonzero(fresh == label))
-        result[rows] = _spread(len(rows), counts, start)
+        result[rows] = _dealt(len(rows), counts, owed)
     return result
 
 
@@ -361,21 +359,27 @@ def _rows_of_classes(codes: NDArray) -> list[NDArray]:
     return np.split(order, np.cumsum(np.bincount(codes))[:-1])
 
 
-def _spread(rows: int, shares: NDArray, start: float = 0.5) -> NDArray:
-    """``(rows,)`` client numbers in ascending order, in proportion to ``shares``, by systematic sampling.
-
-    A client gets its part of ``rows`` rounded up or down; over uniform ``start`` in [0, 1), its part on average.
-    """
-    reached = np.cumsum(shares)
-    # A part that is whole stays whole, whatever its last bits are.
-    ends = np.floor(np.round(reached / reached[-1] * rows, 6) + start).astype(np.int64)
+def _spread(rows: int, shares: NDArray) -> NDArray:
+    """``(rows,)`` client numbers in ascending order, client ``k`` about ``shares[k] * rows`` times."""
+    ends = np.rint(np.cumsum(shares) * rows).astype(np.int64)
+    ends[-1] = rows
     return np.repeat(np.arange(len(shares)), np.diff(ends, prepend=0))
 
 
-def _starts(classes: int, seed: int) -> NDArray:
-    """A start for each class, so that classes round up at different clients and these have about equal sizes."""
-    first = generator(seed, "partition.starts").random()
-    return (first + _GOLDEN * np.arange(classes)) % 1.0
+def _dealt(rows: int, shares: NDArray, owed: NDArray) -> NDArray:
+    """``(rows,)`` client numbers in ascending order: each client's part of the rows, rounded up or down.
+
+    Rounded up where most is ``owed`` by classes before, which this call changes: else all classes would be rounded up
+    at the same clients.
+    """
+    parts = shares / shares.sum() * rows
+    counts = np.floor(np.round(parts, 6)).astype(np.int64)  # a part that is whole stays whole
+    owed += parts - counts
+    can_grow = np.round(parts, 6) > counts
+    order = np.argsort(np.where(can_grow, -owed, np.inf), kind="stable")[: rows - counts.sum()]
+    counts[order] += 1
+    owed[order] -= 1
+    return np.repeat(np.arange(len(shares)), counts)
 
 
 def _no_empty_client(client: NDArray, clients: int, random: np.random.Generator) -> NDArray:

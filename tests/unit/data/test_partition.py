@@ -106,13 +106,20 @@ def test_classes_with_fewer_rows_than_clients_do_not_all_go_to_the_same_clients(
         assert np.unique(np.stack([client, y]), axis=1).shape[1] == 100
 
 
-def test_a_client_gets_its_part_of_a_class_on_average() -> None:
-    """Parts of 5 rows in proportion to 1, 2, 0, 3, 4 are 0.5, 1, 0, 1.5 and 2: rounded, and over seeds exact."""
-    held = np.repeat(np.arange(5), [1, 2, 0, 3, 4])
-    dealt = [partition.matching(np.zeros(10), held, np.zeros(5), seed) for seed in range(400)]
-    counts = np.array([np.bincount(client, minlength=5) for client in dealt])
-    assert {tuple(row) for row in counts.tolist()} == {(0, 1, 0, 2, 2), (1, 1, 0, 1, 2)}
-    assert abs(counts[:, 0].mean() - 0.5) < 5 * 0.5 / 20
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=1, max_size=9), st.integers(0, 30)
+)
+def test_parts_of_classes_are_rounded_up_or_down(held: list[list[int]], fresh: int) -> None:
+    """Of each class, and whole parts stay whole; sizes of clients are within 2 of their parts of all classes."""
+    table = np.array([[*row, 1] for row in held])
+    y, client = np.repeat(np.indices(table.shape).reshape(2, -1), table.ravel(), axis=1)
+    new = np.repeat(np.arange(len(table)), fresh)
+    counts = np.zeros_like(table)
+    np.add.at(counts, (new, partition.matching(y, client, new)), 1)
+    parts = fresh * table / table.sum(axis=1, keepdims=True)
+    assert (counts.sum(axis=1) == fresh).all()
+    assert (np.floor(parts + 1e-5) <= counts).all() and (counts <= np.ceil(parts - 1e-5)).all()
+    assert np.abs((counts - parts).sum(axis=0)).max() < 2
 
 
 def test_dirichlet_moves_as_few_rows_as_it_must() -> None:
