@@ -197,6 +197,22 @@ def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert set(load_run(folders[0]).view().client_ids) == set(names)
 
 
+def test_a_page_replaces_pages_alone(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither a table nor what belongs to a run; a page that was written before is replaced."""
+    run, page, table = runs / "a", tmp_path / "page.html", tmp_path / "d.csv"
+    table.write_text("client,x,label")
+    for command in ("compare", "report"):
+        assert main([command, str(run), "--out", str(page)]) == 0
+        assert main([command, str(run), "--out", str(table)]) == 2
+        assert "is there already, and is not a page: name another file" in capsys.readouterr().err
+    for other in ("metrics.jsonl", "report.html"):
+        assert main(["compare", str(run), "--out", str(run / other)]) == 2
+        assert "belongs to the run in" in capsys.readouterr().err
+    assert main(["predict", str(run), "--data", str(table), "--out", str(run / "metrics.jsonl")]) == 2
+    assert "belongs to the run in" in capsys.readouterr().err
+    assert table.read_text() == "client,x,label"
+
+
 def test_report_writes_the_page_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = runs / "a" / "report.html"
     before = page.read_text()

@@ -102,6 +102,9 @@ def test_what_is_printed_says_how_it_was_measured_and_how_sure_it_is(
         "fastest and the slowest",
     ):
         assert part in text
+    alike = EXPECTED._replace(per_round=(0.02, 0.02, 0.02))
+    text = " ".join(" ".join(printed(alike, capsys)).split())
+    assert "about 24 s: " in text and "The range is" not in text and "can take longer" in text
     unsure = EXPECTED._replace(per_round=(0.01, 0.02, math.nan), memory={})
     text = " ".join(" ".join(printed(unsure, capsys)).split())
     assert "about 24 s: " in text and "its range is unknown" in text and "memory unknown" in text

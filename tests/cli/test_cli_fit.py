@@ -82,6 +82,38 @@ def test_several_seeds_are_compared_in_one_folder(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == ""
 
 
+def test_one_fit_takes_the_place_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one seed by several, of those by others, and of several by one: nothing of the earlier one is left."""
+    words = ["fit", *FIT, "--out", "f", "--overwrite", "--quiet"]
+    assert main([*words, "--groups", "age"]) == 0
+    for seeds in ("2", "1,2"):
+        assert main([*words, "--seeds", seeds]) == 0
+        numbers = {"2": [0, 1], "1,2": [1, 2]}[seeds]
+        assert sorted(path.name for path in Path("f").glob("[!.]*")) == [
+            "report.html",
+            *[f"seed-{number}" for number in numbers],
+            "summary.json",
+        ]
+    capsys.readouterr()
+    # A folder of seeds is shown as its runs.
+    assert main(["report", "f"]) == 0 and "over 2 seeds" in Path("f/report.html").read_text()
+    assert main(["compare", "f"]) == 0 and "± over 2 seeds" in capsys.readouterr().out
+    assert main(words) == 0
+    assert not list(Path("f").glob("seed-*")) and main(["report", "f"]) == 0
+
+
+def test_of_a_table_with_clients_they_are_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = Path("ill.csv").read_text().splitlines()
+    clients = ["client", *(str(i % 3) for i in range(90))]
+    table = "".join(f"{row},{client}\n" for row, client in zip(rows, clients, strict=True))
+    Path("c.csv").write_text(table)
+    words = ["fit", "--data", "c.csv", "--label-column", "ill", "--rounds", "1", "--out", "f"]
+    assert main(words) == 0
+    assert len(summary("f")["groups"]) == 3 and "--clients" not in capsys.readouterr().err
+    assert json.loads(Path("f/config.json").read_text())["data"]["clients"] == 3
+    assert "--clients" not in Path("f/report.html").read_text()
+
+
 def test_without_groups_there_is_one_and_no_client_is_asked_for() -> None:
     assert (
         main(

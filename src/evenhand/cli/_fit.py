@@ -5,7 +5,8 @@ Each seed is a run like those of ``evenhand run``, of the method ``fit(...)``; s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from evenhand.cli._data import DataOptions
-from evenhand.cli._folder import default_folder
+from evenhand.cli._folder import claim, default_folder, seed_folders
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._options import TrainingOptions
 from evenhand.cli._run import RunCommand
@@ -24,7 +25,7 @@ from evenhand.cli._terminal import say, show_comparison
 from evenhand.errors import EvenhandError
 from evenhand.expressions import canonical
 from evenhand.expressions.reading import outermost
-from evenhand.records import json_text, write_text, writing
+from evenhand.records import held, json_text, write_text, writing
 from evenhand.report import RunView, compare, write_report
 from evenhand.simulation import folder as files
 from evenhand.simulation import load_run
@@ -96,12 +97,20 @@ class FitCommand:
         seeds = list(range(numbers)) if isinstance(numbers, int) else numbers
         folder = self._folder
         if len(seeds) == 1:
-            return self._run(seeds[0], folder).execute()
+            code = self._run(seeds[0], folder).execute()
+            if code == 0 and self.fit.overwrite:
+                _drop(seed_folders(folder))
+            return code
         if not self.fit.overwrite and folder.is_dir() and any(folder.iterdir()):
             raise EvenhandError(f"--out {folder} is not empty: name another folder, or add --overwrite.")
         for seed in seeds:
             if (code := self._run(seed, folder / f"seed-{seed}", alone=False).execute()) != 0:
                 return code
+            if seed == seeds[0]:  # now the new fit trains, so an earlier one in this folder may go
+                with held(folder):
+                    claim(folder, checkpoint=False)
+                    ours = {f"seed-{seed}" for seed in seeds}
+                    _drop(path for path in seed_folders(folder) if path.name not in ours)
         views = [load_run(folder / f"seed-{seed}").view() for seed in seeds]
         with writing(folder / files.SUMMARY):
             write_text(folder / files.SUMMARY, json_text(_summary(self.expression, seeds, views)))
@@ -155,6 +164,11 @@ class FitCommand:
         )
         data = replace(self.data, data_seed=self.data.data_seed + (seed if options.fresh_data else 0))
         return RunCommand(method=self.expression, training=training, data=data, model=self.model)
+
+
+def _drop(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder)
 
 
 def _summary(expression: str, seeds: Sequence[int], views: Sequence[RunView]) -> dict[str, Any]:

@@ -79,6 +79,23 @@ def claim(folder: Path, *, checkpoint: bool) -> None:
         shutil.rmtree(old)
     if checkpoint:
         place.mkdir(exist_ok=True)
+    elif is_ours:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def refuse_file_of_run(path: Path) -> None:
+    """Refuses to write something else over one of a run's own files."""
+    if path.name in files.OWN and (path.parent / files.CONFIG).is_file():
+        raise EvenhandError(f"--out {path} belongs to the run in {path.parent}: name another file.")
+
+
+def check_page(path: Path) -> None:
+    """Refuses to write a page over a file that is no page, or over one of a run's own files."""
+    refuse_file_of_run(path)
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(15).lower() != b"<!doctype html>":
+                raise EvenhandError(f"--out {path} is there already, and is not a page: name another file.")
 
 
 # --- run folders and study folders, read back ---------------------------------------------------------------
@@ -100,10 +117,16 @@ class Shown(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
+def seed_folders(folder: Path) -> list[Path]:
+    """The runs in the folder of a fit with several seeds, in the order of the seeds."""
+    runs = [path for path in folder.glob("seed-*") if (path / files.CONFIG).is_file()]
+    return sorted(runs, key=lambda path: (len(path.name), path.name))
+
+
 def refuse_other(folder: Path, study: str) -> None:
     """Refuses a folder without a run; for a study's, the sentence says ``study``."""
     if not (folder / files.CONFIG).is_file():
-        seeds = sorted(folder.glob("seed-*"))
+        seeds = seed_folders(folder)
         other = f"holds a run for each seed: name one, such as {seeds[0]}" if seeds else ""
         other = other or "is not a run folder: name one that `evenhand run` wrote"
         raise EvenhandError(f"{folder} {study if (folder / 'runs').is_dir() else other}.")
@@ -140,8 +163,10 @@ def load_saved(folders: Sequence[Path]) -> list[Shown]:
 
 
 def _saved(folder: Path) -> list[Shown]:
-    """The run in a folder; the runs of a study at the chosen setting of each method."""
+    """The run in a folder; of a fit, that of each seed; of a study, those at the chosen setting of each method."""
     if not study_in(folder):
+        if not (folder / files.CONFIG).is_file() and (seeds := seed_folders(folder)):
+            return [run for seed in seeds for run in _saved(seed)]
         run = load_run(folder)
         return [Shown(folder, run.view(), run.interrupted, run.remarks)]
     study = load(folder)

@@ -24,7 +24,7 @@ from tyro.conf import Positional, arg
 
 from evenhand.cli._arguments import construct, hyphenated, options_of
 from evenhand.cli._data import DataOptions, labels_of
-from evenhand.cli._folder import refuse_other
+from evenhand.cli._folder import refuse_file_of_run, refuse_other
 from evenhand.cli._run import ELSEWHERE, Place, Recorded, RunCommand, changes, config_file, naming
 from evenhand.cli._terminal import remark, say
 from evenhand.data import load_features
@@ -248,8 +248,10 @@ class PredictCommand:
             raise EvenhandError(
                 f"predict needs rows: `evenhand predict {quoted(self.run)} --data NEW.csv --out P.csv`."
             )
-        if self.out is not None and self.out.resolve() == self.data.resolve():
-            raise EvenhandError(f"--out {self.out} is the file of --data: name another file.")
+        if self.out is not None:
+            refuse_file_of_run(self.out)
+            if self.out.resolve() == self.data.resolve():
+                raise EvenhandError(f"--out {self.out} is the file of --data: name another file.")
         metrics = resolved(self.metrics or ())
         saved, options = _trained(self.run, quiet=self.quiet)
         features = load_features(self.run) if (self.run / files.FEATURES).is_file() else None

@@ -94,7 +94,9 @@ class RunCommand:
                 beside = recipe.beside.read(partial(self.data.labelled_rows, data))
                 recipe = recipe._replace(beside=beside)
                 recipe = recipe.funded(self._divided(data)[0], self.model.build(data.form))
-            complete = replace(self, method=recipe.text)
+            # Of data with clients of their own, the one client of pooled examples says nothing.
+            clients = None if recipe.pools() and data.num_clients > 1 else self.data.clients
+            complete = replace(self, method=recipe.text, data=replace(self.data, clients=clients))
             return complete._announce(data) if options.dry_run else complete._start(data, folder)
 
     def _announce(self, data: FederatedDataset) -> int:

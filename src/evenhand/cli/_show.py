@@ -22,7 +22,7 @@ from tyro.conf import Positional, arg
 from evenhand import centralized, evaluation, privacy, theory
 from evenhand.centralized import Weighting
 from evenhand.cli._data import SOURCES
-from evenhand.cli._folder import PAGE, load_saved, study_in
+from evenhand.cli._folder import PAGE, check_page, load_saved, study_in
 from evenhand.cli._methods import first_line
 from evenhand.cli._models import MODELS
 from evenhand.cli._terminal import client_table, new_table, remark, say, show_comparison, tally
@@ -71,6 +71,8 @@ class CompareCommand:
             raise EvenhandError(
                 "There is nothing to compare: name run folders, e.g. `evenhand compare runs/a runs/b`."
             )
+        if self.out is not None:
+            check_page(self.out)
         saved = load_saved(self.runs)
         comparison = compare([run.view for run in saved], self.headline)
         console = Console(highlight=False)
@@ -110,6 +112,8 @@ class ReportCommand:
         """Writes the page and returns the exit code."""
         is_of_study = study_in(self.run)
         path = self.out or self.run / (PAGE if is_of_study else REPORT)
+        if self.out is not None and path != self.run / REPORT:
+            check_page(path)
         if is_of_study:
             if self.headline is not None:
                 raise EvenhandError(
@@ -119,9 +123,9 @@ class ReportCommand:
                 )
             load(self.run).report(path)
         else:
-            [saved] = load_saved([self.run])
+            views = [saved.view for saved in load_saved([self.run])]
             with writing(path), replacing(path) as temporary:
-                write_report(temporary, [saved.view], metric=self.headline)
+                write_report(temporary, views, metric=self.headline)
         print(visible(path))
         return 0
 

@@ -395,8 +395,8 @@ def show_estimate(expected: Expectation, clients: int, console: Console) -> None
         console,
         f"Measured on this machine: {counted(expected.timed, 'round')} of this run were trained, timed and discarded. "
         "Nothing was written.",
-        "The range is that of the fastest and the slowest of these rounds. With other load on this machine, or cohorts "
-        "of larger clients, the run can take longer."
+        ("The range is that of the fastest and the slowest of these rounds. " if between else "")
+        + "With other load on this machine, or cohorts of larger clients, the run can take longer."
         if is_ranged
         else "The time is from a single measurement, so its range is unknown.",
         "The run itself compiles faster, because compiled programs are cached. Memory is the peak so far, including "

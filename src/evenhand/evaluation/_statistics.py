@@ -440,9 +440,14 @@ def paired_difference(
 
 
 def half_width(values: Vector, level: float = 0.95) -> float:
-    """Half of Student's interval of the values' mean; infinite for a single value, which shows no noise."""
+    """Half of Student's interval of the values' mean; infinite for a single value, which shows no noise.
+
+    NaN where a value is not finite.
+    """
     if len(values) < 2:
         return math.inf
+    if not np.isfinite(values).all():
+        return math.nan
     from scipy.special import stdtrit  # a tenth of a second that `import evenhand` need not take
 
     quantile = float(stdtrit(len(values) - 1, 0.5 + level / 2))

@@ -178,7 +178,8 @@ def attacked(subject: Comparison) -> str:
             rows.append([method.name, group, Value(str(len(runs[0].client_ids))), *cells])
     head = ["Method", "Clients", "How many", *compared.values()]
     unit = " in percent (variance: %²)" if subject.is_share else ""
-    table = Table(head, rows).html(f"{capital(subject.quantity)} per client{unit}; ± over seeds")
+    over = "; ± over seeds" if subject.seeds > 1 else ""
+    table = Table(head, rows).html(f"{capital(subject.quantity)} per client{unit}{over}")
     # Of several seeds, the table of further metrics has the mean.
     alone = [method for method in subject.methods if len(method.runs) == 1]
     lines = [

@@ -194,7 +194,10 @@ def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     having = [has_examples(run, split) for run in runs]
     lost = [has & undefined_at(run, split, metric) for has, run in zip(having, runs, strict=True)]
     counts = [int(np.sum(has & ~without)) for has, without in zip(having, lost, strict=True)]
-    total, low, high = max(totals), min(counts), max(counts)
+    all_clients = counted(max(totals), "client")
+    if min(totals) < max(totals):
+        all_clients = f"{min(totals):,} to {all_clients}"
+    low, high = min(counts), max(counts)
     is_honest = any(run.whole is not None for run in runs)
     is_undefined, is_lacking = any(map(np.any, lost)), not all(map(np.all, having))
     is_sample = any(count < total for count, total in zip(evaluated, totals, strict=True))
@@ -205,12 +208,12 @@ def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     if all(run.malicious is not None for run in runs):
         return Coverage(f"{counted(high, 'client')}, all of them malicious", False, "malicious client")
     if not (is_part or is_sample):
-        return Coverage(counted(total, "client"), True, noun)
+        return Coverage(all_clients, True, noun)
     count = f"{low:,} to {high:,}" if low < high else f"{high:,}"
     words = ("the honest ones" if is_honest else "those" if is_part else "drawn for evaluation") + examples
-    base = counted(total, "client")
+    base = all_clients
     if is_sample and is_part:
-        base = f"the {counted(max(evaluated), 'client')} drawn for evaluation from {total:,}"
+        base = f"the {counted(max(evaluated), 'client')} drawn for evaluation from {max(totals):,}"
     return Coverage(f"{count} of {base}, {words}", False, noun)
 
 

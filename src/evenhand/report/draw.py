@@ -232,7 +232,8 @@ def count_axis(axes: Axes, counts: NDArray, *, dense: bool = True) -> None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if dense and decades < 2.5 else (1,)))
         axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, position: ""))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(6 if dense else 4, integer=True))
+        # With one tick at least: two, of equal counts, would have to stand at fractions.
+        axes.xaxis.set_major_locator(MaxNLocator(6 if dense else 4, integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:,.0f}"))
 
 

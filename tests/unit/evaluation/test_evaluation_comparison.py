@@ -10,7 +10,7 @@ from reported import view
 from scipy.stats import permutation_test
 
 from evenhand.errors import EvenhandError
-from evenhand.report import RunView, caution, compare, may_win, verdict
+from evenhand.report import RunView, caution, compare, covered, may_win, verdict
 
 OPTIONS = {"data": "digits", "alpha": 0.1, "data_seed": 0, "cohort": 10, "rounds": 50, "lr": 0.1, "lanes": 4}
 
@@ -183,3 +183,15 @@ def test_runs_without_settings_have_different_names() -> None:
     assert compare({"fedavg": bare}).names == ["fedavg"]
     with pytest.raises(EvenhandError, match="no run"):
         compare({})
+
+
+def test_runs_of_unlike_numbers_of_clients_are_said_to_cover_both() -> None:
+    sizes = {"train": np.full(6, 9), "test": np.full(6, 3)}
+    few, more = view("a", 6, sizes=sizes), view("b", 8, sizes={k: np.full(8, 9) for k in sizes})
+    assert covered([few, more], "test").text == "6 to 8 clients"
+    assert covered([more, more], "test").text == "8 clients"
+    sizes = {"train": np.full(6, 9), "test": np.array([3, 3, 3, 3, 3, 0])}
+    assert (
+        covered([few._replace(sizes=sizes), more], "test").text
+        == "5 to 8 of 6 to 8 clients, those with test examples"
+    )

@@ -159,9 +159,13 @@ def test_scatter_has_every_client_and_medians_of_many() -> None:
     assert axes.get_xscale() == "log"
     np.testing.assert_array_equal(points.get_xdata(), run.sizes["train"][:-1])
     equal_sizes = view(sizes={"train": np.full(30, 9), "test": np.full(30, 3)})
-    assert (
-        figures.size_scatter([equal_sizes], metric="accuracy", split="test").axes[0].get_xscale() == "linear"
-    )
+    figure = figures.size_scatter([equal_sizes], metric="accuracy", split="test")
+    (axes,) = figure.axes
+    figure.canvas.draw()
+    assert axes.get_xscale() == "linear"
+    low, high = axes.get_xlim()
+    ticks = [tick.get_text() for tick in axes.get_xticklabels() if low <= tick.get_position()[0] <= high]
+    assert "9" in ticks and len(set(ticks)) == len(ticks)
 
 
 def test_shares_have_no_logarithmic_axis() -> None:

@@ -13,6 +13,7 @@ import scipy.stats
 
 import evenhand as eh
 from evenhand.evaluation import holm, paired_difference
+from evenhand.evaluation._statistics import half_width
 
 _STUDIES = 2000
 
@@ -105,6 +106,11 @@ def test_one_pair_says_nothing_and_equal_methods_do_not_differ() -> None:
     same = paired_difference([0.5, 0.6, 0.7], [0.5, 0.6, 0.7])
     assert (same.mean, same.low, same.high, same.p, same.is_sure) == (0.0, 0.0, 0.0, 1.0, False)
     assert (same.gains, same.losses) == (0, 0)
+
+
+def test_values_that_diverged_have_no_interval() -> None:
+    """Without a warning of NumPy, which would stand above the sentence that says so."""
+    assert math.isnan(half_width(np.array([1.0, math.inf, 2.0]))) and math.isinf(half_width(np.ones(1)))
 
 
 def test_holms_steps() -> None:
