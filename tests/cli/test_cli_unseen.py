@@ -45,6 +45,24 @@ def test_unseen_clients_are_served_and_shown(capsys: pytest.CaptureFixture[str])
     assert Path("again.html").read_text(encoding="utf-8") == page
 
 
+def test_of_a_method_with_one_model_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """The mean and the worst tenth stand in the terminal and on the page, beside those of the clients that trained."""
+    assert main(["run", "fedavg", "--out", "a", *QUICK]) == 0
+    new, old = (
+        json.loads(Path("a/summary.json").read_text())[part]["accuracy"] for part in ("test_unseen", "test")
+    )
+    shown = " ".join(capsys.readouterr().out.split())
+    mean, worst = (f"{100 * new[key]:.1f} %" for key in ("mean", "worst10"))
+    assert f"Unseen in training: 2 clients with test examples, mean {mean}, worst 10 % {worst}." in shown
+    page = Path("a/report.html").read_text(encoding="utf-8")
+    section = page.split("Clients unseen in training")[1].split("</section>")[0]
+    assert "in percent" in section and "over seeds" not in section
+    assert new["mean"] != old["mean"]
+    for numbers, name in ((old, "in training"), (new, "unseen in training")):
+        row = next(row for row in section.split("<tr") if f">{name}<" in row)
+        assert f"{100 * numbers['mean']:.2f}" in row and f"{100 * numbers['worst10']:.2f}" in row
+
+
 @pytest.mark.usefixtures("no_figures")
 def test_a_run_that_goes_on_has_the_same_clients() -> None:
     assert main(["run", METHOD, "--out", "whole", *QUICK, "--quiet", "--checkpoint", "0"]) == 0

@@ -50,6 +50,7 @@ from evenhand.report import (
     in_words,
     latest,
     levels_in_words,
+    newcomers_in_words,
     privacy_line,
     private_json,
     swing,
@@ -452,7 +453,8 @@ def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *
     # The scales of features were said before the training.
     show_comparison(comparison, console, lines=[clients], without=["scales"])
     view, split, metric = comparison.runs[0], comparison.split, comparison.metric
-    for sentence in filter(None, (in_words(view, split, metric), levels_in_words(view, split, metric))):
+    words = [describe(view, split, metric) for describe in (newcomers_in_words, in_words, levels_in_words)]
+    for sentence in filter(None, words):
         say(console, sentence)
     if backdoor := view.info.get("backdoor"):
         say(console, backdoor_line(backdoor))

@@ -16,7 +16,15 @@ from evenhand.report._comparison import (
     metric_remarks,
     verdict,
 )
-from evenhand.report._families import Gain, attendance, backdoor_line, gains, in_words, privacy_line
+from evenhand.report._families import (
+    Gain,
+    attendance,
+    backdoor_line,
+    gains,
+    in_words,
+    newcomers_in_words,
+    privacy_line,
+)
 from evenhand.report._levels import LevelRow, by_level, levels_in_words, levels_summary
 from evenhand.report._private import PrivateSummary, private_json, private_summaries
 from evenhand.report._view import (
@@ -76,6 +84,7 @@ __all__ = [
     "may_be_starred",
     "may_win",
     "metric_remarks",
+    "newcomers_in_words",
     "privacy_line",
     "private_json",
     "private_summaries",

@@ -61,7 +61,7 @@ def _personal_rows(method: Method, split: str, metric: str) -> list[Row]:
         counts = [[g.gained for g in parts], [g.lost for g in parts]]
         cells = [over_seeds(values, scale) for values in means]
         cells += [over_seeds(n) if len(n) > 1 else Value(f"{n[0]:,}") for n in counts]
-        rows.append([method.name, Value(group), Value(f"{parts[0].clients:,}"), *cells])
+        rows.append([method.name, group, Value(f"{parts[0].clients:,}"), *cells])
     return rows
 
 
@@ -156,6 +156,54 @@ def in_words(run: RunView, split: str, metric: str) -> str:
         verb = "is" if left_out == 1 else "are"
         sentences.append(f"{counted(left_out, kind)} never trained and {verb} left out.")
     return " ".join(sentences)
+
+
+# --- clients that took no part in the training ----------------------------------------------------------------------
+
+
+def newcomers(subject: Comparison) -> str:
+    """The section on clients unseen in training, beside those that trained; empty where no run has any."""
+    rows = list[Row]()
+    for method in subject.methods:
+        others = tuple(run.unseen for run in method.runs if run.unseen is not None)
+        if len(others) == len(method.runs):
+            kind = "in training" if all(run.whole is None for run in method.runs) else "in training, honest"
+            rows += [_served(method.name, kind, method.runs, subject)]
+            rows += [_served(method.name, "unseen in training", others, subject)]
+    if not rows:
+        return ""
+    head = ["Method", "Clients", "How many", *formatting.COMPARED.values()]
+    unit = " in percent (variance: %²)" if subject.is_share else ""
+    over = "; ± over seeds" if subject.seeds > 1 else ""
+    examples = f"over clients with {SPLIT_NAMES[subject.split]} examples"
+    caption = f"{capital(subject.quantity)} per client{unit}, {examples}{over}"
+    return section("Clients unseen in training", Table(head, rows).html(caption))
+
+
+def _served(name: str, kind: str, runs: tuple[RunView, ...], subject: Comparison) -> Row:
+    """A row of the comparing statistics over a group of clients, of which those count that have a value."""
+    stats = Method(name, runs).statistics(subject.split, subject.metric)
+    cells = [over_seeds(stats[key], formatting.factor(key, subject.metric)) for key in formatting.COMPARED]
+    counts = [np.isfinite(client_values(run, subject.split, subject.metric)).sum() for run in runs]
+    count = Value(f"{counts[0]:,}") if len(set(counts)) == 1 else over_seeds(counts)
+    return [name, kind, count, *cells]
+
+
+def newcomers_in_words(run: RunView, split: str, metric: str) -> str:
+    """The same of one run in a sentence; empty where it has no such clients."""
+    if run.unseen is None:
+        return ""
+    count, examples = (
+        int(np.isfinite(client_values(run.unseen, split, metric)).sum()),
+        f"{SPLIT_NAMES[split]} examples",
+    )
+    if not count:
+        return f"No client unseen in training has {examples}, so it is not known how they are served."
+    stats = Method("", (run.unseen,)).means(split, metric)
+    return (
+        f"Unseen in training: {counted(count, 'client')} with {examples}, mean "
+        f"{value(stats['mean'], metric)}, worst 10 % {value(stats['worst10'], metric)}."
+    )
 
 
 # --- attacks: how honest and malicious clients are served ---------------------------------------------------------

@@ -185,17 +185,22 @@ class Table(NamedTuple):
 
     def html(self, caption: str, classes: str = "numbers") -> str:
         """A table of a page."""
-        name = escape(caption)
+        name, cells = escape(caption), [list(map(_html_cell, row)) for row in self.rows]
+        # The head of a column stands above its cells: on the left of words, on the right of numbers.
+        numeric = [any("number" in row[i].classes for row in cells) for i in range(len(self.head))]
+        kinds = ["" if is_numeric or not cells else ' class="words"' for is_numeric in numeric]
         # The caption is outside the scrolling part, so that it wraps on a narrow screen.
         lines = [
             f'<p class="caption">{name}</p>\n<div class="scroll" role="region" aria-label="{name}" tabindex="0">',
             f'<table class="{classes}" aria-label="{name}">',
             "<thead><tr>",
-            *(f'<th scope="col">{escape(name)}</th>' for name in self.head),
+            *(
+                f'<th scope="col"{kind}>{escape(name)}</th>'
+                for name, kind in zip(self.head, kinds, strict=True)
+            ),
             "</tr></thead><tbody>",
         ]
-        for row in self.rows:
-            first, *rest = map(_html_cell, row)
+        for first, *rest in cells:
             lines.append(f'<tr class="{first.classes}"><th scope="row">{first.html}</th>')
             lines += [*(f'<td class="{cell.classes}">{cell.html}</td>' for cell in rest), "</tr>"]
         return "\n".join([*lines, "</tbody></table></div>"])

@@ -101,6 +101,7 @@ def body(
         tables.difference_table(subject, baseline),
         remarks,
         _families.attacked(subject),
+        _families.newcomers(subject),
         _levels.levels(subject),
         _families.personal(subject),
         _families.available(subject),

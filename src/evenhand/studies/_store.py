@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -16,6 +16,7 @@ from evenhand.errors import EvenhandError, StorageError
 from evenhand.evaluation import Finding
 from evenhand.records import SHA256, NewerFormat, check_format, is_sealed, resealed, stamped, write_text
 from evenhand.report import RunView
+from evenhand.simulation.folder import CONFIG
 from evenhand.studies._selection import Outcome, Rule, Setting, Status, shown
 
 _STUDY, _PLAN, _RESULT = "study.json", "plan.json", "result.json"
@@ -31,6 +32,8 @@ _NEWER = {"model (its first parameters and its metrics)", "attack (its fraction 
 """What version 0.2 did not save of it."""
 UNASKED = {"untrained": "global", "start": "the model's own"}
 """What runs do unasked, of their identity: results of earlier versions do not say so."""
+_IN_COMMON = ("data", "clients", "examples", "rounds")
+"""What studies of one folder have in common, of what a study says about its runs."""
 _REPEATED = "delete it, and the run is repeated"
 _T = TypeVar("_T")
 
@@ -51,6 +54,33 @@ class Store:
         self._unsealed = 0
         # Of the results that were read or written, by the names of the runs' folders.
         self._checksums: dict[str, str | None] = {}
+
+    def check_free(self, runs: Iterable[tuple[Setting, int]], about: Mapping[str, Any]) -> None:
+        """Refuses the folder of a run, or of a study of other data, whose list of runs this study would replace.
+
+        A study that has one of the ``runs`` is compared by its result.
+        """
+        if (self.folder / CONFIG).is_file():
+            raise EvenhandError(f"{self.folder} is the folder of a run: give another one.")
+        path = self.folder / _STUDY
+        if not path.is_file() or any(self.has(*run) for run in runs):
+            return
+        try:
+            saved = dict(json.loads(path.read_text(encoding="utf-8"))["about"])
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ):  # damaged, or of an earlier version: it is written anew
+            return
+        for name in _IN_COMMON:
+            value = about.get(name)
+            if value is not None and saved.get(name, value) != value:
+                raise EvenhandError(
+                    f"{path} is of another study (its {name} is {saved[name]}, not {value}): give another folder, or "
+                    "delete that file."
+                )
 
     def checkpoint(self, setting: Setting, seed: int) -> Path:
         """Where a run keeps its state until it has a result."""

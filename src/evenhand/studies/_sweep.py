@@ -172,6 +172,8 @@ def study(
     sources.warn()
     _check(first[0].job, algorithms, by, halving, checkpoint)
     store = None if folder is None else Store(Path(folder))
+    if store is not None:
+        store.check_free(((run.setting, run.seed) for run in first), _facts(first, seeds, apart, None))
     measured = Measurements(measure, store)
     runs = [rounds] * (len(first) + (len(cases) * len(names) * len(seeds) if apart else 0))
     opened = _opened(store, executor, measure)

@@ -408,6 +408,20 @@ def test_other_runs_of_the_same_name_and_damaged_results_are_refused(tmp_path: P
             study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, **how)
 
 
+def test_a_folder_of_something_else_is_refused_before_any_training(tmp_path: Path) -> None:
+    """Also if no run of the two studies has the same name; with other methods, on the same data, the folder goes on."""
+    how: dict[str, Any] = HOW | {"folder": tmp_path}
+    study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, **how)
+    before = (tmp_path / "study.json").read_text()
+    for data, rounds, name in ((WHOLE, HOW["rounds"], "examples"), (DATA, 7, "rounds")):
+        with pytest.raises(eh.EvenhandError, match=rf"study\.json is of another study \(its {name} is"):
+            study({"other": fedprox}, data, grid={"lr": [0.1]}, **dict(how, rounds=rounds))
+    assert (tmp_path / "study.json").read_text() == before and len(list(tmp_path.glob("runs/*"))) == 2
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(eh.EvenhandError, match="is the folder of a run: give another one"):
+        study({"other": fedprox}, DATA, grid={"lr": [0.1]}, **how)
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file in the way")
     with pytest.raises(eh.EvenhandError, match=r"could not be written|No checkpoint can be kept"):
