@@ -32,7 +32,7 @@ from evenhand.report._families import (
     personalized,
     trained,
 )
-from evenhand.report._view import RunView, among, client_values, direction
+from evenhand.report._view import RunView, among, client_values, covered, direction
 from evenhand.report.formatting import capital, note, section, svg, value
 from evenhand.text import isolated
 
@@ -498,8 +498,10 @@ def gallery(subject: Comparison, further: Sequence[str] = ()) -> str:
 
 def _how_to_read(subject: Comparison) -> str:
     """Notes on all figures."""
-    whose = subject.covered
+    whose, training = subject.covered, covered(subject.runs, "train")
     notes = [] if whose.is_complete else [f"Of {whose.text}."]
+    if not whose.is_complete and training.text != whose.text and subject.split != "train":
+        notes[0] = f"{capital(SPLIT_NAMES[subject.split])}: of {whose.text}. Training: of {training.text}."
     if len(subject.methods) > draw.MOST_SHARED:
         notes.append("A panel per method, on equal scales; grey: the other methods.")
     if subject.seeds > 1:

@@ -187,8 +187,8 @@ class Table(NamedTuple):
         """A table of a page."""
         name, cells = escape(caption), [list(map(_html_cell, row)) for row in self.rows]
         # The head of a column stands above its cells: on the left of words, on the right of numbers.
-        numeric = [any("number" in row[i].classes for row in cells) for i in range(len(self.head))]
-        kinds = ["" if is_numeric or not cells else ' class="words"' for is_numeric in numeric]
+        of_words = [not any("number" in row[i].classes for row in cells) for i in range(len(self.head))]
+        kinds = [' class="words"' if i and cells and of_words[i] else "" for i in range(len(self.head))]
         # The caption is outside the scrolling part, so that it wraps on a narrow screen.
         lines = [
             f'<p class="caption">{name}</p>\n<div class="scroll" role="region" aria-label="{name}" tabindex="0">',

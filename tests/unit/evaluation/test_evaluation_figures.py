@@ -13,6 +13,7 @@ from reported import view
 
 from evenhand.errors import EvenhandError
 from evenhand.report import RunView, figures
+from evenhand.report.page import page as page_of
 
 
 def bars(axes: Axes) -> list[Rectangle]:
@@ -328,3 +329,11 @@ def test_figures_take_runs_in_every_form() -> None:
         figures.client_curve(view(), split="dev")
     with pytest.raises(EvenhandError, match="No run has recorded 'nu'"):
         figures.series(view(), "nu")
+
+
+def test_a_page_says_of_which_clients_its_figures_are() -> None:
+    """Lines on training examples are of all clients, those on test examples of 29 of 30."""
+    page = page_of([view()], None)
+    assert "Test: of 29 of 30 clients, those with test examples. Training: of 30 clients." in page
+    sizes = {"train": np.full(30, 9), "test": np.full(30, 3)}
+    assert "Training: of" not in page_of([view(sizes=sizes)], None)

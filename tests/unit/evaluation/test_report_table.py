@@ -43,6 +43,9 @@ def test_a_page_escapes_texts_but_not_cells() -> None:
     assert '<th scope="col">&lt;b&gt;</th>' in html
     assert '<tr class=""><th scope="row">&lt;i&gt;</th>\n<td class="number best">&lt;1</td>' in html
     assert '<tr class="k"><th scope="row"><u>u</u></th>\n<td class="">2</td>' in html
+    # The head of a column of words stands above these, that of numbers above those.
+    words = Table(["a", "b", "c"], [["x", "y", Value("1")]]).html("")
+    assert '<th scope="col" class="words">b</th><th scope="col">c</th>' in words.replace("\n", "")
 
 
 def test_csv_rounds_nothing_and_disarms_formulas() -> None:
