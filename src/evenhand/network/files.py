@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evenhand import records
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, perhaps
 from evenhand.network import certificates
 from evenhand.network.keeping import MOST_EXAMPLES, Allowed
 from evenhand.wire.identities import (
@@ -53,6 +53,24 @@ __all__ = [
 SERVER, CLIENT, CLIENTS, ROSTER, AUTHORITY = "server.toml", "client.toml", "clients", "roster", "authority"
 _SIGNER, _IDENTITY, _CERTIFICATE = "identities.key", "identity.key", "identity.certificate"
 _METRICS = ("numbers", "histogram", "none")
+_METHOD_NAMES = ("method", "options")
+_SERVER_NAMES = {
+    "": ("run", "method", "training", "network", "secrets"),
+    "method": _METHOD_NAMES,
+    "training": ("rounds", "cohort", "seed", "eval_every"),
+    "network": ("names", "host", "port", "deadline", "min_answers", "most_examples"),
+    "secrets": ("authority", "colluding", "test_keys"),
+}
+"""The names in each table of ``server.toml``; ``""`` for those above all tables."""
+_CLIENT_NAMES = {
+    "": ("run", "number", "server", "authority", "method", "allows", "data"),
+    "method": _METHOD_NAMES,
+    "allows": (
+        *("metrics", "test_keys", "colluding", "cohort"),
+        *("noise_multiplier", "epsilon", "clip", "most_examples"),
+    ),
+}
+"""The names in each table of ``client.toml``; those of ``[data]`` are options of a loader."""
 
 
 class ServerFile(NamedTuple):
@@ -361,7 +379,7 @@ def read_server(folder: Path) -> ServerFile:
       EvenhandError: it is missing or not as it should be.
     """
     path = folder / SERVER
-    tables = _read(path, "evenhand deploy init")
+    tables = _read(path, "evenhand deploy init", _SERVER_NAMES)
     try:
         method, training = tables["method"], tables["training"]
         network, keys = tables["network"], tables["secrets"]
@@ -376,8 +394,8 @@ def read_server(folder: Path) -> ServerFile:
             names=tuple(map(str, network["names"])),
             host=str(network["host"]),
             port=_whole(network["port"]),
-            deadline=float(network["deadline"]),
-            min_answers=_whole(network["min_answers"]),
+            deadline=_seconds(network["deadline"]),
+            min_answers=_whole(network["min_answers"], 1),
             most_examples=_whole(network.get("most_examples", MOST_EXAMPLES)),
             colluding=_whole(keys["colluding"]),
             test_keys=keys["test_keys"] is True,
@@ -394,7 +412,7 @@ def read_client(folder: Path) -> ClientFile:
       EvenhandError: it is missing or not as it should be.
     """
     path = folder / CLIENT
-    tables = _read(path, "evenhand deploy add-client")
+    tables = _read(path, "evenhand deploy add-client", _CLIENT_NAMES)
     try:
         allows, method = dict(tables["allows"]), tables["method"]
         metrics = allows.get("metrics", "none")
@@ -402,9 +420,9 @@ def read_client(folder: Path) -> ClientFile:
             raise ValueError(f"metrics = {metrics!r}; give one of {', '.join(_METRICS)}")
         allowed = Allowed(
             cohort=_whole(allows.get("cohort", 1)),
-            noise_multiplier=float(allows.get("noise_multiplier", 0.0)),
-            epsilon=float(allows.get("epsilon", math.inf)),
-            clip=float(allows.get("clip", math.inf)),
+            noise_multiplier=_limit(allows, "noise_multiplier", 0.0),
+            epsilon=_limit(allows, "epsilon", math.inf),
+            clip=_limit(allows, "clip", math.inf),
             most_examples=_whole(allows.get("most_examples", MOST_EXAMPLES)),
             metrics=metrics == "numbers",
             histogram=metrics == "histogram",
@@ -426,13 +444,23 @@ def read_client(folder: Path) -> ClientFile:
         raise _foreign(path, error) from None
 
 
-def _read(path: Path, command: str) -> dict[str, Any]:
+def _read(path: Path, command: str, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """The tables of a file, with no other ``names`` in them: a limit that is misspelt would limit nothing."""
     if not path.is_file():
         raise EvenhandError(f"{path} does not exist: name a folder that `{command}` wrote.")
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        tables = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise EvenhandError(f"{path} is not TOML ({error}): correct that line.") from None
+    for table, choices in names.items():
+        entries = tables if table == "" else tables.get(table)
+        for name in entries if isinstance(entries, dict) else ():
+            if name not in choices:
+                place = f"[{table}] {name}" if table else name
+                raise EvenhandError(
+                    f"{path}: {place} is unknown{perhaps(name, choices)}: correct it; there are {', '.join(choices)}."
+                )
+    return tables
 
 
 def _foreign(path: Path, error: Exception) -> EvenhandError:
@@ -440,10 +468,24 @@ def _foreign(path: Path, error: Exception) -> EvenhandError:
     return EvenhandError(f"{path} is not as `evenhand deploy` writes it ({fault}): correct it.")
 
 
-def _whole(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a whole number of at least 0")
+def _whole(value: Any, least: int = 0) -> int:
+    if type(value) is not int or value < least:
+        raise ValueError(f"{value!r} is not a whole number of at least {least}")
     return value
+
+
+def _limit(allows: Mapping[str, Any], name: str, default: float) -> float:
+    """A limit of ``[allows]``; NaN would limit nothing."""
+    value = allows.get(name, default)
+    if not float(value) >= 0:
+        raise ValueError(f"{name} = {value!r} is not a number of at least 0")
+    return float(value)
+
+
+def _seconds(value: Any) -> float:
+    if not 0 < float(value) < math.inf:
+        raise ValueError(f"deadline = {value!r} is not a number of seconds above 0")
+    return float(value)
 
 
 def client_folder(folder: Path, number: int) -> Path:
