@@ -43,7 +43,7 @@ from evenhand.simulation.folder import SUMMARY
 from evenhand.simulation.saving import save
 from evenhand.simulation.store import Kept
 from evenhand.streams import Keys, Purpose, keys_of, stream
-from evenhand.text import quoted
+from evenhand.text import counted, quoted
 from evenhand.types import Algorithm
 from evenhand.wire import Packet, PacketError, Protection, decode, encode
 from evenhand.wire.messages import whole
@@ -56,7 +56,7 @@ NDArray = npt.NDArray[Any]
 Scale: TypeAlias = tuple[tuple[float, float], ...]
 Admit: TypeAlias = Callable[[int, Path], None]
 """Lets in the client of a number by the public key in a file, in place of an older key of the same number."""
-_STATUS, _MET = "status.json", "clients.json"
+_STATUS, _MET, _SCALE = "status.json", "clients.json", "scale.json"
 _ABSENCE = 10.0
 """Seconds before the same absence is logged again."""
 _REMINDER = 30.0
@@ -270,9 +270,7 @@ def _meet(
                 log("refused", f"Client {client}: {error}", {"client": client})
         # Those that are added in the meantime are waited for, too.
         waiting = set(files.roster(folder)) - set(met)
-        records.write_text(
-            path, records.json_text({str(client): facts.to_json() for client, facts in met.items()})
-        )
+        _write_secret(path, {str(client): facts.to_json() for client, facts in met.items()})
         status.update(
             {
                 "activity": "waiting for clients",
@@ -329,33 +327,66 @@ def _agreed_form(met: Mapping[int, Met], name: str) -> Form:
 def _agreed_scale(
     folder: Path, file: ServerFile, carrier: Carrier, met: Mapping[int, Met], log: Log, pause: float
 ) -> Scale | None:
-    """Mean and deviation of each column of numbers, from a secure sum over all clients; None: there are none."""
-    numbers, path = met[0].numbers, folder / "server" / "scale.json"
+    """Mean and deviation of each column of numbers, from a secure sum over all clients; None: there are none.
+
+    Raises:
+      EvenhandError: the sum is impossible, or the file of an earlier one is damaged.
+    """
+    numbers, path = met[0].numbers, folder / "server" / _SCALE
     if numbers == 0:
         return None
-    if path.is_file():
-        return tuple((float(mean), float(deviation)) for mean, deviation in records.read_json(path)["scale"])
+    scale, attempt = _scale_in(path, numbers)
+    if scale is not None:
+        return scale
     if len(met) < 2:
         raise EvenhandError(
             f"{folder}: with one client, the common scale of the columns would reveal that client's: write "
-            "standardize = false into its [data.columns]."
+            "standardize = false into its [data]."
         )
-    attempt = 0
     while True:
+        # On disk first: a client refuses an attempt before the latest that it has seen, also of an earlier process.
+        _write_secret(path, {"attempts": attempt + 1})
         occasion, size = Occasion(file.run, file.run, 0, attempt), 2 * (1 + 3 * numbers)
         try:
             terms = sum_terms(occasion, list(met), bits=64, size=size, colluding=file.colluding)
             total = secure_total(
                 partial(_moments, file, carrier, len(met), log), terms, bytes.fromhex(file.authority)
             )
-            if len(total.clients) == len(met):
-                scale = scales(total.numbers)
-                records.write_text(path, records.json_text({"scale": scale}))
-                return tuple(scale)
         except EvenhandError as error:
             log("absent", f"The scale of the columns: {error}", {})
+        else:
+            if len(total.clients) == len(met):
+                scale = scales(total.numbers, sum(facts.sizes[0] for facts in met.values()))
+                _write_secret(path, {"scale": scale})
+                return tuple(scale)
         attempt += 1
         time.sleep(pause)
+
+
+def _scale_in(path: Path, numbers: int) -> tuple[Scale | None, int]:
+    """The scale that was agreed on, if it was, and how many attempts at it were made before.
+
+    Raises:
+      EvenhandError: the file has something else.
+    """
+    value: Mapping[str, Any] = records.read_json(path) if path.is_file() else {"attempts": 0}
+    try:
+        if "scale" not in value:
+            return None, whole(value, "attempts")
+        scale = tuple((float(mean), float(deviation)) for mean, deviation in value["scale"])
+        if len(scale) != numbers or not all(math.isfinite(m) and 0 <= d < math.inf for m, d in scale):
+            raise ValueError("another scale")
+    except (KeyError, TypeError, ValueError):
+        raise EvenhandError(
+            f"{path} does not hold the scale of {counted(numbers, 'column')} of numbers: restore it from a backup, or "
+            "begin another federation."
+        ) from None
+    return scale, 0
+
+
+def _write_secret(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes a JSON object that only its owner can read."""
+    FileStore(path).write(records.json_text(value).encode())
 
 
 def _moments(file: ServerFile, carrier: Carrier, clients: int, log: Log, asks: Asks) -> Asks:

@@ -235,16 +235,28 @@ def words_of_moments(values: NDArray) -> NDArray:
     return np.concatenate([whole_part.astype(np.int64), fraction.astype(np.int64)]).view(np.uint64)
 
 
-def scales(total: NDArray) -> list[tuple[float, float]]:
+def scales(total: NDArray, rows: int) -> list[tuple[float, float]]:
     """The mean and the deviation of each column, from the total of :func:`words_of_moments` over all clients.
 
     Columns of zeros and ones are left as they are, and get 0 and 1.
+
+    Raises:
+      EvenhandError: no clients with so many ``rows`` together have such a total.
     """
     whole_part, fraction = np.split(total.view(np.int64).astype(np.float64), 2)
     values = whole_part + fraction / _FRACTION
     count, (sums, squares, others) = values[0], np.split(values[1:], 3)
-    means = sums / count
-    deviations = np.sqrt(np.maximum(squares / count - np.square(means), 0.0))
+    means = sums / rows
+    variances = squares / rows - np.square(means)
+    # The variance of a column that is the same everywhere is 0 up to rounding.
+    is_possible = (variances >= -1e-9 * (1 + np.square(means))) & (others >= 0) & (others <= rows)
+    if count != rows or not np.all(is_possible):
+        raise EvenhandError(
+            f"What clients have added up of their columns is not possible for their {rows:,} training examples, so a "
+            "client has added false numbers: correct it, or write standardize = false into each client's [data], and "
+            "start the server again."
+        )
+    deviations = np.sqrt(np.maximum(variances, 0.0))
     return [
         (float(mean), float(deviation)) if other > 0 else (0.0, 1.0)
         for mean, deviation, other in zip(means, deviations, others, strict=True)

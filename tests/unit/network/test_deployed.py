@@ -15,11 +15,11 @@ import evenhand as eh
 from evenhand import EvenhandError
 from evenhand.cli import main
 from evenhand.cli._deploy import builder, own_data
-from evenhand.network import certificates, deployed, files
+from evenhand.network import certificates, deployed, files, summing
 from evenhand.network.deployed import _moments, client_node, event_log, read_status, serve_run
 from evenhand.network.in_process import LocalCarrier
 from evenhand.network.keeping import FileStore
-from evenhand.wire import decode, encode
+from evenhand.wire import Packet, decode, encode
 from evenhand.wire.secure_sums import secure_total
 from evenhand.wire.sum_messages import Occasion, sum_terms
 
@@ -258,6 +258,78 @@ def test_columns_are_added_in_sums_of_the_same_clients_only(tmp_path):
         with pytest.raises(EvenhandError, match="have answered"):
             scale_of(again, [0, 1], 2)
     assert "added its columns in a sum of clients [0, 1, 2], and adds them in no other" in sentences[-1]
+
+
+def scale_of(folder, answers, log=lambda event, sentence, fields: None):
+    """What a process of the server agrees on with its clients before it trains."""
+    file, carrier = files.read_server(folder), LocalCarrier(dict(enumerate(answers)))
+    met = deployed._meet(folder, file, carrier, log, 0.0, deployed.Status(folder / "status.json", CLIENTS))
+    return deployed._agreed_scale(folder, file, carrier, met, log, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [
+        (0, lambda rows: rows - 5 * rows),  # the total of all is 0
+        (0, lambda rows: -1000),
+        (0, lambda rows: rows + 1),
+        (2, lambda rows: 1e8),  # of the sums
+        (4, lambda rows: -1e6),  # of the squares
+        (6, lambda rows: -1000),  # of the numbers that are neither 0 nor 1
+        (6, lambda rows: 1000),
+    ],
+)
+def test_false_sums_of_columns_end_in_a_sentence(tmp_path, monkeypatch, place, number):
+    """Else the scale would be no number, or would make zeros of a column; without them, the server goes on."""
+    folder = federation(tmp_path / "fed", data=False)
+    tables(folder)
+    nodes, honest = nodes_of(folder, "data.csv"), summing.moments
+
+    def false(data):
+        values = honest(data)
+        if data is nodes[1]._raw:
+            values[place] = number(values[0])
+        return values
+
+    monkeypatch.setattr(summing, "moments", false)
+    answers = [node.answer for node in nodes]
+    with pytest.raises(EvenhandError, match="is not possible for their 80 training examples"):
+        scale_of(folder, answers)
+    monkeypatch.setattr(summing, "moments", honest)
+    scale = scale_of(folder, answers)
+    assert scale is not None and np.isfinite(scale).all()
+    assert scale_of(folder, answers) == scale
+
+
+def test_a_server_that_starts_again_goes_on_with_its_attempts_at_a_scale(tmp_path):
+    """Clients take part in no attempt before the latest that they have seen."""
+    folder = federation(tmp_path / "fed", data=False)
+    tables(folder)
+    answers, sentences = [node.answer for node in nodes_of(folder, "data.csv")], []
+
+    def log(event, sentence, fields):
+        sentences.append(sentence)
+        if sum(text.startswith("The scale of the columns: ") for text in sentences) == 3:
+            raise Ended
+
+    def absent(data):
+        return encode(Packet("refused", {"sentence": "away"})) if decode(data).kind != "hello" else last(data)
+
+    *others, last = answers
+    with pytest.raises(Ended):
+        scale_of(folder, [*others, absent], log)
+    sentences.clear()
+    assert scale_of(folder, answers, log) is not None and sentences == []
+
+
+@pytest.mark.parametrize(
+    "scale", [[[None, 1.0], [0.0, 1.0]], [[0.0, 1.0]], [[0.0, -1.0]] * 2, "scale", [1, 2]]
+)
+def test_a_damaged_scale_is_a_sentence(tmp_path, scale):
+    path = tmp_path / "scale.json"
+    path.write_text(json.dumps({"scale": scale}))
+    with pytest.raises(EvenhandError, match=r"scale.json does not hold the scale of 2 columns of numbers"):
+        deployed._scale_in(path, 2)
 
 
 def test_a_client_that_was_corrected_takes_part(tmp_path):
@@ -659,8 +731,10 @@ def test_the_clip_of_a_file_holds_under_a_secure_sum(tmp_path):
 def test_secret_files_are_for_their_owner_alone(tmp_path):
     folder = federation(tmp_path / "fed", data=False)
     FileStore(folder / "server" / "state.bin").write(b"every client's metrics")
-    secrets = [*folder.rglob("*.key"), *folder.rglob("state.bin")]
-    assert len(secrets) >= 4 + 2 * CLIENTS
+    tables(folder)
+    scale_of(folder, [node.answer for node in nodes_of(folder, "data.csv")])
+    secrets = [*folder.rglob("*.key"), *folder.rglob("state.bin"), *(folder / "server").glob("[cs]*.json")]
+    assert len(secrets) >= 6 + 2 * CLIENTS
     assert {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
 
 
