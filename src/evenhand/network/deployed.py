@@ -302,6 +302,11 @@ def _agreed_form(met: Mapping[int, Met], name: str) -> Form:
                 f"Client {client} has other columns, or other categories in them, than client 0: write the same "
                 "numbers and categories into the [data] of each client's file."
             )
+        if first.numbers != other.numbers:
+            raise EvenhandError(
+                f"Client {client} standardises {counted(other.numbers, 'column')} of numbers, and client 0 "
+                f"{first.numbers:,}: write the same standardize into the [data] of each client's file."
+            )
         if first.form.names != other.form.names:
             raise EvenhandError(
                 f"Client {client} has the classes {other.form.names}, and client 0 {first.form.names}: write all of "

@@ -225,7 +225,7 @@ class Node:
                 "The server asks for keys from a seed that it knows, with which it could subtract this client's noise: "
                 "a client agrees only if its own file says test_keys = true."
             )
-        data = self._raw if terms.scale is None else scaled(self._raw, terms.scale)
+        data = scaled(self._raw, terms.scale)
         if terms.capacity > self._allowed.most_examples:
             raise Refusal(
                 f"The largest client has {terms.capacity:,} examples, to which this client would have to pad its own; "
@@ -658,7 +658,7 @@ class Node:
                     return None
                 terms = Terms.from_json(message.fields["terms"])
                 self._method = method = self._methods(terms)
-                self._data = self._raw if terms.scale is None else scaled(self._raw, terms.scale)
+                self._data = scaled(self._raw, terms.scale)
                 self._kept = record_from(message, terms, method.agreed.state)
             except (PacketError, KeyError, TypeError, ValueError, OverflowError) as error:
                 raise Refusal(

@@ -263,15 +263,20 @@ def scales(total: NDArray, rows: int) -> list[tuple[float, float]]:
     ]
 
 
-def scaled(data: FederatedDataset, scale: Sequence[Sequence[float]]) -> FederatedDataset:
-    """The data with columns of numbers on the scale that was agreed on.
+def scaled(data: FederatedDataset, scale: Sequence[Sequence[float]] | None) -> FederatedDataset:
+    """The data with columns of numbers on the scale that was agreed on; None: on none.
 
     Raises:
       PacketError: it is that of other columns.
     """
-    places, features = number_columns(data), data.features
-    if features is None or len(scale) != len(places):
-        raise PacketError(f"The scale has {len(scale)} columns of numbers, and the data have {len(places)}.")
+    places, features, scale = number_columns(data), data.features, scale or ()
+    if len(scale) != len(places):
+        raise PacketError(
+            f"The scale has {len(scale)} columns of numbers, and the data have {len(places)}: write the same columns "
+            "and the same standardize into the [data] of each client's file."
+        )
+    if features is None or not places:
+        return data
     means, deviations = (np.array([pair[i] for pair in scale], np.float64) for i in (0, 1))
 
     def split(part: Split) -> Split:

@@ -19,7 +19,7 @@ from evenhand.network import certificates, deployed, files, summing
 from evenhand.network.deployed import _moments, client_node, event_log, read_status, serve_run
 from evenhand.network.in_process import LocalCarrier
 from evenhand.network.keeping import FileStore
-from evenhand.wire import Packet, decode, encode
+from evenhand.wire import Packet, PacketError, decode, encode
 from evenhand.wire.secure_sums import secure_total
 from evenhand.wire.sum_messages import Occasion, sum_terms
 
@@ -390,6 +390,26 @@ def test_other_columns_at_one_client_are_a_sentence(tmp_path):
         EvenhandError, match=r"Client 3 has other columns, or other categories in them, than client 0"
     ):
         trained(folder, data="data.csv")
+
+
+@pytest.mark.parametrize("odd", [0, 3])
+def test_clients_that_do_not_all_standardise_are_a_sentence(tmp_path, odd):
+    """Else some would train on numbers as they are; a client refuses such terms, too."""
+    folder = federation(tmp_path / "fed", data=False)
+    tables(folder)
+    place = files.client_folder(folder, odd) / files.CLIENT
+    place.write_text(place.read_text().replace("standardize = true", "standardize = false"))
+    nodes = nodes_of(folder, "data.csv")
+    with pytest.raises(
+        EvenhandError, match=r"Client \d standardises . columns of numbers, and client 0 .: write"
+    ):
+        trained(folder, nodes)
+    data = nodes[odd]._raw
+    assert summing.scaled(data, None) is data
+    with pytest.raises(
+        PacketError, match="The scale has 0 columns of numbers, and the data have 2: write the same"
+    ):
+        summing.scaled(nodes[1]._raw, None)
 
 
 def test_a_client_is_added_without_touching_the_others(tmp_path):
