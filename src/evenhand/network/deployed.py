@@ -117,8 +117,8 @@ class Met(NamedTuple):
         return {**self._asdict(), "form": self.form.to_json()}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any], most: int) -> Met:
-        """The inverse of :meth:`to_json`.
+    def from_json(value: Mapping[str, Any], file: ServerFile) -> Met:
+        """The inverse of :meth:`to_json`, within the limits of a file.
 
         Raises:
           KeyError, TypeError, ValueError: ``value`` is something else.
@@ -126,14 +126,23 @@ class Met(NamedTuple):
         train, valid, test = (int(size) for size in value["sizes"])
         if min(train - 1, valid, test) < 0 or max(train, valid, test) >= 2**31:
             raise ValueError("a client has at least one example for training")
-        if max(train, valid, test) > most:
+        if max(train, valid, test) > file.most_examples:
             raise PacketError(
                 f"It has {max(train, valid, test):,} examples, to which all others would have to pad theirs; "
-                f"server.toml allows {most:,}: raise most_examples there and in each client's file."
+                f"server.toml allows {file.most_examples:,}: raise most_examples there and in each client's file."
             )
         columns, numbers = list(value["columns"]), whole(value, "numbers")
-        label = tuple(map(int, value["label"]))
-        return Met(Form.from_json(value["form"]), label, (train, valid, test), columns, numbers)
+        label, form = tuple(map(int, value["label"])), Form.from_json(value["form"])
+        if min(form.tokens, 0 if form.classes is None else form.classes - 1) < 0:
+            raise ValueError("a client has at least one class, and no tokens below 0")
+        if (most := max(form.classes or 0, form.tokens)) > file.most_classes:
+            raise PacketError(
+                f"It has {most:,} {'classes' if most == form.classes else 'tokens'}, for each of which the model would "
+                f"have weights; server.toml allows {file.most_classes:,}: raise most_classes there."
+            )
+        if form.targets != math.prod(label):
+            raise ValueError("its labels have another number of targets")
+        return Met(form, label, (train, valid, test), columns, numbers)
 
 
 def serve_run(
@@ -249,7 +258,7 @@ def _meet(
     # Before the first round everybody is asked again: a file at a client may have been corrected.
     if path.is_file() and _state_file(folder).is_file():
         saved = records.read_json(path)
-        met = {int(client): Met.from_json(value, file.most_examples) for client, value in saved.items()}
+        met = {int(client): Met.from_json(value, file) for client, value in saved.items()}
     # A run that has begun keeps its clients: those added since take part in the next one.
     begun = bool(met)
     reminded, waiting = -_REMINDER, set[int]() if begun else set(files.roster(folder)) - set(met)
@@ -264,7 +273,7 @@ def _meet(
                     raise PacketError(
                         str(answer.fields.get("sentence", "it does not describe its data."))[:500]
                     )
-                met[client] = Met.from_json(answer.fields, file.most_examples)
+                met[client] = Met.from_json(answer.fields, file)
             # Numbers of JSON may be too large for a float.
             except (PacketError, KeyError, TypeError, ValueError, OverflowError) as error:
                 log("refused", f"Client {client}: {error}", {"client": client})

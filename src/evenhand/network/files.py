@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from evenhand import records
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.network import certificates
-from evenhand.network.keeping import MOST_EXAMPLES, Allowed
+from evenhand.network.keeping import MOST_CLASSES, MOST_EXAMPLES, Allowed
 from evenhand.wire.identities import (
     Identity,
     certificate_of,
@@ -58,7 +58,7 @@ _SERVER_NAMES = {
     "": ("run", "method", "training", "network", "secrets"),
     "method": _METHOD_NAMES,
     "training": ("rounds", "cohort", "seed", "eval_every"),
-    "network": ("names", "host", "port", "deadline", "min_answers", "most_examples"),
+    "network": ("names", "host", "port", "deadline", "min_answers", "most_examples", "most_classes"),
     "secrets": ("authority", "colluding", "test_keys"),
 }
 """The names in each table of ``server.toml``; ``""`` for those above all tables."""
@@ -93,6 +93,7 @@ class ServerFile(NamedTuple):
       most_examples: of one client, to which all others pad theirs.
       test_keys: whether all keys come from the seed.
       authority: the public key, in hexadecimal, of what signs the identities of clients.
+      most_classes: that a client may have, of labels or of tokens.
     """
 
     run: str
@@ -111,6 +112,7 @@ class ServerFile(NamedTuple):
     test_keys: bool
     authority: str
     most_examples: int = MOST_EXAMPLES
+    most_classes: int = MOST_CLASSES
 
     @property
     def text(self) -> str:
@@ -320,6 +322,7 @@ port = {server.port}
 deadline = {_toml(server.deadline)}  # seconds for each exchange
 min_answers = {server.min_answers}  # with fewer answers of a cohort, the exchange is repeated
 most_examples = {server.most_examples}  # of one client: all others pad theirs to as many
+most_classes = {server.most_classes}  # of labels, or of tokens: the model has weights for each
 
 [secrets]
 authority = {_toml(server.authority)}  # signs the identities of clients
@@ -397,6 +400,7 @@ def read_server(folder: Path) -> ServerFile:
             deadline=_seconds(network["deadline"]),
             min_answers=_whole(network["min_answers"], 1),
             most_examples=_whole(network.get("most_examples", MOST_EXAMPLES)),
+            most_classes=_whole(network.get("most_classes", MOST_CLASSES)),
             colluding=_whole(keys["colluding"]),
             test_keys=keys["test_keys"] is True,
             authority=str(keys["authority"]),

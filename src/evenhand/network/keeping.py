@@ -16,6 +16,7 @@ from evenhand.types import Key, PyTree
 from evenhand.wire.messages import Packet, packed, unpacked, whole
 
 __all__ = [
+    "MOST_CLASSES",
     "MOST_EXAMPLES",
     "Allowed",
     "ClientRecord",
@@ -31,6 +32,9 @@ __all__ = [
 
 MOST_EXAMPLES = 10**6
 """Of one client, if a federation's files say nothing else."""
+
+MOST_CLASSES = 10**5
+"""Of labels, and of tokens, likewise: a model has weights for each of them."""
 
 
 class Allowed(NamedTuple):

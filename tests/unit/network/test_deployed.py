@@ -353,6 +353,14 @@ def test_a_client_that_claims_too_much_is_not_met(tmp_path):
     file = files.read_server(folder)
 
     said = []
+    forms = [
+        {"target": {"name": "y", "mean": 10**400, "deviation": 1.0}},
+        {"classes": 10**9},
+        {"classes": -5},
+        {"tokens": 10**9},
+        {"tokens": -1},
+        {"targets": 10**9},
+    ]
 
     def lies(answer):
         def changed(data):
@@ -363,11 +371,8 @@ def test_a_client_that_claims_too_much_is_not_met(tmp_path):
             said.append(fields)
             if len(said) == 1:
                 fields["sizes"] = [3_000_000, 0, 0]
-            elif len(said) == 2:
-                fields["form"] = {
-                    **fields["form"],
-                    "target": {"name": "y", "mean": 10**400, "deviation": 1.0},
-                }
+            elif len(said) <= 1 + len(forms):
+                fields["form"] = {**fields["form"], **forms[len(said) - 2]}
             return encode(message._replace(fields=fields))
 
         return changed
@@ -378,6 +383,10 @@ def test_a_client_that_claims_too_much_is_not_met(tmp_path):
     sentences = [event["sentence"] for event in events(folder) if event["event"] == "refused"]
     assert "3,000,000 examples, to which all others would have to pad theirs" in sentences[0]
     assert "too large" in sentences[1]
+    assert "Client 1: It has 1,000,000,000 classes, for each of which" in sentences[2]
+    assert "server.toml allows 100,000: raise most_classes there" in sentences[4] and "tokens" in sentences[4]
+    assert "at least one class" in sentences[3] and "tokens below 0" in sentences[5]
+    assert "another number of targets" in sentences[6]
     assert run.info["rounds"] == 3
 
 
