@@ -23,7 +23,16 @@ from evenhand.wire import Packet, decode, encode
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of packages that Flower uses
-    from flwr.app import Context, Error, Message, RecordDict  # pyright: ignore[reportMissingImports]
+    from flwr.app import (  # pyright: ignore[reportMissingImports]
+        Array,
+        ArrayRecord,
+        ConfigRecord,
+        Context,
+        Error,
+        Message,
+        MetricRecord,
+        RecordDict,
+    )
     from flwr.cli.config_utils import load_and_validate  # pyright: ignore[reportMissingImports]
     from flwr.serverapp import Grid  # pyright: ignore[reportMissingImports]
     from flwr.supercore.task_identity import TaskIdentity  # pyright: ignore[reportMissingImports]
@@ -183,6 +192,33 @@ def test_a_client_that_fails_or_is_silent_is_absent_and_others_count(tmp_path):
         7: "it is not connected.",
     }
     assert events == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict({"message": ConfigRecord({"bytes": 7})}),
+        RecordDict({"message": ConfigRecord({"bytes": "0"})}),
+        RecordDict({"message": ConfigRecord({"bytes": [b"0"]})}),
+        RecordDict({"message": MetricRecord({"bytes": 1.5})}),
+        RecordDict({"message": ArrayRecord({"bytes": Array(np.zeros(1, np.float32))})}),
+        RecordDict({"message": ConfigRecord({"bytes": bytes(101)})}),
+        RecordDict({}),
+    ],
+)
+def test_an_answer_that_is_none_does_not_end_the_server(content):
+    """Whatever a node's own code sends, as a greeting's answer or as another one."""
+    events, contents = [], iter([RecordDict({"message": ConfigRecord({"bytes": b"0"})}), content, content])
+    app = lambda message, context: Message(next(contents), reply_to=message)  # noqa: E731
+    grid = InProcess(app, {4: {}})
+    carrier = GridCarrier(grid, 1, lambda *event: events.append(event), pause=0.01, largest=100)
+    assert carrier.connected() == frozenset({0})
+    answers, absent = carrier.ask({0: b"question"}, 1.0)
+    assert answers == {} and len(absent[0]) > 5 and events == []
+    grid.configs[5] = grid.configs.pop(4)
+    assert carrier.connected() == frozenset()
+    [(event, sentence, fields)] = events
+    assert (event, fields) == ("refused", {"node": 5}) and sentence.startswith("Node 5 is not admitted: ")
 
 
 def test_a_second_node_of_one_client_is_refused_until_the_first_is_gone(tmp_path):

@@ -200,10 +200,17 @@ def content_of(message: Any) -> bytes:
     """The bytes of a message.
 
     Raises:
-      KeyError, ValueError: it is not one of ours.
+      ValueError: it is not one of ours.
     """
-    content = message.content["message"]["bytes"]
-    return content if isinstance(content, bytes) else bytes(content.data)
+    try:
+        content = message.content["message"]["bytes"]
+    except KeyError:
+        raise ValueError("its message is not one of Evenhand's") from None
+    if isinstance(content, import_module("flwr.app").Array) and content.dtype == "uint8":
+        content = content.data
+    if not isinstance(content, bytes):
+        raise ValueError("its message holds no bytes")
+    return content
 
 
 def push(client: Any, messages: list[Any], node: int, run: int) -> list[str]:

@@ -30,10 +30,14 @@ class GridCarrier:
       clients: how many there are.
       log: is told of nodes that are not let in.
       pause: seconds between two questions whether answers have come.
+      largest: bytes of an answer; a larger one counts as none.
     """
 
-    def __init__(self, grid: Any, clients: int, log: Log, *, pause: float = 0.5) -> None:
+    def __init__(
+        self, grid: Any, clients: int, log: Log, *, pause: float = 0.5, largest: int = 2**30
+    ) -> None:
         self._grid, self._clients, self._log, self._pause = grid, clients, log, pause
+        self._largest = largest
         self._nodes: dict[int, int] = {}  # from a client's number to its node
         self._greetings: dict[str, int] = {}  # from a message that was not answered yet to its node
         self._later: dict[int, float] = {}  # when a node is greeted again
@@ -61,14 +65,12 @@ class GridCarrier:
     def _meet(self, node: int, reply: Any, present: set[int]) -> None:
         """Takes a node as the client that it says it is, unless another node that is there is that client."""
         try:
-            if reply.has_error():
-                raise ValueError(f"its app failed ({reply.error.reason!s:.200})")
-            number = int(content_of(reply))
+            number = int(self._content(reply))
             if not 0 <= number < self._clients:
                 raise ValueError(f"it claims to be client {number}, but there are {self._clients}")
             if self._nodes.get(number, node) != node and self._nodes[number] in present:
                 raise ValueError(f"it claims to be client {number}, as another node does")
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             self._log("refused", f"Node {node} is not admitted: {error}.", {"node": node})
             return
         self._nodes[number] = node
@@ -89,11 +91,9 @@ class GridCarrier:
                 if node is None:
                     continue
                 try:
-                    if reply.has_error():
-                        raise ValueError(str(reply.error.reason)[:200])
-                    answers[numbers[node]] = content_of(reply)
-                except (KeyError, ValueError) as error:
-                    absent[numbers[node]] = f"its app failed ({error})."
+                    answers[numbers[node]] = self._content(reply)
+                except ValueError as error:
+                    absent[numbers[node]] = f"{error}."
             left = until - time.monotonic()
             if left <= 0:
                 break
@@ -101,6 +101,19 @@ class GridCarrier:
                 time.sleep(min(self._pause, left))
         silent = f"no answer within {deadline:.0f} seconds."
         return Answers(answers, {number: silent for number in asks if number not in answers} | absent)
+
+    def _content(self, reply: Any) -> bytes:
+        """The bytes of a reply.
+
+        Raises:
+          ValueError: it is an error, not one of ours, or too large.
+        """
+        if reply.has_error():
+            raise ValueError(f"its app failed ({reply.error.reason!s:.200})")
+        content = content_of(reply)
+        if len(content) > self._largest:
+            raise ValueError(f"its answer has more than {self._largest:,} bytes")
+        return content
 
     def _posted(self, contents: Mapping[int, bytes], seconds: float) -> dict[str, int]:
         """Sends a message to each node; by the name of each, the node."""
