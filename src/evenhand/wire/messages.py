@@ -30,6 +30,7 @@ NDArray = npt.NDArray[Any]
 _MAGIC = b"EVENHAND"
 _LONGEST_HEADER = 2**24
 _MOST_DIMENSIONS = 32
+_MOST_ARRAYS = 2**15
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _TYPES = {"bool", *_FLOATS, *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 
@@ -55,10 +56,15 @@ class PacketError(EvenhandError):
 def encode(message: Packet) -> bytes:
     """The bytes of a message; equal messages have equal bytes.
 
+    Raises:
+      PacketError: it has more arrays than :func:`decode` takes.
+
     Example:
       >>> decode(encode(Packet("work", {"round": 3}, (np.arange(3),)))).fields["round"]
       3
     """
+    if len(message.arrays) > _MOST_ARRAYS:
+        raise PacketError(_too_many(len(message.arrays)))
     arrays = [np.ascontiguousarray(array) for array in message.arrays]
     about = [[array.dtype.name, list(np.shape(array))] for array in message.arrays]
     header = json.dumps(
@@ -89,8 +95,11 @@ def decode(data: bytes) -> Packet:
         raise PacketError("The header of a message is not JSON with a kind, fields and arrays.") from None
     if not (isinstance(kind, str) and isinstance(fields, dict) and isinstance(about, list)):
         raise PacketError("The header of a message is not JSON with a kind, fields and arrays.")
-    arrays, position = list[NDArray](), 12 + length
-    for entry in cast(list[Any], about):
+    arrays, position, entries = list[NDArray](), 12 + length, cast(list[Any], about)
+    # An empty array has a few bytes in a header, and hundreds in memory.
+    if len(entries) > _MOST_ARRAYS:
+        raise PacketError(_too_many(len(entries)))
+    for entry in entries:
         dtype, shape = _form(entry)
         size = math.prod(shape) * dtype.itemsize
         if size > len(data) - position:
@@ -118,6 +127,10 @@ def _form(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
         case _:
             pass
     raise PacketError("A message announces an array of an impossible type or shape.")
+
+
+def _too_many(arrays: int) -> str:
+    return f"A message has {arrays:,} arrays, and at most {_MOST_ARRAYS:,} are read: send a model of fewer arrays."
 
 
 def _little_endian(array: NDArray) -> NDArray:

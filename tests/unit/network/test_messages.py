@@ -243,6 +243,7 @@ DAMAGED = {
     "a terabyte": announcing(["float64", [2**39]], arrays=bytes(8)),
     "a product beyond any integer": announcing(["float64", [2**39] * 30], arrays=bytes(8)),
     "nothing, of sizes beyond any integer": announcing(["float64", [0, 2**39, 2**39, 2**39]]),
+    "more arrays than anyone sends": announcing(*[["bool", [0]]] * (2**15 + 1)),
     "more dimensions than NumPy has": announcing(["float32", [1] * 100], arrays=bytes(4)),
     "numbers between false and true": announcing(["bool", [1]], arrays=b"\x02"),
 }
@@ -253,6 +254,14 @@ def test_a_damaged_message_is_refused_with_a_sentence(name):
     with pytest.raises(PacketError) as error:
         decode(DAMAGED[name])
     assert str(error.value).endswith(".") and len(str(error.value)) < 200
+
+
+def test_no_message_has_more_arrays_than_are_read():
+    """A state that was saved could not be read again."""
+    arrays = (np.zeros(0),) * 2**15
+    assert len(decode(encode(Packet("work", {}, arrays))).arrays) == 2**15
+    with pytest.raises(PacketError, match="A message has 32,769 arrays, and at most 32,768 are read"):
+        encode(Packet("work", {}, (*arrays, np.zeros(0))))
 
 
 def test_a_message_costs_no_more_memory_than_came():
