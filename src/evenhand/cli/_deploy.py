@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from evenhand.network import certificates, files
 from evenhand.network.carriers import Carrier, Log
 from evenhand.network.deployed import Admit, client_node, event_log, read_status, serve_run, written
 from evenhand.network.files import ClientFile, ServerFile
-from evenhand.network.terms import check_deployable
+from evenhand.network.terms import check_deployable, check_masked, slots_of
 from evenhand.records import read_arrays, write_arrays
 from evenhand.report import latest
 from evenhand.simulation import Run
@@ -132,32 +133,26 @@ class InitCommand:
 
     def execute(self) -> int:
         """Writes the folder and returns the exit code."""
-        whole_number("clients", self.clients, 1)
-        whole_number("rounds", self.rounds, 1)
-        whole_number("min_answers", self.min_answers, 1, self.clients)
-        whole_number("port", self.port, 1, 65535)
-        if self.cohort != "all":
-            whole_number("cohort", self.cohort, 1)
-        if not self.deadline > 0:
-            raise EvenhandError(f"--deadline {self.deadline:g}: give a number of seconds above 0.")
+        self._check()
         method = self.method.strip()
         if not (_FACTORY.fullmatch(method) or "(" in method):
             method = f"{method}()"
         options = {**flat(self.model), **flat(self.local)}
         build = builder(method, options)
+        cohort = 0 if self.cohort == "all" else self.cohort
         with suppress(ModelError):  # the toy model is not the user's: the rest shows once the data are known
-            check_deployable(
-                Recipe(method, self.local.work).build(toy_model()) if "(" in method else build(_TOY)
-            )
+            algorithm = Recipe(method, self.local.work).build(toy_model()) if "(" in method else build(_TOY)
+            check_deployable(algorithm)
+            check_masked(algorithm, slots_of(algorithm, self.clients, cohort), self.colluding)
         server = ServerFile(
             run="",
             method=method,
             options=options,
             rounds=self.rounds,
-            cohort=0 if self.cohort == "all" else self.cohort,
+            cohort=cohort,
             seed=self.seed,
             eval_every=max(1, self.rounds // 10) if self.eval_every is None else self.eval_every,
-            names=tuple(name.strip() for name in self.host.split(",") if name.strip()),
+            names=self._names,
             host="127.0.0.1" if self.listen is None else self.listen,
             port=self.port,
             deadline=self.deadline,
@@ -186,6 +181,28 @@ class InitCommand:
             f"and each client with `evenhand deploy client {quoted(self.folder / files.CLIENTS / 'K')} --data FILE`."
         )
         return 0
+
+    def _check(self) -> None:
+        """Refuses options that the files could not hold, or with which no run would go on."""
+        whole_number("clients", self.clients, 1)
+        whole_number("rounds", self.rounds, 1)
+        whole_number("min_answers", self.min_answers, 1, self.clients)
+        # Two clients of a secure sum do not collude, as one alone would be the sum of those left.
+        whole_number("colluding", self.colluding, 0, max(self.clients - 2, 0))
+        whole_number("port", self.port, 1, 65535)
+        whole_number("seed", self.seed, 0, 2**63 - 1)
+        if self.cohort != "all":
+            whole_number("cohort", self.cohort, 1)
+        if self.eval_every is not None:
+            whole_number("eval_every", self.eval_every, 1)
+        if not 0 < self.deadline < math.inf:
+            raise EvenhandError(f"--deadline {self.deadline:g}: give a number of seconds above 0.")
+        if not self._names:
+            raise EvenhandError(f"--host {self.host!r}: give the server's name or its address.")
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.host.split(",") if name.strip())
 
 
 _TOY = toy_data().form

@@ -35,7 +35,7 @@ from evenhand.network.measuring import Evaluated
 from evenhand.network.node import Node
 from evenhand.network.server import Server, run_from
 from evenhand.network.summing import scales
-from evenhand.network.terms import Terms
+from evenhand.network.terms import Terms, check_masked, check_sum, slots_of
 from evenhand.rounds import RoundState
 from evenhand.simulation import Run
 from evenhand.simulation.evaluating import columns_of
@@ -210,8 +210,8 @@ def _server(
     clients, (form, scale) = len(met), data
     sizes = np.array([met[client].sizes for client in range(clients)], np.int64).reshape(-1, 3)
     algorithm = build(form)
-    sampling = algorithm.sampling
-    slots = clients if file.cohort == 0 else min(file.cohort, clients)
+    slots = slots_of(algorithm, clients, file.cohort)
+    check_masked(algorithm, slots, file.colluding)
     terms = Terms(
         run=file.run,
         method=file.text,
@@ -220,7 +220,7 @@ def _server(
         clients=clients,
         capacity=int(sizes[:, 0].max()),
         rounds=file.rounds,
-        slots=slots if sampling.slots is None else sampling.slots(clients),
+        slots=slots,
         seed=file.seed if file.test_keys else None,
         scale=scale,
     )
@@ -357,6 +357,7 @@ def _agreed_scale(
             f"{folder}: with one client, the common scale of the columns would reveal that client's: write "
             "standardize = false into its [data]."
         )
+    check_sum("The common scale of the columns", len(met), file.colluding)
     while True:
         # On disk first: a client refuses an attempt before the latest that it has seen, also of an earlier process.
         _write_secret(path, {"attempts": attempt + 1})

@@ -18,20 +18,24 @@ from evenhand._version import __version__
 from evenhand.data import Form
 from evenhand.errors import EvenhandError
 from evenhand.rounds import Wire
+from evenhand.text import counted
 from evenhand.types import Aggregator, Algorithm, Params, Phase, PyTree, Sum
 from evenhand.wire.messages import Packet, encode, packed, unpacked, whole
 from evenhand.wire.secure_sums import SumForm, sum_form
-from evenhand.wire.sum_messages import Occasion
+from evenhand.wire.sum_messages import MOST_CLIENTS, Occasion
 
 __all__ = [
     "Agreed",
     "Terms",
     "agree",
     "check_deployable",
+    "check_masked",
+    "check_sum",
     "example_rows",
     "is_masked",
     "is_published",
     "occasion_of_sum",
+    "slots_of",
     "sum_form_of",
 ]
 
@@ -254,3 +258,38 @@ def check_deployable(algorithm: Algorithm) -> None:
                 "simulated: deploy another method, or let its clients add the noise, with at_server=False and "
                 "fewest=... as in dp_delta_fl."
             )
+
+
+def slots_of(algorithm: Algorithm, clients: int, cohort: int) -> int:
+    """The most clients of a round, out of so many; a ``cohort`` of 0 has all of them."""
+    if algorithm.sampling.slots is not None:
+        return algorithm.sampling.slots(clients)
+    return clients if cohort == 0 else min(cohort, clients)
+
+
+def check_masked(algorithm: Algorithm, slots: int, colluding: int) -> None:
+    """Refuses methods under masks whose secure sums no cohort of so many ``slots`` can meet.
+
+    Raises:
+      EvenhandError: the method is one of them.
+    """
+    if any(is_masked(phase.aggregator) for phase in algorithm.phases):
+        check_sum(algorithm.name or "This method", slots, colluding)
+
+
+def check_sum(title: str, clients: int, colluding: int) -> None:
+    """Refuses secure sums of so many clients that would be repeated for ever; ``title`` is what takes the sum.
+
+    Raises:
+      EvenhandError: there are too few clients beside those that collude, or too many.
+    """
+    begin = f"{title} takes secure sums of {counted(clients, 'client')}"
+    if clients < colluding + 2:
+        raise EvenhandError(
+            f"{begin}, and with colluding = {colluding} they need at least {colluding + 2}: lower colluding, or have "
+            "more clients in each cohort."
+        )
+    if clients > MOST_CLIENTS:
+        raise EvenhandError(
+            f"{begin}, and at most {MOST_CLIENTS:,} can be in one: have fewer clients in each cohort."
+        )

@@ -25,6 +25,7 @@ from evenhand.wire.sum_messages import Occasion, sum_terms
 
 CLIENTS = 5
 LOCAL = ("--lr", "0.2", "--batch-size", "5")
+MASKED = ("--method", "fedavg(aggregator=secure(mean()))")
 
 
 def federation(folder, *options, data=True):
@@ -674,12 +675,41 @@ def test_a_tracker_follows_a_deployed_run(tmp_path, monkeypatch, capsys):
         (("--cohort", "0"), "--cohort 0"),
         (("--port", "99999"), "--port 99999"),
         (("--method", "no.such.module:make"), "cannot be imported"),
+        (("--deadline", "inf"), "--deadline inf: give a number of seconds above 0"),
+        (("--seed", "-1"), "--seed -1: give a whole number from 0"),
+        (("--eval-every", "-3"), "--eval-every -3: give a whole number from 1"),
+        (("--colluding", "-1"), "--colluding -1: give a whole number from 0 to 1"),
+        (("--clients", "2", "--colluding", "9"), "--colluding 9: give a whole number from 0 to 0"),
+        (("--host", " , "), "--host ' , ': give the server's name"),
+        (
+            ("--clients", "9", "--cohort", "5", "--colluding", "4", *MASKED),
+            "fedavg takes secure sums of 5 clients, and with colluding = 4 they need at least 6: lower colluding",
+        ),
+        (
+            ("--clients", "2049", *MASKED),
+            "secure sums of 2,049 clients, and at most 2,048 can be in one: have fewer",
+        ),
     ],
 )
 def test_what_cannot_be_deployed_is_said_before_anything_is_written(tmp_path, capsys, words, sentence):
     assert main(["deploy", "init", str(tmp_path / "fed"), *words]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "fed").exists()
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_server_whose_secure_sums_no_clients_can_meet_ends_in_a_sentence(tmp_path, columns):
+    """Each exchange would be repeated for ever."""
+    folder = federation(tmp_path / "fed", *(() if columns else MASKED), data=not columns)
+    if columns:
+        tables(folder)
+    path = folder / files.SERVER
+    path.write_text(path.read_text().replace("colluding = 0", "colluding = 4"))
+    title = "The common scale of the columns" if columns else "fedavg"
+    with pytest.raises(
+        EvenhandError, match=f"{title} takes secure sums of 5 clients, and with colluding = 4 they need"
+    ):
+        trained(folder, data="data.csv" if columns else "data.npz")
 
 
 def test_a_factory_of_a_module_is_a_method(tmp_path, monkeypatch):
