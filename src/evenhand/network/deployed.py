@@ -72,16 +72,22 @@ def event_log(path: Path, show: Callable[[str], None]) -> Log:
     """A log that appends a line of JSON to a file for each event, and shows its sentence.
 
     An absence is logged once in ten seconds: an exchange that is repeated until a client is back would fill the disk.
+    Absences are the same if their client and their round are, or where they have neither, if their sentences are.
     """
-    lock, said = threading.Lock(), dict[str, float]()
+    lock, said = threading.Lock(), dict[Any, float]()
 
     def log(event: str, sentence: str, fields: Mapping[str, Any]) -> None:
         if event == "absent":
+            # Not the sentence alone: that of a secure sum has another tag each time.
+            place = fields.get("client"), fields.get("round")
+            name = sentence if place == (None, None) else place
             with lock:
-                before, now = said.get(sentence, -math.inf), time.monotonic()
-                if now < before + _ABSENCE:
+                now = time.monotonic()
+                for old in [old for old, moment in said.items() if now >= moment + _ABSENCE]:
+                    del said[old]
+                if name in said:
                     return
-                said[sentence] = now
+                said[name] = now
         moment = datetime.now(UTC).isoformat(timespec="seconds")
         line = json.dumps({"time": moment, "event": event, "sentence": sentence, **fields}) + "\n"
         # A full disk: the sentence is shown, and the work goes on without its log.
@@ -368,7 +374,7 @@ def _agreed_scale(
                 partial(_moments, file, carrier, len(met), log), terms, bytes.fromhex(file.authority)
             )
         except EvenhandError as error:
-            log("absent", f"The scale of the columns: {error}", {})
+            log("absent", f"The scale of the columns: {error}", {"round": 0})
         else:
             if len(total.clients) == len(met):
                 scale = scales(total.numbers, sum(facts.sizes[0] for facts in met.values()))

@@ -773,6 +773,16 @@ def test_an_absence_that_repeats_is_logged_once_in_a_while(tmp_path, monkeypatch
     for event in ("absent", "refused", "refused"):
         log(event, "Client 0.", {})
     assert [event["event"] for event in events(tmp_path)][2:] == ["absent", "refused", "refused"]
+    # The sentence of a secure sum has another tag each time.
+    for tag in range(5):
+        for round in (1, 2):
+            log("absent", f"Round {round}: 2 have answered in the sum of tag {tag}.", {"round": round})
+    log("absent", "Client 0: no answer within 60 seconds.", {"client": 0})
+    rounds = [
+        "Round 1: 2 have answered in the sum of tag 0.",
+        "Round 2: 2 have answered in the sum of tag 0.",
+    ]
+    assert shown[5:] == [*rounds, "Client 0: no answer within 60 seconds."]
 
 
 def test_the_clip_of_a_file_holds_under_a_secure_sum(tmp_path):
