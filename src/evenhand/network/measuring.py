@@ -8,7 +8,7 @@ are none of its business.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from evenhand.simulation import Job
 from evenhand.simulation.evaluating import Evaluation, Served
 from evenhand.simulation.program import Program, resident
 from evenhand.streams import Keys
-from evenhand.text import of_model
+from evenhand.text import measured, of_model
 from evenhand.types import Algorithm, Key, PyTree
 from evenhand.wire.messages import Packet, PacketError, packed, unpacked
 
@@ -164,11 +164,16 @@ def served_message(served: Served) -> Packet:
     return Packet("measured", fields, (*map(np.asarray, arrays), *cells, *levels))
 
 
-def served_from(message: Packet, agreed: Agreed) -> Served:
+def served_from(message: Packet, agreed: Agreed, sizes: Mapping[str, int]) -> Served:
     """The inverse of :func:`served_message`.
 
+    Args:
+      message: the client's.
+      agreed: the run.
+      sizes: split -> examples of the client.
+
     Raises:
-      PacketError: the message is something else than what a client of this run measures.
+      PacketError: the message is something else than what such a client of this run measures.
     """
     form, algorithm, fields = agreed.terms.form, agreed.algorithm, message.fields
     names, splits = metrics_of(algorithm), ("train", "valid", "test")
@@ -181,9 +186,16 @@ def served_from(message: Packet, agreed: Agreed) -> Served:
         arrays = iter(message.arrays)
         clients = {split: {name: _numbers(next(arrays), "f", 1) for name in names} for split in splits}
         cells = {
-            split: _cells([next(arrays) for _ in ClassMetrics._fields], form.classes) for split in classes
+            split: _cells([next(arrays) for _ in ClassMetrics._fields], form.classes, sizes[split])
+            for split in classes
         }
         level = _numbers(next(arrays), "i", 1) if algorithm.levels else None
+        shares = [
+            values for metrics in clients.values() for name, values in metrics.items() if _is_share(name)
+        ]
+        # NaN is what diverged training gives.
+        if any(np.any((values < 0) | (values > 1 + 1e-6)) for values in shares):
+            raise ValueError("other accuracies")
         if level is not None and not 0 <= level[0] < len(algorithm.levels):
             raise ValueError("another level")
     except (KeyError, ValueError, StopIteration):
@@ -202,15 +214,21 @@ def metrics_of(algorithm: Algorithm) -> tuple[str, ...]:
     return (*names, *map(of_global, names))
 
 
-def _cells(arrays: Sequence[NDArray], classes: int | None) -> ClassMetrics:
-    """The accuracy of each class at the one client that has sent it."""
+def _is_share(metric: str) -> bool:
+    """Whether it is an accuracy, of whichever model."""
+    return measured(metric) in ("accuracy", of_global("accuracy"))
+
+
+def _cells(arrays: Sequence[NDArray], classes: int | None, examples: int) -> ClassMetrics:
+    """The accuracy of each class at the one client that has sent it, which has so many examples."""
     cells = ClassMetrics(*(_numbers(*part) for part in zip(arrays, "iiif", strict=True)))
     count = len(cells.classes)
     if any(len(part) != count for part in cells) or classes is None:
         raise ValueError("another shape")
     is_sorted = np.all(np.diff(cells.classes) > 0)
     is_known = count == 0 or (cells.classes[0] >= 0 and cells.classes[-1] < classes)
-    is_measured = np.all((cells.accuracy >= 0) & (cells.accuracy <= 1) & (cells.counts > 0))
+    is_measured = not np.any((cells.accuracy < 0) | (cells.accuracy > 1) | (cells.counts <= 0))
+    is_measured &= sum(cells.counts.tolist()) == examples  # as Python's numbers, which do not overflow
     if not (is_sorted and is_known and is_measured and np.all(cells.clients == 0)):
         raise ValueError("other classes")
     return cells

@@ -254,7 +254,8 @@ class Server:
                 countable += [client] if answer.fields.get("histogram") is True else []
                 continue
             try:
-                measured[client] = served_from(answer, agreed)
+                sizes = {name: int(rows[client]) for name, rows in self.sizes.items()}
+                measured[client] = served_from(answer, agreed, sizes)
             except PacketError as error:
                 self.caller.refuse(client, error)
         self.private = self._counted(countable, split) if countable else {}

@@ -758,6 +758,10 @@ MEASUREMENTS = {
     "classes that there are not": arrays_of(lambda arrays: (*arrays[:7], arrays[7] + 30, *arrays[8:])),
     "negative classes": arrays_of(lambda arrays: (*arrays[:7], arrays[7] - 9, *arrays[8:])),
     "classes of other lengths": arrays_of(lambda arrays: (*arrays[:7], arrays[7][:0], *arrays[8:])),
+    "an accuracy above 1": arrays_of(lambda arrays: (arrays[0], arrays[1] * 0 + 1e30, *arrays[2:])),
+    "an accuracy below 0": arrays_of(lambda arrays: (*arrays[:5], arrays[5] * 0 - 0.1, *arrays[6:])),
+    "counts of other examples": arrays_of(lambda arrays: (*arrays[:8], arrays[8] + 1, *arrays[9:])),
+    "counts that overflow": arrays_of(lambda arrays: (*arrays[:8], arrays[8] * 0 + 2**62, *arrays[9:])),
     "counts of nothing": arrays_of(lambda arrays: (*arrays[:8], arrays[8] * 0, *arrays[9:])),
 }
 
@@ -805,6 +809,14 @@ def test_numbers_that_overflow_are_an_evaluation_like_any_other():
     assert trial.log == []
     assert np.isnan(trial.result.clients["train"]["loss"][0])
     assert np.isfinite(trial.result.clients["train"]["loss"][1:]).all()
+    accuracies = {1, 3, 5, 9, 13, 17}  # of splits, and of the classes in them
+    trial = measured(
+        arrays_of(
+            lambda arrays: [array * np.nan if i in accuracies else array for i, array in enumerate(arrays)]
+        )
+    )
+    assert trial.log == []
+    assert np.isnan(trial.result.clients["train"]["accuracy"][0])
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
