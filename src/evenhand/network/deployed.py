@@ -191,13 +191,13 @@ def serve_run(
         status.update({"activity": "training", "round": server.progress.done})
         server.on_round = lambda done: status.update({"round": done, "seconds": server.seconds["train"]})
         if server.is_resumed and server.progress.history and server.progress.done == file.rounds:
-            run = run_from(server, server.progress, data, server.progress.state, remote=True)
+            run = run_from(server, server.progress, data, server.progress.state, seed=file.seed, remote=True)
             # The process before this one may have died, or found no room.
             if written(folder / "run") != file.rounds:
                 _write(folder / "run", run, file, server, log)
             yield run
         for record in server.run():
-            run = run_from(server, record, data, record.state, remote=True)
+            run = run_from(server, record, data, record.state, seed=file.seed, remote=True)
             _write(folder / "run", run, file, server, log)
             yield run
         status.update({"activity": "done", "round": file.rounds})

@@ -492,11 +492,18 @@ def _number(value: Any) -> Any:
 
 
 def run_from(
-    server: Server, progress: ServerRecord, data: FederatedDataset, state: RoundState, *, remote: bool = False
+    server: Server,
+    progress: ServerRecord,
+    data: FederatedDataset,
+    state: RoundState,
+    *,
+    seed: int | None = None,
+    remote: bool = False,
 ) -> Run:
     """The result of a run on a network, with the clients' states where they are at hand.
 
-    ``remote``: their examples are elsewhere, and ``data`` has their numbers alone.
+    ``seed``: of the initial model and the cohorts, if clients do not know it.  ``remote``: their examples are
+    elsewhere, and ``data`` has their numbers alone.
     """
     agreed, columns = server.agreed, dict[str, NDArray]()
     for name in dict.fromkeys(name for row in progress.history for name in row):
@@ -505,7 +512,7 @@ def run_from(
     return Run(
         algorithm=agreed.algorithm,
         data=data,
-        seed=agreed.terms.seed or 0,
+        seed=(agreed.terms.seed or 0) if seed is None else seed,
         history={name: values for name, values in columns.items() if name not in WORK},
         per_round={name: np.array(values) for name, values in progress.per_round.items() if name not in WORK},
         info=_info(server, progress),

@@ -72,7 +72,7 @@ def gap(a, b):
     )
 
 
-def simulated(tmp_path, method):
+def simulated(tmp_path, method, *options):
     words = (
         "--data",
         "synthetic:1,1",
@@ -84,16 +84,17 @@ def simulated(tmp_path, method):
         "2",
         "--quiet",
     )
-    assert main(["run", method, *words, *LOCAL, "--out", str(tmp_path / "simulated")]) == 0
+    assert main(["run", method, *words, *LOCAL, *options, "--out", str(tmp_path / "simulated")]) == 0
     return eh.load_run(tmp_path / "simulated")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto(delta_fl(theta=0.5), lam=0.5)"])
 def test_a_federation_by_its_files_is_the_run_of_the_command_line(tmp_path, method):
     """The run folder has the numbers of the simulated one, without seeds that the server knows of noise."""
-    folder = federation(tmp_path / "fed", "--method", method, "--metrics", "numbers")
+    folder = federation(tmp_path / "fed", "--method", method, "--metrics", "numbers", "--seed", "7")
     trained(folder)
-    saved, other = eh.load_run(folder / "run"), simulated(tmp_path, method)
+    saved, other = eh.load_run(folder / "run"), simulated(tmp_path, method, "--seed", "7")
+    assert saved.seed == other.seed == 7
     assert gap(saved.params, other.params) < 1e-6
     ours, theirs = saved.summary(), other.summary()
     assert ours.keys() == theirs.keys()
