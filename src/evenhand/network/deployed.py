@@ -467,7 +467,8 @@ def _shadow(form: Form, label: tuple[int, ...], met: Mapping[int, Met], run: str
 
 def _write(folder: Path, run: Run, file: ServerFile, server: Server, log: Log) -> None:
     """Writes the run folder anew; models of single clients are on their machines."""
-    more = {"private_metrics": server.private} if server.private else {}
+    private = server.progress.private
+    more = {"private_metrics": private} if private else {}
     about = {"deployed": True, "method": file.text, **more}
     try:
         save(run, folder, overwrite=True, unseen=None, personal=False, about=about)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand import communication, evaluation, rounds
+from evenhand import communication, evaluation, records, rounds
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import ClassMetrics, private_metrics
@@ -74,6 +74,7 @@ class ServerRecord(NamedTuple):
       bytes: ``(down, up)`` of all messages so far.
       last: each client's latest measurements.
       initial_loss: of each client with the initial model, if clients have personal models.
+      private: what clients have measured together under a secure sum, as ``summary.json`` has it; empty: nothing.
     """
 
     state: RoundState
@@ -90,6 +91,7 @@ class ServerRecord(NamedTuple):
     bytes: tuple[int, int]
     last: Served
     initial_loss: NDArray
+    private: Mapping[str, Any]
 
 
 class Server:
@@ -110,7 +112,6 @@ class Server:
 
     Attributes:
       on_round: is called after each round, with how many are done.
-      private: what clients have measured together under a secure sum, as ``summary.json`` has it; empty: nothing.
     """
 
     def __init__(
@@ -142,7 +143,6 @@ class Server:
         self._effort = jax.jit(self._efforts, static_argnums=0)
         self.seconds = {"compile": 0.0, "data": 0.0, "train": 0.0, "evaluate": 0.0}
         self.on_round: Callable[[int], None] = lambda done: None
-        self.private: dict[str, Any] = {}
         resumed = self._loaded()
         self.is_resumed = resumed is not None
         self.done_before = 0 if resumed is None else resumed.done
@@ -258,7 +258,7 @@ class Server:
                 measured[client] = served_from(answer, agreed, sizes)
             except PacketError as error:
                 self.caller.refuse(client, error)
-        self.private = self._counted(countable, split) if countable else {}
+        private = self._counted(countable, split) if countable else {}
         served = joined(measured, agreed.terms.clients, ("loss", *agreed.algorithm.client_model.metrics))
         initial = self.progress.initial_loss
         if self.progress.done == 0 and not self.progress.history and "train" in served.clients:
@@ -274,7 +274,9 @@ class Server:
             **reported,
         }
         history = [*self.progress.history, row]
-        self.progress = self.progress._replace(history=history, last=served, initial_loss=initial)
+        self.progress = self.progress._replace(
+            history=history, last=served, initial_loss=initial, private=private
+        )
         self.seconds["evaluate"] += time.perf_counter() - begin
 
     def _counted(self, clients: list[int], split: str) -> dict[str, Any]:
@@ -330,6 +332,7 @@ class Server:
             bytes=(0, 0),
             last=Served({}, {}),
             initial_loss=np.zeros(0),
+            private={},
         )
 
     def _save(self) -> None:
@@ -427,6 +430,7 @@ def progress_bytes(agreed: Agreed, progress: ServerRecord) -> bytes:
         "metrics": metrics,
         "classes": list(served.classes),
         "level": served.level is not None,
+        "private": records.as_json(progress.private),
     }
     arrays = [values for split in served.clients.values() for values in split.values()]
     cells = [np.asarray(part) for split in served.classes.values() for part in split]
@@ -476,6 +480,7 @@ def progress_from(data: bytes, agreed: Agreed, like: RoundState) -> ServerRecord
         bytes=(fields["bytes"][0], fields["bytes"][1]),
         last=Served(clients, classes, level),
         initial_loss=initial,
+        private=fields["private"],
     )
 
 

@@ -141,8 +141,11 @@ def test_metrics_that_may_not_leave_are_counted_in_secret(tmp_path):
     for name in ("mean", "worst10", "p50", "std"):
         assert abs(statistics[name]["estimate"] - exact[name]) <= statistics[name]["bound"] + 1e-9, name
     assert statistics["mean"]["bound"] < 0.01
-    # Resumed once it is done, it measures nothing anew.
+    # Resumed once it is done, it measures nothing anew, which clients would refuse.
+    (folder / "run" / "summary.json").unlink()
     trained(folder)
+    [again] = json.loads((folder / "run" / "summary.json").read_text())["private_metrics"]["metrics"].values()
+    assert again == summary
 
 
 def test_fewer_clients_than_a_histogram_needs_have_no_statistics(tmp_path):
