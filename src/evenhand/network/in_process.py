@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -95,8 +96,11 @@ def federation(job: Job, slots: int) -> tuple[Server, list[Node]]:
     methods = methods_of(lambda form: algorithm)
     allowed = Allowed(metrics=True, test_keys=True)
     authority, identities = _identities(algorithm, terms)
+    own = data
+    if data.features is not None:  # its columns are on their scale, so that clients have none to agree on
+        own = replace(data, features=data.features._replace(standardized=False))
     nodes = [
-        Node(name, methods, data.select([client]), allowed, MemoryStore(), identity=identity)
+        Node(name, methods, own.select([client]), allowed, MemoryStore(), identity=identity)
         for client, identity in zip(data.client_ids, identities, strict=True)
     ]
     keys = keys_of(job.seed)

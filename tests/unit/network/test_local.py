@@ -76,6 +76,19 @@ def assert_trees_close(simulated, deployed, name):
         assert_close(one, other, name)
 
 
+def test_the_columns_of_a_table_are_on_their_scale(tmp_path):
+    """Clients agree on none, as they do on machines: what was standardised already stays as it is."""
+    rows = [f"{i % 3},{i * i % 7},{i % 4 == 1:d},{i % 2}" for i in range(24)]
+    (tmp_path / "rows.csv").write_text("\n".join(["client,a,b,label", *rows]) + "\n")
+    data = eh.data.load(str(tmp_path / "rows.csv"))
+    assert data.features is not None and data.features.standardized
+    model = eh.models.softmax_regression(features=2, classes=2)
+    method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=4))
+    simulated, deployed = eh.simulate(method, data, rounds=1), eh.network.local(method, data, rounds=1)
+    assert_trees_close(simulated.params, deployed.params, "params")
+    assert deployed.data is data
+
+
 def test_it_gives_the_numbers_of_a_simulation(pair):
     simulated, deployed = pair
     assert_trees_close(simulated.params, deployed.params, "parameters")
