@@ -480,7 +480,7 @@ def progress_from(data: bytes, agreed: Agreed, like: RoundState) -> ServerRecord
         bytes=(fields["bytes"][0], fields["bytes"][1]),
         last=Served(clients, classes, level),
         initial_loss=initial,
-        private=fields["private"],
+        private=fields.get("private", {}),  # states of earlier versions have none
     )
 
 
