@@ -522,13 +522,17 @@ def _no_id(source: str, where: str, value: str) -> EvenhandError:
 
 
 def object_ids(values: Sequence[Any], source: str, place: Place) -> NDArray:
-    """Python objects of a column as the texts of their ids, ``(n,)``; ``""`` where one is None.
+    """Python objects of a column as the canonical texts of their ids, ``(n,)``; ``""`` where one is None.
 
     Raises:
-      EvenhandError: numbers and text, or numbers and booleans, are mixed.
+      EvenhandError: numbers and text, or numbers and booleans, are mixed; or ids are lists or objects of JSON.
     """
-    _check_kinds({row: value for row, value in enumerate(values) if value is not None}, source, place)
-    return np.array(["" if value is None else spelled(value) for value in values], str)
+    present = {row: value for row, value in enumerate(values) if value is not None}
+    _check_kinds(present, source, place)
+    nested = next((row for row, value in present.items() if isinstance(value, list | tuple | dict)), None)
+    if nested is not None:
+        raise _unlike(source, place(nested), values[nested])
+    return np.array(["" if value is None else canonical(spelled(value)) for value in values], str)
 
 
 def _check_kinds(values: Mapping[int, Any], source: str, place: Place) -> None:

@@ -522,3 +522,21 @@ def test_a_text_for_an_empty_cell_may_stand_among_numbers(tmp_path: Path) -> Non
     )
     assert data.client_ids == ("1",)
     np.testing.assert_array_equal(data.train.x, [[1], [1]])
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "object", "category", "polars"])
+def test_a_blank_text_among_numbers_is_an_empty_cell(kind: str, tmp_path: Path) -> None:
+    columns: dict[str, Any] = {"client": ["a", "a", "b"], "v": [1.0, " ", 3.0], "label": [0, 1, 0]}
+    source: Any = tmp_path / "t.jsonl"
+    if kind == "jsonl":
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        source.write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "polars":
+        polars = pytest.importorskip("polars")
+        source = polars.DataFrame({**columns, "v": polars.Series(columns["v"], dtype=polars.Object)})
+    else:
+        source = pytest.importorskip("pandas").DataFrame(columns).astype({"v": kind})
+    read = load if kind == "jsonl" else from_frame
+    data = read(source, fill="most-frequent", standardize=False, test_fraction=0)
+    expected = [[1, 0], [1, 0], [0, 1]] if kind == "category" else [[1], [1], [3]]
+    assert data.train.x.tolist() == expected

@@ -95,6 +95,26 @@ def test_columns_of_objects_follow_the_rule(kind: str) -> None:
         from_frame(frame([1, "1", 2]))
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "pandas", "polars"])
+def test_blanks_around_the_ids_of_several_columns_make_no_other_client(kind: str, tmp_path: Path) -> None:
+    rows = [{"a": name, "b": "y", "v": v, "label": v % 2} for v, name in enumerate(["x ", "x", " x"])]
+    path = tmp_path / f"t.{kind}"
+    if kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif kind == "csv":
+        path.write_text("\n".join(["a,b,v,label", *(",".join(map(str, row.values())) for row in rows)]))
+    frame = path if kind in ("jsonl", "csv") else pytest.importorskip(kind).DataFrame(rows)
+    data = (load if frame is path else from_frame)(frame, client=["a", "b"], test_fraction=0)
+    assert data.client_ids == ("x / y",)
+
+
+@pytest.mark.parametrize("value", [[1], {"id": 1}])
+def test_a_list_or_an_object_of_json_is_no_id(value: Any, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps({"client": value, "v": 1, "label": 0}))
+    with pytest.raises(EvenhandError, match="line 1, column 'client' is a value of type list where client"):
+        load(tmp_path / "t.jsonl")
+
+
 def test_named_classes_name_clients() -> None:
     table = pa.table({"ward": [1, 0, 1, None], "v": [1, 2, 3, 4], "label": [0, 1, 0, 1]})
     dataset = Dataset(table, {"ward": ["north", "south"]})

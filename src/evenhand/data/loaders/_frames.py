@@ -183,7 +183,7 @@ def _pandas(frame: Any, source: str, na: Sequence[str]) -> Frame:
         column = frame.iloc[:, at[name]]
         kind, missing = column.dtype, column.isna().to_numpy(bool)
         if isinstance(kind, pandas.CategoricalDtype):
-            categories = as_categories(listed(source, name, list(column.cat.categories)))
+            categories = as_categories(listed(source, name, _blanked(list(column.cat.categories), na)))
             codes = np.array([*categories.values.tolist(), -1], np.int32)
             return Series(name, codes[column.cat.codes.to_numpy()], categories.categories)
         if is_kind.is_bool_dtype(kind):
@@ -210,7 +210,7 @@ def _pandas(frame: Any, source: str, na: Sequence[str]) -> Frame:
 
 
 def listed(source: str, name: str, values: Sequence[Any], row: Row = _row) -> Series:
-    """A column of Python objects as numbers or as text; None is an empty cell.
+    """A column of Python objects as numbers or as text; None is an empty cell, and no text is blank.
 
     Raises:
       EvenhandError: it holds dates, numbers beside text, or anything else.
@@ -230,7 +230,7 @@ def listed(source: str, name: str, values: Sequence[Any], row: Row = _row) -> Se
         amounts = [np.nan if value is None else _float(value) for value in values]
         return Series(name, np.array(amounts, np.float64))
     if kinds != texts:
-        strange = [i for i, value in enumerate(values) if isinstance(value, str) and value.strip()]
+        strange = [i for i, value in enumerate(values) if isinstance(value, str)]
         cells = [(row(i), str(values[i])) for i in strange[:MOST_LISTED]]
         raise mixed(source, name, cells, len(strange), "numbers", feature=False)
     cells = ["" if value is None else canonical(str(value)) for value in values]
@@ -249,8 +249,9 @@ def listed_ids(source: str, name: str, values: Sequence[Any], row: Row = _row) -
 
 
 def _blanked(values: Sequence[Any], na: Sequence[str]) -> list[Any]:
-    """The values of a column, with None for texts that ``na`` lists."""
-    return [None if isinstance(value, str) and value.strip() in na else value for value in values]
+    """The values of a column, with None for blank texts and those that ``na`` lists."""
+    empty = ("", *na)
+    return [None if isinstance(value, str) and value.strip() in empty else value for value in values]
 
 
 def _float(value: Any) -> float:
@@ -430,7 +431,7 @@ def _add(
             raise EvenhandError(f"{source}: line {line} names column {name!r} twice: rename one of the two.")
         cells += [None] * (row - len(cells))
         is_nan = isinstance(value, float) and value != value
-        cells.append(None if is_nan or value == "" else value)
+        cells.append(None if is_nan else value)
 
 
 def _object(source: str, line: int, text: str) -> list[tuple[str, Any]]:
