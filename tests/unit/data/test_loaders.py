@@ -101,6 +101,17 @@ class TestNpz:
             of_client = client[20:] == int(name)
             np.testing.assert_array_equal(data.test.client(k)[0], x[20:][of_client].astype(np.float32))
 
+    @pytest.mark.parametrize("name", ["y", "y_train"])
+    def test_labels_of_two_parts_are_declared_by_either_name(self, name: str, tmp_path: Path) -> None:
+        one = {"x_train": np.zeros((3, 1)), "y_train": np.array([7, -1, 7]), "client_train": np.zeros(3)}
+        two = {"x_test": np.zeros((2, 1)), "y_test": np.array([-1, 7]), "client_test": np.zeros(2)}
+        np.savez(tmp_path / "d.npz", **one, **two)
+        data = load(tmp_path / "d.npz", categorical=[name])
+        assert data.classes == ("-1", "7")
+        np.testing.assert_array_equal(data.train.y, [1, 0, 1])
+        with pytest.raises(EvenhandError, match=f"categorical='{name}' is one piece of text"):
+            load(tmp_path / "d.npz", categorical=name)
+
     def test_text_labels_agree_between_the_parts(self, tmp_path: Path) -> None:
         one = {"x_train": np.zeros((3, 1)), "y_train": np.array(["b", "c", "b"]), "client_train": np.zeros(3)}
         two = {"x_test": np.zeros((2, 1)), "y_test": np.array(["a", "c"]), "client_test": np.zeros(2)}

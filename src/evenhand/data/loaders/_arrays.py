@@ -151,7 +151,7 @@ def _labels(
         return f"{names[0]}[{row}]" if row < first else f"{names[1]}[{row - first}]"
 
     values = np.concatenate(columns)
-    if names[0] in options.categorical:
+    if options.categorical:  # which can name nothing but the labels here
         values = values.astype(str)
     elif not options.regression:
         validation.check_class_numbers(

@@ -58,9 +58,15 @@ class Options(NamedTuple):
         """The options among the arguments of a function, by name; its others are no options.
 
         Raises:
-          EvenhandError: the fractions leave nothing for training, or several options say what a text becomes.
+          EvenhandError: the fractions leave nothing for training, several options say what a text becomes, or a list
+            of names is one piece of text.
         """
         named = {name: _in_text(value) if name in _NAMES else value for name, value in arguments.items()}
+        for name in ("features", "drop", "categorical"):
+            if isinstance(value := named.get(name), str):
+                raise EvenhandError(
+                    f"{name}={value!r} is one piece of text: give a list of names, [{value!r}]."
+                )
         options = Options(**{name: value for name, value in named.items() if name in Options._fields})
         options.splitting.check()
         ways = {"encode": options.encode, "vocabulary": options.vocabulary, "buckets": options.buckets}

@@ -268,8 +268,6 @@ def _check_weight_column(header: Header, taken: Mapping[str, str], weight: str) 
 
 
 def _check_names(header: Header, option: str, given: Sequence[str], role: str = "column") -> None:
-    if isinstance(given, str):
-        raise EvenhandError(f"{option}={given!r} is one piece of text: give a list of names, [{given!r}].")
     for name in given:
         header.require(name, role, "correct ", Argument(option, "NAMES"), ".")
 
