@@ -345,7 +345,9 @@ def whole_numbers(values: NDArray, source: str, place: Place) -> NDArray:
     return values.astype(np.int64)
 
 
-def check_class_numbers(values: NDArray, source: str, subject: str, *cures: str | Argument) -> None:
+def check_class_numbers(
+    values: NDArray, source: str, subject: str, *cures: str | Argument, sampled: bool = False
+) -> None:
     """Asks what whole numbers mean that may be amounts: more than 20 distinct ones, with gaps or not from 0.
 
     Args:
@@ -353,6 +355,8 @@ def check_class_numbers(values: NDArray, source: str, subject: str, *cures: str 
       source: the file.
       subject: what the labels are called, such as ``column 'score'``.
       cures: how to say what they are: the end of the sentence.
+      sampled: whether up to half of the classes may be absent, and classes be counted from 1.  So a few users of a data
+        set of many classes can be read from a format that has no place to declare classes.
     """
     if values.dtype.kind not in "iuf" or values.ndim != 1:
         return
@@ -360,12 +364,20 @@ def check_class_numbers(values: NDArray, source: str, subject: str, *cures: str 
     if len(distinct) <= _FEW_CLASSES or (distinct != np.rint(distinct)).any():
         return
     first, last = int(distinct[0]), int(distinct[-1])
+    if sampled and first in (0, 1) and last < 2 * len(distinct):
+        return
     if first != 0 or last != len(distinct) - 1:
         raise EvenhandError(
             f"{source}: {subject} holds {len(distinct):,} distinct whole numbers from {first} to {last}, which may be "
             "amounts or the numbers of classes: ",
             *cures,
         )
+
+
+def check_sampled_classes(values: NDArray, source: str, subject: str) -> None:
+    """:func:`check_class_numbers` of a format that has no place to declare classes."""
+    cures = ("give ", Argument("regression", "True"), " to predict amounts, or number the classes from 0.")
+    check_class_numbers(values, source, subject, *cures, sampled=True)
 
 
 def class_labels(

@@ -118,8 +118,9 @@ def test_options_reach_the_data() -> None:
     assert target.num_classes is None
     gap = table.set_column(2, "income", pa.array([None, *COLUMNS["income"][1:]], pa.float64()))
     assert features_of(people(gap, fill="median")).columns[0].fill is not None
-    with pytest.raises(EvenhandError, match="clients must be at least 1"):
-        from_frame(table, clients=0)
+    for clients in (0, "3"):
+        with pytest.raises(EvenhandError, match="clients=.*: give a whole number"):
+            from_frame(table, clients=clients)  # pyright: ignore[reportArgumentType]
 
 
 def test_all_types_of_arrow_are_read_or_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import numpy as np
@@ -83,6 +84,27 @@ def test_integers_in_arrays_are_asked_about_and_floats_are_targets(labels, sente
     names = [f"c{k}" for k in range(labels.max() + 1)]
     assert from_arrays(A[:, None], labels, CLIENT, classes=names).num_classes == len(names)
     assert from_arrays(A[:, None], COUNTED, CLIENT).num_classes == 30
+
+
+def from_leaf(folder, labels, **options):
+    users = {"u": {"x": A[:, None].tolist(), "y": labels.tolist()}}
+    (folder / "t.json").write_text(json.dumps({"users": ["u"], "num_samples": [ROWS], "user_data": users}))
+    return load(folder / "t.json", **options)
+
+
+def from_libsvm(folder, labels, **options):
+    (folder / "t.svm").write_text("\n".join(f"{y} 1:{a}" for y, a in zip(labels, A, strict=True)))
+    return load(folder / "t.svm", clients=1, **options)
+
+
+@pytest.mark.parametrize("read", [from_leaf, from_libsvm])
+def test_formats_without_declarations_ask_about_numbers_that_are_no_sample_of_classes(tmp_path, read):
+    for labels in (SCORES, CODES, SCORES.astype(float), 1.0 + 3 * (np.arange(ROWS) % 25)):
+        with pytest.raises(EvenhandError, match="may be amounts or the numbers of classes: give regression="):
+            read(tmp_path, labels)
+        assert read(tmp_path, labels, regression=True).num_classes is None
+    for labels in (GAP, COUNTED, COUNTED + 1, 2 * (np.arange(ROWS) % 25) + 1):
+        assert read(tmp_path, labels, test_fraction=0).num_classes == labels.max() + 1
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,8 @@ def _labels(users: list[User], regression: bool, source: Path) -> tuple[NDArray,
         return f"{where}user {users[k].name!r}, y[{row - ends[k] + len(users[k].y)}]"
 
     values = np.concatenate([user.y for user in users])
+    if not regression:
+        validation.check_sampled_classes(values, str(source), "y")
     return validation.class_labels(values, str(source), place, regression=regression)
 
 

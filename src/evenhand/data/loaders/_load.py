@@ -114,6 +114,7 @@ def load(
     Class labels are whole numbers from 0 (4.0 counts as 4), or text, which is numbered in sorted order and kept in
     ``classes``; so are the whole numbers of a table that do not start at 0, such as -1 and 1.  More than 20 distinct
     whole numbers that do not start at 0 or leave gaps may be amounts: say which with ``regression`` or ``categorical``.
+    Those of LEAF, LIBSVM and MATLAB files may start at 1 and leave out up to half: a few users may lack some classes.
 
     Args:
       source: what to load.
@@ -435,8 +436,8 @@ def from_frame(
     options = Options.from_arguments(locals())
     if isinstance(frame, str | Path):
         raise EvenhandError(f"{frame}: from_frame reads tables in memory: give a file to evenhand.data.load.")
-    if clients is not None and clients < 1:
-        raise EvenhandError(f"clients must be at least 1, not {clients}.")
+    if clients is not None:
+        whole_number("clients", clients, 1)
     _check_ways(name, options)
     opened = open_frame(frame, name, options.na)
     for column in (label, *options.client):

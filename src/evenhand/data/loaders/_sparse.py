@@ -127,6 +127,8 @@ def _labels(path: Path, values: NDArray, options: Options) -> tuple[NDArray, tup
     if are_whole and 0 < len(np.unique(values)) <= 20 and values.min() != 0:
         names, y = np.unique(values, return_inverse=True)
         return y.astype(np.int32), tuple(str(int(name)) for name in names)
+    if not options.regression:
+        validation.check_sampled_classes(values, str(path), "the column of labels")
     return validation.class_labels(
         values, str(path), lambda i: f"label {i + 1}", regression=options.regression
     )
