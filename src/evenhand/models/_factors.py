@@ -13,7 +13,7 @@ import optax
 from evenhand.errors import EvenhandError
 from evenhand.models._adapters import from_functions
 from evenhand.models._flax import from_flax
-from evenhand.models._linear import Initializer, check_sizes, vector_rows
+from evenhand.models._linear import Initializer, check_sizes, table_rows, vector_rows
 from evenhand.types import Array, Key, Model, Params
 
 
@@ -246,7 +246,7 @@ def matrix_factorisation(users: int, items: int, *, dimension: int = 100) -> Mod
     Params:
       ``{"users": (users, dimension), "items": (items, dimension)}``.
 
-    Inputs are integers ``(n, 2)``: a user ``0 .. users - 1`` and an item ``0 .. items - 1``.  Larger numbers give NaN.
+    Inputs are integers ``(n, 2)``: a user ``0 .. users - 1`` and an item ``0 .. items - 1``.  Other numbers give NaN.
 
     Raises:
       EvenhandError: inputs of another form.
@@ -277,7 +277,7 @@ def matrix_factorisation(users: int, items: int, *, dimension: int = 100) -> Mod
                 "matrix_factorisation reads whole numbers of shape (rows, 2), a user and an item, but the inputs are "
                 f"{x.dtype} of shape {x.shape}."
             )
-        user, item = (jnp.take(params[name], x[:, i], axis=0) for i, name in enumerate(("users", "items")))
+        user, item = (table_rows(params[name], x[:, i]) for i, name in enumerate(("users", "items")))
         return jnp.sum(user * item, axis=1)
 
     model = from_functions(init, apply, _half_square, {"squared_error": _square})

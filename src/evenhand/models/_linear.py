@@ -196,6 +196,12 @@ def named_model(
     return from_flax(module, loss=loss, sample=np.zeros((1, *shape), dtype), state=state)._replace(name=name)
 
 
+def table_rows(table: npt.ArrayLike, numbers: Array) -> Array:
+    """The rows of a table that have these numbers, such as tokens; NaN for a number that is not one of a row."""
+    # JAX would count negative numbers from the end.
+    return jnp.asarray(table).at[numbers].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
 def check_sizes(sizes: Mapping[str, int]) -> None:
     """Checks that the widths of a model, by argument name, are whole numbers in range.
 

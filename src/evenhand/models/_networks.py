@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, expect, whole_number
-from evenhand.models._linear import check_sizes, glorot_uniform, named_model, vector_rows, zeros
+from evenhand.models._linear import check_sizes, glorot_uniform, named_model, table_rows, vector_rows, zeros
 from evenhand.models._recurrence import lstm_cell, recurrence
 from evenhand.types import Array, Key, Model, Params, PyTree
 
@@ -249,7 +249,7 @@ def lstm(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers:
 
     Args:
       vocabulary: the number of distinct tokens; inputs, ``(n, T)``, and labels, ``(n,)``, are integers
-        ``0 .. vocabulary - 1``.  A token beyond the vocabulary gives NaN.
+        ``0 .. vocabulary - 1``.  Another token gives NaN.
       embedding: numbers per embedded token.
       hidden: width of each layer.
       layers: how many layers.
@@ -365,7 +365,7 @@ def embedded(model: Model, vectors: npt.ArrayLike) -> Model:
     Raises:
       EvenhandError: the table is no matrix of finite numbers, or the inputs are no tokens ``(n, T)``.
 
-    Edge cases: a token beyond the table gives NaN.
+    Edge cases: a token that has no row in the table, such as -1, gives NaN.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -390,7 +390,7 @@ def embedded(model: Model, vectors: npt.ArrayLike) -> Model:
                 f"The model needs integer tokens of shape (rows, length), but the inputs are {x.dtype} of shape "
                 f"{x.shape}."
             )
-        return jnp.take(table, x, axis=0, fill_value=jnp.nan)
+        return table_rows(table, x)
 
     train = model.apply_train
 
@@ -448,7 +448,7 @@ class TokenReader(nn.Module):
     def __call__(self, tokens: Array) -> Array:
         tokens = tokens_of(tokens, self.network)
         table = self.param("embedding", glorot_uniform, (self.vocabulary, self.embedding), jnp.float32)
-        sequence = jnp.take(table, tokens.T, axis=0)
+        sequence = table_rows(table, tokens.T)
         for number in range(self.layers):
             sequence = self.layer(self.hidden, name=f"{self.network.lower()}_{number}")(sequence)
         return nn.Dense(self.vocabulary, kernel_init=glorot_uniform, name="output")(sequence[-1])

@@ -10,7 +10,7 @@ import numpy as np
 
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.models._flax import from_flax
-from evenhand.models._linear import check_sizes, glorot_uniform, named_model, zeros
+from evenhand.models._linear import check_sizes, glorot_uniform, named_model, table_rows, zeros
 from evenhand.models._networks import TokenReader, tokens_of
 from evenhand.models._recurrence import GRU, recurrence
 from evenhand.models.losses import accuracy, cross_entropy
@@ -35,7 +35,7 @@ def gru(vocabulary: int = 80, *, embedding: int = 8, hidden: int = 256, layers: 
 
     Args:
       vocabulary: the number of distinct tokens; inputs, ``(n, T)``, and labels, ``(n,)``, are integers
-        ``0 .. vocabulary - 1``.  A token beyond the vocabulary gives NaN.
+        ``0 .. vocabulary - 1``.  Another token gives NaN.
       embedding: numbers per embedded token.
       hidden: width of each layer.
       layers: how many layers.
@@ -108,8 +108,8 @@ def transformer(
     tokens at all places.  The default has 115,536 parameters.
 
     Args:
-      vocabulary: the number of distinct tokens; inputs, ``(n, T)``, are integers ``0 .. vocabulary - 1``.  A token
-        beyond the vocabulary gives NaN.
+      vocabulary: the number of distinct tokens; inputs, ``(n, T)``, are integers ``0 .. vocabulary - 1``.  Another
+        token gives NaN.
       length: the longest sequence, :math:`T` at most.
       width: numbers per place, a multiple of ``heads``.
       heads: of each attention.
@@ -186,7 +186,7 @@ class _Transformer(nn.Module):
                 f"The transformer was made for {self.length} places, but a sequence has {tokens.shape[1]}: make it "
                 f"with length={tokens.shape[1]}."
             )
-        x = nn.Embed(self.vocabulary, self.width, name="tokens")(tokens)
+        x = table_rows(nn.Embed(self.vocabulary, self.width, name="tokens").embedding, tokens)
         places = self.param("places", nn.initializers.normal(0.02), (self.length, self.width), jnp.float32)
         x = x + places[None, : tokens.shape[1]]
         mask = nn.make_causal_mask(tokens)

@@ -119,7 +119,7 @@ def test_options_reach_the_data() -> None:
     gap = table.set_column(2, "income", pa.array([None, *COLUMNS["income"][1:]], pa.float64()))
     assert features_of(people(gap, fill="median")).columns[0].fill is not None
     for clients in (0, "3"):
-        with pytest.raises(EvenhandError, match="clients=.*: give a whole number"):
+        with pytest.raises(EvenhandError, match=r"clients=.*: give a whole number"):
             from_frame(table, clients=clients)  # pyright: ignore[reportArgumentType]
 
 

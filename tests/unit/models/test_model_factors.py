@@ -208,8 +208,8 @@ def test_a_rating_is_the_product_of_two_rows() -> None:
     np.testing.assert_allclose(model.losses(outputs, labels), 0.5 * (ratings - y) ** 2, rtol=1e-5)
     np.testing.assert_allclose(model.metrics["squared_error"](outputs, labels), (ratings - y) ** 2, rtol=1e-5)
     assert size(model) == 7 * 5
-    beyond = model.apply(params, jnp.array([[4, 0], [0, 3], [0, 0]]))
-    assert np.isnan(beyond).tolist() == [True, True, False]
+    beyond = model.apply(params, jnp.array([[4, 0], [0, 3], [-1, 0], [0, -1], [0, 0]]))
+    assert np.isnan(beyond).tolist() == [True, True, True, True, False]
     for wrong in (jnp.zeros((2, 3), jnp.int32), jnp.zeros((2, 2))):
         with pytest.raises(EvenhandError, match="a user and an item"):
             model.apply(params, wrong)

@@ -216,7 +216,9 @@ def test_what_does_not_fit_is_refused(call: Any, words: str) -> None:
         call()
 
 
-def test_a_token_beyond_the_vocabulary_gives_no_number() -> None:
-    for model in (GRU, LAST):
-        outputs = jax.jit(model.apply)(filled(model), np.full((1, 3), 6, np.int32))
+def test_a_token_outside_the_vocabulary_gives_no_number() -> None:
+    single = models.transformer(1, length=3, width=4, heads=1, layers=1)
+    for model in (GRU, LAST, single):
+        params = jax.tree.map(np.asarray, filled(model))
+        outputs = model.apply(params, np.full((2, 3), [[7], [-1]], np.int32))
         assert np.isnan(outputs).all()
