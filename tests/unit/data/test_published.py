@@ -320,6 +320,16 @@ def test_sparse_rows(tmp_path: Path) -> None:
     assert real.num_classes is None and set(real.train.y.tolist()) == {-1, 1}
 
 
+@pytest.mark.parametrize("name", ["a.svm", "a.libsvm.gz", "a .libsvm"])
+def test_two_sparse_files_of_one_client_are_refused(name: str, tmp_path: Path) -> None:
+    for file in ("a.libsvm", name):
+        (tmp_path / file).write_text("1 1:1\n0 1:2\n")
+    with pytest.raises(
+        EvenhandError, match=r"a.* and a.* are both files of client 'a ?': keep one, or rename"
+    ):
+        load(tmp_path)
+
+
 def test_sparse_rows_are_those_of_scikit_learn(tmp_path: Path) -> None:
     from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 

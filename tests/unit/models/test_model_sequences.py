@@ -220,5 +220,5 @@ def test_a_token_outside_the_vocabulary_gives_no_number() -> None:
     single = models.transformer(1, length=3, width=4, heads=1, layers=1)
     for model in (GRU, LAST, single):
         params = jax.tree.map(np.asarray, filled(model))
-        outputs = model.apply(params, np.full((2, 3), [[7], [-1]], np.int32))
+        outputs = model.apply(params, jnp.array([[7] * 3, [-1] * 3]))
         assert np.isnan(outputs).all()

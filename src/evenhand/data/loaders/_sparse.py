@@ -43,7 +43,7 @@ def load_libsvm(path: Path, options: Options) -> FederatedDataset:
 
     Source: Chang and Lin, *LIBSVM: A Library for Support Vector Machines*, 2011.
     """
-    files = [path] if path.is_file() else libsvm_files(path)
+    files = [path] if path.is_file() else _one_each(path, libsvm_files(path))
     parts = [_rows(file) for file in files]
     width = max(1 + int(part.place.max(initial=0)) for part in parts)
     count = sum(len(part.labels) for part in parts)
@@ -78,6 +78,19 @@ def libsvm_files(folder: Path) -> list[Path]:
     """The files of a folder that have such a suffix, in the order of their names."""
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     return [entry for entry in entries if entry.is_file() and bare_suffix(entry) in LIBSVM]
+
+
+def _one_each(folder: Path, files: list[Path]) -> list[Path]:
+    """The files of a folder, checked to be of different clients."""
+    first = dict[str, Path]()
+    for file in files:
+        other = first.setdefault(validation.canonical(_client(file)), file)
+        if other is not file:
+            raise EvenhandError(
+                f"{folder}: {other.name} and {file.name} are both files of client {_client(file)!r}: keep one, or "
+                "rename one."
+            )
+    return files
 
 
 def _client(file: Path) -> str:
