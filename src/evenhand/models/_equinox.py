@@ -20,8 +20,10 @@ from evenhand.models._modules import (
     STATISTICS,
     Functions,
     Sample,
+    check_trained,
     constant_init,
     is_equinox,
+    module_code,
     sample_rows,
 )
 from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
@@ -67,7 +69,8 @@ def from_equinox(
     Raises:
       EvenhandError: equinox is not installed; the loss has an unknown name; ``module`` is neither a module nor a
         function that makes one; it keeps state other than parameters (BatchNorm's running statistics); it needs a key
-        in training, and its ``__call__`` takes none; or ``frozen`` is given for parameters that are drawn.
+        in training, and its ``__call__`` takes none; it has no parameters; it fails on rows like those of
+        the sample; or ``frozen`` is given for parameters that are drawn.
 
     Edge cases: in evaluation, a ``key`` is the same for all rows and at all times, so a module that draws there is
     evaluated with one draw.  Arrays of integers that a function draws are those of one key, whatever the key of
@@ -266,16 +269,19 @@ def _functions(parts: _Parts, init: Callable[[Key], Params], sample: Sample) -> 
         return over_rows(module, x, jax.random.split(key, x.shape[0]), 0)
 
     like = jax.eval_shape(init, jax.random.key(0))
-    jax.eval_shape(apply, like, sample)
-    try:
-        program = jax.make_jaxpr(apply_train)(like, sample, jax.random.key(0))
-    except RuntimeError as error:
-        if takes_key or "key" not in str(error):
-            raise
-        raise EvenhandError(
-            f"{parts.name} draws random numbers in training; give its __call__ an argument key, and pass it on to its "
-            "Dropout layers."
-        ) from error
+    cure = "give from_equinox a sample of rows, each of which is what its __call__ takes."
+    with module_code(parts.name, sample, cure):
+        jax.eval_shape(apply, like, sample)
+        try:
+            program = jax.make_jaxpr(apply_train)(like, sample, jax.random.key(0))
+        except RuntimeError as error:
+            if takes_key or "key" not in str(error):
+                raise
+            raise EvenhandError(
+                f"{parts.name} draws random numbers in training; give its __call__ an argument key, and pass it on to "
+                "its Dropout layers."
+            ) from error
+    check_trained("from_equinox", parts.name, is_trained=bool(parts.leaves))
     differs = used_inputs(program)[-1] or _has_other_mode(parts.static)
     return Functions(init, apply, apply_train if differs else None)
 

@@ -26,10 +26,12 @@ from evenhand.models._modules import (
     call_modes,
     check_kind,
     check_rows_first,
+    check_trained,
     constant_init,
     is_equinox,
     joined,
     mask_like,
+    module_code,
     parted,
     rows_inside,
     sample_rows,
@@ -82,9 +84,10 @@ def from_flax(
 
     Raises:
       EvenhandError: the loss has an unknown name; the module keeps state other than parameters, and it is no
-        BatchNorm's or ``state`` is ``"refuse"``; its outputs do not have rows first; it draws random numbers in
-        evaluation; it is neither a module nor a function that makes one; or ``frozen`` is given for parameters that are
-        drawn.
+        BatchNorm's or ``state`` is ``"refuse"``; it has no parameters; its outputs do not have rows first; it
+        draws random numbers in evaluation, or in training from another stream than ``"dropout"``; it fails on inputs
+        like the sample; it is neither a module nor a function that makes one; or ``frozen`` is given for parameters
+        that are drawn.
 
     Edge cases: two nnx modules with equal parameters give models that are not equal, so their runs may compile the same
     program twice. A parameter that two layers of an nnx module share is one parameter.
@@ -115,18 +118,7 @@ def from_flax(
     check_kind("from_flax", state)
     keeps = state != "refuse"
     functions = _linen(module, inputs, keeps) if isinstance(module, nn.Module) else _nnx(module, keeps)
-    try:
-        check_rows_first(functions, inputs)
-    except flax.errors.ModifyScopeVariableError as error:
-        raise EvenhandError(
-            f"{type(module).__name__} measures running statistics in evaluation, too; give its __call__ a boolean "
-            "argument train and pass use_running_average=not train to its BatchNorm layers."
-        ) from error
-    except flax.errors.InvalidRngError as error:
-        raise EvenhandError(
-            f"{type(module).__name__} draws random numbers in evaluation; give its __call__ a boolean "
-            "argument train and pass deterministic=not train to its Dropout layers."
-        ) from error
+    _check_calls(functions, inputs, type(module).__name__)
     chosen = default_metrics(row_loss) if metrics is None else metrics
     is_module = isinstance(module, nn.Module) or functions.start is not None
     name = type(module).__name__ if is_module else ""
@@ -140,6 +132,41 @@ def from_flax(
         statistics=functions.statistics(state),
     )
     return frozen_start(model, frozen, functions.start, "from_flax")
+
+
+_CALL = (
+    "give from_flax a sample of what its __call__ takes, which is one array, and a boolean train if it has layers such "
+    "as Dropout."
+)
+
+
+def _check_calls(functions: Functions, inputs: Sample, name: str) -> None:
+    """Checks that a module has parameters, and that both of its passes can be computed for such inputs."""
+    params = jax.eval_shape(functions.init, any_key())
+    is_trained = len(jax.tree.leaves(params)) > len(jax.tree.leaves(functions.measured))
+    check_trained("from_flax", name, is_trained=is_trained)
+    rows = jax.ShapeDtypeStruct((2, *inputs.shape[1:]), inputs.dtype)
+    with module_code(name, rows, _CALL):
+        try:
+            if functions.apply_train is not None:
+                jax.eval_shape(functions.apply_train, params, rows, any_key())
+        except flax.errors.InvalidRngError as error:
+            raise EvenhandError(
+                f'{name} draws random numbers in training from another stream than "dropout": draw them with '
+                'make_rng("dropout").'
+            ) from error
+        try:
+            check_rows_first(functions, inputs)
+        except flax.errors.ModifyScopeVariableError as error:
+            raise EvenhandError(
+                f"{name} measures running statistics in evaluation, too; give its __call__ a boolean "
+                "argument train and pass use_running_average=not train to its BatchNorm layers."
+            ) from error
+        except flax.errors.InvalidRngError as error:
+            raise EvenhandError(
+                f"{name} draws random numbers in evaluation; give its __call__ a boolean "
+                "argument train and pass deterministic=not train to its Dropout layers."
+            ) from error
 
 
 # --- linen --------------------------------------------------------------------------------------------------
@@ -190,7 +217,7 @@ def _functions_of(module: nn.Module, text: str, like: jax.ShapeDtypeStruct, keep
         return outputs, joined(opened(params)["params"], after[_MEASURED])
 
     layers = set[tuple[str, ...]]()
-    with nn.intercept_methods(_paths_of_layers(layers)):
+    with module_code(type(module).__name__, like, _CALL), nn.intercept_methods(_paths_of_layers(layers)):
         collections = jax.eval_shape(variables, any_key())
     measured = collections.get(_MEASURED, {}) if keeps else {}
     for name in collections:

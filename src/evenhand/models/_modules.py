@@ -110,6 +110,26 @@ def any_key() -> Any:
     return jax.eval_shape(jax.random.key, 0)
 
 
+@contextmanager
+def module_code(name: str, inputs: jax.ShapeDtypeStruct | Sample, cure: str) -> Generator[None]:
+    """Turns what a module's own code raises on such inputs into one sentence, which ends with a ``cure``."""
+    try:
+        yield
+    except EvenhandError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise EvenhandError(
+            f"{name} fails on inputs {inputs.dtype}{list(inputs.shape)} ({reason}): {cure}"
+        ) from error
+
+
+def check_trained(adapter: str, name: str, *, is_trained: bool) -> None:
+    """Refuses a module that has no parameters to train."""
+    if not is_trained:
+        raise EvenhandError(f"{adapter} got {name}, which has no parameters: there is nothing to train.")
+
+
 _PRIME = 10007
 
 

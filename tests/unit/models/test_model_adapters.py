@@ -147,12 +147,14 @@ def test_linen_and_nnx_agree_on_the_same_numbers() -> None:
 
 def test_layers_of_an_nnx_module_drop_different_units() -> None:
     model = models.from_flax(
-        lambda rngs: nnx.Sequential(nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)),
+        lambda rngs: nnx.Sequential(
+            nnx.Linear(4, 4000, rngs=rngs), nnx.Dropout(0.5, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        ),
         loss=models.accuracy,
         sample=X[:1],
     )
     assert model.apply_train is not None
-    kept = model.apply_train({}, jnp.ones((1, 4000)), KEY) > 0
+    kept = model.apply_train(model.init(KEY), X[:1], KEY) != 0
     assert abs(float(jnp.mean(kept)) - 0.25) < 0.03
 
 
@@ -189,9 +191,31 @@ class AlwaysDrops(nn.Module):
         return nn.Dropout(0.5, deterministic=False)(nn.Dense(3)(x))
 
 
+class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = nn.Dense(3)(x)
+        return x + jax.random.normal(self.make_rng("noise"), x.shape) if train else x
+
+
+class Narrow(nnx.Module):
+    def __init__(self) -> None:
+        self.layer = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.layer(x)
+
+
 @pytest.mark.parametrize(
     ("module", "words"),
     [
+        (Noisy(), r"Noisy draws random numbers in training from another stream.*make_rng\(\"dropout\"\)"),
+        (
+            nn.Sequential([nn.Dense(3), nn.Dropout(0.5)]),
+            r'Sequential fails on inputs float32\[., 4\] \(.*"deterministic".*\): give from_flax a sample',
+        ),
+        (Narrow(), r"Narrow fails on inputs float32\[., 4\] .*: give from_flax a sample"),
+        (nn.Sequential([nn.relu]), "Sequential, which has no parameters"),
         (BatchNorm(), '"batch_stats".*GroupNorm or LayerNorm'),
         (lambda rngs: nnx.BatchNorm(4, rngs=rngs), "BatchStat.*GroupNorm or LayerNorm"),
         (RowMean(), "rows first, but for 2 inputs"),

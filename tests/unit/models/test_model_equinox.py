@@ -190,6 +190,11 @@ class Keyless(eqx.Module):
             "GroupNorm or LayerNorm",
         ),
         (Keyless(), "give its __call__ an argument key"),
+        (
+            eqx.nn.Linear(7, 3, key=KEY),
+            r"Linear fails on inputs float32\[., 4\] .*: give from_equinox a sample",
+        ),
+        (eqx.nn.Lambda(jnp.tanh), "Lambda, which has no parameters"),
         (Net, None),
         (eqx.nn.MLP, "got the class MLP itself"),
         (lambda key: 3, "must return an equinox.Module, but it returned int"),
