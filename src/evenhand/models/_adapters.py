@@ -74,8 +74,8 @@ def with_loss(model: Model, loss: LossLike) -> Model:
 
     Raises:
       EvenhandError: the loss has an unknown name; the metrics say that the model is for classes and the loss for real
-        targets, or the reverse; or the outputs are no array, as those of :func:`svm`, which hold a penalty beside the
-        score.
+        targets, or the reverse; or the model is one of :func:`svm`, whose outputs hold a penalty beside the score.  A
+        loss of :mod:`evenhand.models.losses` raises where it first gets other outputs that are no array.
 
     Edge cases: a model of :func:`standardized` is trained by the loss in standard units, and reports what it did
     before.
@@ -163,7 +163,8 @@ def standardized(model: Model, *, mean: float, deviation: float) -> Model:
       deviation: their standard deviation, > 0.
 
     Raises:
-      EvenhandError: a number is not finite, or ``deviation`` is not positive.
+      EvenhandError: a number is not finite, or ``deviation`` is not positive; or, where it is first applied, the model
+        has outputs that are no array.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -198,7 +199,7 @@ class _Predict(NamedTuple):
     deviation: float
 
     def __call__(self, params: Params, x: Array, *key: Key) -> Array:
-        return self.mean + self.deviation * self.function(params, x, *key)
+        return self.mean + self.deviation * _one_array(self.function(params, x, *key))
 
 
 class _PredictAndMeasure(NamedTuple):
@@ -210,7 +211,16 @@ class _PredictAndMeasure(NamedTuple):
 
     def __call__(self, params: Params, x: Array, inside: Array, key: Key) -> tuple[Array, Params]:
         outputs, after = self.function(params, x, inside, key)
-        return self.mean + self.deviation * outputs, after
+        return self.mean + self.deviation * _one_array(outputs), after
+
+
+def _one_array(outputs: PyTree) -> Array:
+    if not jax.tree_util.all_leaves([outputs]):
+        raise ModelError(
+            f"standardized takes a model whose outputs are one array, but these are a {type(outputs).__name__}: give "
+            "another model."
+        )
+    return outputs
 
 
 class _Trained(NamedTuple):

@@ -14,6 +14,7 @@ from evenhand.errors import EvenhandError
 from evenhand.models._adapters import from_functions
 from evenhand.models._flax import from_flax
 from evenhand.models._linear import Initializer, check_sizes, table_rows, vector_rows
+from evenhand.models.losses import squared_error
 from evenhand.types import Array, Key, Model, Params
 
 
@@ -280,13 +281,9 @@ def matrix_factorisation(users: int, items: int, *, dimension: int = 100) -> Mod
         user, item = (table_rows(params[name], x[:, i]) for i, name in enumerate(("users", "items")))
         return jnp.sum(user * item, axis=1)
 
-    model = from_functions(init, apply, _half_square, {"squared_error": _square})
+    model = from_functions(init, apply, _half_square, {"squared_error": squared_error})
     return model._replace(name=f"matrix_factorisation({users}, {items}, dimension={dimension})")
 
 
-def _square(outputs: Array, y: Array) -> Array:
-    return jnp.square(outputs - y)
-
-
 def _half_square(outputs: Array, y: Array) -> Array:
-    return 0.5 * _square(outputs, y)
+    return 0.5 * squared_error(outputs, y)

@@ -127,7 +127,7 @@ def squared_error(outputs: Array, y: Array) -> Array:
       y: targets, of the same size as the outputs.
 
     Raises:
-      EvenhandError: outputs and targets differ in size.
+      EvenhandError: outputs and targets differ in size, or in the order of their axes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -493,10 +493,13 @@ def _mean_per_example(values: Array) -> Array:
 
 def _paired(name: str, outputs: Array, y: Array) -> tuple[Array, Array]:
     outputs, y = _one_array(name, outputs), jnp.asarray(y)
-    if outputs.shape[:1] != y.shape[:1] or outputs.ndim == 0 or outputs.size != y.size:
+    axes, others = ([n for n in array.shape if n != 1] for array in (outputs, y))
+    # Axes may be folded or unfolded, but not be in another order.
+    is_turned = axes != others and sorted(axes) == sorted(others)
+    if outputs.shape[:1] != y.shape[:1] or outputs.ndim == 0 or outputs.size != y.size or is_turned:
         raise EvenhandError(
             f"{name} needs one target per output, but the outputs have shape {outputs.shape} and the targets "
-            f"{y.shape}; check the model's number of outputs."
+            f"{y.shape}; check the model's number of outputs and the order of axes."
         )
     predicted = _float(outputs)
     return predicted, y.reshape(outputs.shape).astype(predicted.dtype)

@@ -207,6 +207,8 @@ def test_a_rating_is_the_product_of_two_rows() -> None:
     np.testing.assert_allclose(outputs, ratings, rtol=1e-5)
     np.testing.assert_allclose(model.losses(outputs, labels), 0.5 * (ratings - y) ** 2, rtol=1e-5)
     np.testing.assert_allclose(model.metrics["squared_error"](outputs, labels), (ratings - y) ** 2, rtol=1e-5)
+    for column in (model.losses, model.metrics["squared_error"]):
+        np.testing.assert_array_equal(column(outputs, labels[:, None]), column(outputs, labels))
     assert size(model) == 7 * 5
     beyond = model.apply(params, jnp.array([[4, 0], [0, 3], [-1, 0], [0, -1], [0, 0]]))
     assert np.isnan(beyond).tolist() == [True, True, True, True, False]

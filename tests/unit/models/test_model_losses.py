@@ -129,6 +129,7 @@ def test_half_precision_is_summed_in_float32_and_no_rows_are_allowed() -> None:
         (models.accuracy, LOGITS, CLASSES[:5], "shape"),
         (models.squared_error, LOGITS, TARGETS, "one target per output"),
         (models.absolute_error, SCORES, TARGETS[:3], "one target per output"),
+        (models.squared_error, np.zeros((2, 2, 3)), np.zeros((2, 3, 2)), "the order of axes"),
         (models.hinge, LOGITS, SIGNS, "cross_entropy"),
         (models.logistic, SCORES, SIGNS[:3], "one label per row"),
     ],

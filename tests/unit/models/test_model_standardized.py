@@ -110,3 +110,12 @@ def test_equal_models_share_compiled_programs() -> None:
 def test_a_scale_that_is_none_is_refused(numbers: tuple[float, float]) -> None:
     with pytest.raises(EvenhandError, match="give finite numbers, and a deviation above 0"):
         models.standardized(models.linear_regression(2), mean=numbers[0], deviation=numbers[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"), [(models.svm(3), "Margin"), (models.pca(3, components=1), "Reconstruction")]
+)
+def test_outputs_that_are_no_array_are_refused(model: Any, kind: str) -> None:
+    scaled = models.standardized(model, mean=1.0, deviation=2.0)
+    with pytest.raises(EvenhandError, match=f"whose outputs are one array, but these are a {kind}"):
+        scaled.apply(scaled.init(jax.random.key(0)), jnp.ones((2, 3)))
