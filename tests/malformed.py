@@ -480,6 +480,10 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
     "hdf5 with a single number": (_hdf5(pixels=_ONES, label=np.int32(1)), "one entry per example"),
     "hdf5 with nan": (_hdf5(pixels=_ONES * np.nan, label=np.ones(3, int)), "x[0] holds nan"),
     "hdf5 with real labels": (_hdf5(pixels=_ONES, label=np.ones(3)), "labels that are no whole numbers"),
+    "hdf5 with wide images": (
+        _hdf5(pixels=_ONES.astype(np.uint16), label=np.ones(3, int)),
+        "not bytes or floats",
+    ),
     "hdf5 with negative labels": (_hdf5(pixels=_ONES, label=-np.ones(3, int)), "negative label -1"),
     "hdf5 without examples": (_hdf5(pixels=_ONES[:0], label=np.ones(0, int)), "no client has examples"),
     "hdf5 with short plays": (_hdf5(snippets=[b"To be"]), "no role speaks more than 80 characters"),

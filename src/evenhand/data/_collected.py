@@ -88,14 +88,32 @@ def from_torch_datasets(
             name=name,
             classes=classes,
         )
+    pooled = (inputs, labels, client), _pooled(test, x, y, f"the test part of {name}")
+    ys, names = _labels([part[1] for part in pooled], name, classes)
     parts = [
-        PooledRows(
-            validation.as_features(x, name), validation.as_labels(y, name), validation.id_array(client, name)
-        )
-        for x, y, client in ((inputs, labels, client), _pooled(test, x, y, f"the test part of {name}"))
+        PooledRows(validation.as_features(x, name), y, validation.id_array(client, name))
+        for (x, _, client), y in zip(pooled, ys, strict=True)
     ]
-    names = None if classes is None else tuple(classes)
     return build(parts, Splitting(0.0, valid_fraction, seed), name=name, classes=names)
+
+
+def _labels(
+    parts: Sequence[NDArray], name: str, classes: Sequence[str] | None
+) -> tuple[list[NDArray], tuple[str, ...] | None]:
+    """The labels of training and of test together, so that a class has one number in both."""
+    kinds = {"whole numbers" if part.dtype.kind in "biu" else part.dtype.kind for part in parts}
+    if len(kinds) > 1 or len({part.shape[1:] for part in parts}) > 1:
+        raise EvenhandError(
+            f"{name}: the labels of the test part differ from those for training in kind or shape: bring them to one "
+            "form."
+        )
+    first = len(parts[0])
+
+    def place(row: int) -> str:
+        return f"y[{row}]" if row < first else f"the test part's y[{row - first}]"
+
+    labels, names = validation.array_labels(np.concatenate(parts), name, classes, place)
+    return np.split(labels, [first]), names
 
 
 def _pooled(

@@ -419,6 +419,27 @@ def class_labels(
     return labels, None
 
 
+def array_labels(
+    values: npt.ArrayLike, source: str, classes: Sequence[str] | None, place: Place | None = None
+) -> tuple[NDArray, tuple[str, ...] | None]:
+    """The labels of an array as int32 class numbers or float32 targets, and the class names if it has any.
+
+    Args:
+      values: ``(n, ...)`` numbers or text.
+      source: what the array is from.
+      classes: the names of class numbers, if the caller gave some.
+      place: where a row is; None: ``y[3]``.
+    """
+    labels, place = as_array(values, source, "y"), place or element("y")
+    if labels.dtype.kind == "U" and classes is None:
+        return class_labels(labels, source, place, regression=False)
+    if classes is None and labels.dtype.kind in "iu":
+        cure = "give them as floats to predict amounts, or the classes' names with "
+        names = Argument("classes", "NAMES")
+        check_class_numbers(labels, source, "y", cure, names, " if each number is a class.")
+    return as_labels(labels, source, place), None if classes is None else tuple(classes)
+
+
 # --- client ids ---------------------------------------------------------------------------------------------
 
 

@@ -137,9 +137,11 @@ def thaw(model: Model, params: Params) -> Params:
     """
     expect("model", model, Model, "eh.models.freeze(model, params, 'dense_0')")
     function: Any = model.apply
-    was_frozen = False
+    shapes, was_frozen = jax.eval_shape(model.init, jax.random.key(0)), False
     while function is not None:
         if isinstance(function, _Completed | LowRank):
+            if not was_frozen:
+                _check_shapes(model, params, shapes)
             params, was_frozen = function.whole(params), True
         # Other models around it, such as one in standard units, have the same parameters.
         function = getattr(function, "function", None)
@@ -196,6 +198,16 @@ class _Completed:
 
     def __call__(self, params: Params, x: Array, *key: Key) -> PyTree:
         return self.function(self.whole(params), x, *key)
+
+
+def _check_shapes(model: Model, params: Params, shapes: Params) -> None:
+    """Checks that the trained parameters have the shapes of those of a frozen model."""
+    for path, like in jax.tree.leaves_with_path(shapes):
+        if (shape := jnp.shape(leaf_at(params, path))) != like.shape:
+            raise ModelError(
+                f"thaw: params has shape {shape} at {named_path(path)}, and {model.name or 'the model'} has "
+                f"{like.shape}: give parameters of this model, such as run.params."
+            )
 
 
 def _check_like(params: Params, shapes: Params) -> None:

@@ -157,6 +157,12 @@ def test_what_is_beside_an_array_must_be_left_out() -> None:
             pd.DataFrame({**columns(VALUES), "x": [[[1.0, 2.0], [1.0]]] * N}),
             "row 0 has lists of several lengths",
         ),
+        (
+            pa.table(
+                {**columns(VALUES), "x": pa.array([[1, 2]] * (N - 1) + [[1, None]], pa.list_(pa.uint8()))}
+            ),
+            "row 23 has an array with empty entries in column 'x'",
+        ),
         (Pictures(pa.table({"ward": WARDS, "y": LABELS}), [*pictures(N - 1), None]), "row 23 has no array"),
     ],
 )

@@ -79,6 +79,24 @@ def test_test_sets_stay_test_sets() -> None:
     np.testing.assert_array_equal(np.sort(data.test.x, axis=0), np.sort(PARTS["b"][0], axis=0))
 
 
+def test_labels_of_a_test_set_are_read_with_those_for_training() -> None:
+    def rows(*labels: Any) -> dict[str, Any]:
+        return {"a": [(np.zeros(2), label) for label in labels]}
+
+    data = eh.data.from_torch_datasets(rows("cat", "dog"), test=rows("dog", "ant"))
+    assert data.classes == ("ant", "cat", "dog") and data.test.y.tolist() == [2, 0]
+    amounts = rows(*range(1950, 1980))
+    with pytest.raises(
+        EvenhandError, match="30 distinct whole numbers from 1950 to 1979, which may be amounts"
+    ):
+        eh.data.from_torch_datasets(amounts, test=rows(1950))
+    for wrong in (rows("cat"), rows(0.5), rows([0, 1])):
+        with pytest.raises(EvenhandError, match="differ from those for training in kind or shape"):
+            eh.data.from_torch_datasets(rows(0, 1), test=wrong)
+    with pytest.raises(EvenhandError, match=r"the test part's y\[1\] is the negative label -1"):
+        eh.data.from_torch_datasets(rows(0, 1), test=rows(1, -1))
+
+
 def test_bytes_of_pictures_become_shares_and_other_integers_stay_tokens() -> None:
     pictures = {
         k: [(np.full((2, 2), 51, np.uint8), 0), (np.full((2, 2), 255, np.uint8), 1)] for k in range(2)

@@ -176,7 +176,11 @@ def test_an_empty_cell_of_a_new_table_is_filled_where_the_training_table_was() -
     assert x[0, 1:3].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"columns": [{"name": "a"}]}', '{"columns": [3]}', "\ud800"])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"columns": [{"name": "a"}]}', '{"columns": [3]}', "\ud800", "[" * 100_000],
+    ids=["cut", "list", "a name alone", "a number", "no Unicode", "nested"],
+)
 def test_damaged_features_are_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "features.json").write_bytes(content.encode("utf-8", "surrogatepass"))
     with pytest.raises(EvenhandError, match="not a features"):

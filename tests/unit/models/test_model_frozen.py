@@ -287,3 +287,5 @@ def test_other_parameters_and_models_are_refused() -> None:
         models.thaw(MODEL, START)
     with pytest.raises(EvenhandError, match="have no dense_1/kernel"):
         models.thaw(frozen_model(), {"output": {"kernel": START["output"]["kernel"]}})
+    with pytest.raises(EvenhandError, match=r"thaw: params has shape \(1,\) at .*, and freeze\(mlp"):
+        models.thaw(frozen_model(), jax.tree.map(lambda leaf: np.ones(1), frozen_model().init(KEY)))

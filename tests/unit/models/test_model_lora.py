@@ -417,6 +417,8 @@ def test_other_parameters_and_models_are_refused() -> None:
         models.thaw(small, {"dense_0": {"kernel": {"a": np.zeros((2, 4))}}})
     with pytest.raises(EvenhandError, match="have no dense_0/kernel/a, which this model has"):
         models.thaw(small, START)
+    with pytest.raises(EvenhandError, match=r"thaw: params has shape \(1,\) at dense_0/kernel/a"):
+        models.thaw(small, jax.tree.map(lambda leaf: np.ones(1), small.init(KEY)))
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def load_features(path: str | Path) -> Features:
         ) from None
     except OSError as error:
         raise EvenhandError(f"{path}: cannot be read ({error.strerror}): check its permissions.") from None
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise EvenhandError(
             f"{path}: this is not a features.json, or a damaged one: repeat the run."
         ) from None

@@ -466,7 +466,12 @@ def array_column(frame: Any, name: str, source: str) -> NDArray:
             raise EvenhandError(f"{source}: row {i} has no array in column {name!r}: leave out the row.")
         try:
             arrays.append(np.asarray(value, kind))
-        except (TypeError, ValueError):
+        except TypeError:  # an empty entry among bytes
+            raise EvenhandError(
+                f"{source}: row {i} has an array with empty entries in column {name!r}: fill them in, or leave out the "
+                "row."
+            ) from None
+        except ValueError:
             raise EvenhandError(
                 f"{source}: row {i} has lists of several lengths in column {name!r}: pad them to one length."
             ) from None

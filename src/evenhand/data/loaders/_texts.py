@@ -234,7 +234,7 @@ def load_hdf5(path: Path, options: Options) -> FederatedDataset:
 
     The fields of ``examples/CLIENT`` say which data set it is:
 
-    * ``pixels`` or ``image``, and ``label``: EMNIST by writer, and CIFAR-100; integers become floats in [0, 1].
+    * ``pixels`` or ``image``, and ``label``: EMNIST by writer, and CIFAR-100; bytes become floats in [0, 1].
     * ``snippets``: Shakespeare by role; 80 characters, and the next one to predict, begin at each place of the joined
       speeches of a role.  A run of blanks or lines counts as one blank, and so does a character that is not among
       LEAF's 80.
@@ -381,11 +381,13 @@ def _images(path: Path, parts: Sequence[Mapping[str, _Client]], options: Options
             if image not in fields or "label" not in fields:
                 raise EvenhandError(f"{where} lacks its images or labels: copy or download it again.")
             x, y = fields[image], fields["label"]
-            if y.ndim != 1 or y.dtype.kind not in "iu" or x.dtype.kind not in "uf":
+            is_bytes = x.dtype == np.uint8
+            if y.ndim != 1 or y.dtype.kind not in "iu" or not (is_bytes or x.dtype.kind == "f"):
                 raise EvenhandError(
-                    f"{where} has images of {x.dtype}, or labels that are no whole numbers: copy or download it again."
+                    f"{where} has images of {x.dtype}, not bytes or floats, or labels that are no whole numbers: copy "
+                    "or download it again."
                 )
-            xs.append(in_unit_range(x) if x.dtype.kind == "u" else validation.as_features(x, where))
+            xs.append(in_unit_range(x) if is_bytes else validation.as_features(x, where))
             ys.append(validation.as_labels(y, where))
             clients += [name] * len(y)
         if len({x.shape[1:] for x in xs}) > 1:
