@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import zlib
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -242,6 +243,13 @@ def _cells(xs: list, ys: list) -> Builder:
     return lambda folder: published.vehicle(folder / "cells", xs, ys)
 
 
+def _matlab_bomb(folder: Path) -> Path:
+    """A variable that declares 2 GiB."""
+    packed = zlib.compress(struct.pack("<II", 14, 2**31 - 8) + bytes(10**5))
+    header = b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM"
+    return _bytes("made.mat", header + struct.pack("<II", 15, len(packed)) + packed)(folder)
+
+
 def _archive(suffix: str, keep: float) -> Builder:
     """An archive of reviews, cut short."""
 
@@ -468,6 +476,7 @@ _WITH_CURE: dict[str, tuple[Builder, str]] = {
     ),
     "mat with text": (_cells(["abc", _ONES], [np.ones((3, 1))] * 2), "sensor 0 has features of shape"),
     "mat with nan": (_cells([_ONES, _ONES * np.nan], [np.ones((3, 1))] * 2), "holds nan"),
+    "mat that unpacks to gigabytes": (_matlab_bomb, "unpack to 2147 MB"),
     # HDF5
     "hdf5 that is text": (_text("made.h5", GOOD_CSV), "not an HDF5 file"),
     "hdf5 that is empty": (_bytes("made.h5", b""), "not an HDF5 file"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import struct
+import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -196,6 +199,7 @@ def _variables(path: Path) -> Sequence[tuple[NDArray, NDArray]]:
     """The matrices in the cells of ``X`` and ``Y``, client by client."""
     from scipy import io  # takes a quarter of a second that few data sets need
 
+    check_unpacked(path, _declared_size(path), "save it again")
     try:
         held: dict[str, Any] = io.loadmat(path, variable_names=("X", "Y"))
     except Exception:  # scipy raises whatever a damaged file leads it to
@@ -220,3 +224,22 @@ def _variables(path: Path) -> Sequence[tuple[NDArray, NDArray]]:
         raise EvenhandError(f"{path}: a cell of X or Y is no matrix: save matrices of numbers.")
     check_unpacked(path, sum(x.nbytes for x in xs), "save it again")
     return list(zip(xs, ys, strict=True))
+
+
+_COMPRESSED = 15
+
+
+def _declared_size(path: Path) -> int:
+    """How many bytes the compressed variables of a MATLAB file unpack to, by what each of them declares first."""
+    size = 0
+    with path.open("rb") as file:
+        order = {b"IM": "<", b"MI": ">"}.get(file.read(128)[126:], "")
+        while order and len(tag := file.read(8)) == 8:
+            kind, length = struct.unpack(f"{order}II", tag)
+            end = file.tell() + length
+            if kind == _COMPRESSED:
+                with contextlib.suppress(zlib.error, struct.error):  # scipy says what is damaged
+                    first = zlib.decompressobj().decompress(file.read(min(length, 1024)), 8)
+                    size += struct.unpack(f"{order}4xI", first)[0]
+            file.seek(end)
+    return size
