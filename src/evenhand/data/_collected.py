@@ -55,7 +55,8 @@ def from_torch_datasets(
 
     Raises:
       EvenhandError: a data set has no length or no examples; an example is neither a pair nor a dictionary with these
-        names; or inputs have several shapes.
+        names; inputs have several shapes; or labels may be amounts, as in :func:`from_arrays`, or are of another kind
+        in the test part.
 
     Edge cases: bytes, as in pictures of Pillow, are divided by 255; other integers are tokens.  PyTorch's pictures have
     their channels first, which models of :func:`evenhand.models.from_torch` want; those of flax want them last.
