@@ -355,8 +355,8 @@ def check_class_numbers(
       source: the file.
       subject: what the labels are called, such as ``column 'score'``.
       cures: how to say what they are: the end of the sentence.
-      sampled: whether up to half of the classes may be absent, and classes be counted from 1.  So a few users of a data
-        set of many classes can be read from a format that has no place to declare classes.
+      sampled: whether up to nine in ten classes may be absent, and the first be 1, so that a few users of many classes
+        can be read from a format that has no place to declare classes.
     """
     if values.dtype.kind not in "iuf" or values.ndim != 1:
         return
@@ -364,7 +364,7 @@ def check_class_numbers(
     if len(distinct) <= _FEW_CLASSES or (distinct != np.rint(distinct)).any():
         return
     first, last = int(distinct[0]), int(distinct[-1])
-    if sampled and first in (0, 1) and last < 2 * len(distinct):
+    if sampled and first in (0, 1) and last < 10 * len(distinct):
         return
     if first != 0 or last != len(distinct) - 1:
         raise EvenhandError(
