@@ -171,9 +171,7 @@ def study(
     first = [run for case in cases for run in planner.runs(wanted, case, apart or seeds)]
     sources.warn()
     _check(first[0].job, algorithms, by, halving, checkpoint)
-    store = None if folder is None else Store(Path(folder))
-    if store is not None:
-        store.check_free(((run.setting, run.seed) for run in first), _facts(first, seeds, apart, None))
+    store = None if folder is None else _free_store(folder, first, _facts(first, seeds, apart, None))
     measured = Measurements(measure, store)
     runs = [rounds] * (len(first) + (len(cases) * len(names) * len(seeds) if apart else 0))
     opened = _opened(store, executor, measure)
@@ -188,6 +186,12 @@ def study(
     notes = (*sources.notes, *_cautions(first, seeds, apart, by, sources.chooses))
     result = replace(result, outcomes=tuple(outcomes), notes=notes, about=_facts(first, seeds, apart, about))
     return result if store is None else save(result, store)
+
+
+def _free_store(folder: str | Path, runs: Sequence[Planned], about: Mapping[str, Any]) -> Store:
+    store = Store(Path(folder))
+    store.check_free(((run.setting, run.seed) for run in runs), about)
+    return store
 
 
 # --- methods and grids ----------------------------------------------------------------------------------------
