@@ -347,6 +347,23 @@ def test_a_full_disk_gives_one_sentence_and_keeps_the_last_state(whole, tmp_path
     assert_same_run(runs[-1], whole)
 
 
+def test_what_is_no_fault_of_the_disk_is_not_blamed_on_it(tmp_path, monkeypatch):
+    def odd(manager, step, **how):
+        raise TypeError("an odd value")
+
+    monkeypatch.setattr(orbax.checkpoint.CheckpointManager, "save", odd)
+    with pytest.raises(eh.EvenhandError, match=r"\(an odd value\): run again"):
+        eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint32])
+def test_whole_numbers_of_numpy_are_those_of_python(whole, tmp_path, kind):
+    settings = {name: kind(value) for name, value in SETTINGS.items()}
+    run = eh.simulate(METHOD, DATA, checkpoint=tmp_path, eval_clients=kind(99), **settings)
+    assert_same_run(run, whole)
+    assert type(run.seed) is int
+
+
 _IDENTIFY = """
 import evenhand as eh
 from evenhand.simulation import Job, identify

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -204,3 +205,10 @@ def test_real_labels_and_methods_around_it_are_refused() -> None:
     work = eh.local.sgd(SVM, 0.1, epochs=1)
     with pytest.raises(eh.EvenhandError, match="keeps a number for each training example"):
         eh.simulate(eh.personalization.ditto(mocha(SVM), work, lam=1.0), data, rounds=1)
+
+
+def test_a_loaded_run_serves_no_model_that_was_never_trained(tmp_path: Path) -> None:
+    """The folder holds no sums of the clients, of which the global model is made."""
+    saved = eh.load_run(run_of(SEVERAL).save(tmp_path / "a"), algorithm=mocha(SVM, lam=LAM))
+    with pytest.raises(eh.EvenhandError, match=r"has too little of mocha\(lam=0.05\) to serve new clients"):
+        saved.serve(federation(SEVERAL))

@@ -263,10 +263,10 @@ class Checkpoints:
                 self._manager.wait_until_finished()
                 self._segments.saved(listed)
             except Exception as error:  # orbax and its stores raise whatever they like about a full disk
+                cure = "free some space and run again" if _is_of_disk(error) else "run again"
                 raise StorageError(
                     f"The state after round {snapshot.done} could not be saved in {self._folder} "
-                    f"({_first_line(error)}): free some space and run again, "
-                    f"which continues from the last saved state."
+                    f"({_first_line(error)}): {cure}, which continues from the last saved state."
                 ) from error
         self._saved_at = monotonic()
         self._cost = self._saved_at - begin
@@ -318,6 +318,12 @@ def _traced_by(versions: Mapping[str, str] | None) -> str:
 
 def _first_line(error: Exception) -> str:
     return (f"{error}".strip() or type(error).__name__).partition("\n")[0][:200]
+
+
+def _is_of_disk(error: Exception) -> bool:
+    """Whether the system has refused to write."""
+    # The stores of orbax raise a ValueError, with the number of the system's error in its text.
+    return isinstance(error, OSError) or "os_error_code" in str(error)
 
 
 def _check_writable(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import re
 from collections.abc import Mapping
@@ -100,8 +101,9 @@ class Job(NamedTuple):
     @staticmethod
     def from_arguments(arguments: Mapping[str, Any]) -> Job:
         """From the arguments of :func:`evenhand.simulate`, by name."""
-        execution = {name: arguments[name] for name in Execution._fields if name in arguments}
-        task = {name: value for name, value in arguments.items() if name not in execution}
+        plain = {**arguments, **{name: _plain(arguments[name]) for name in _WHOLE if name in arguments}}
+        execution = {name: plain[name] for name in Execution._fields if name in plain}
+        task = {name: value for name, value in plain.items() if name not in execution}
         return Job(**task, execution=Execution(**execution))
 
     @property
@@ -140,6 +142,19 @@ class Job(NamedTuple):
                 f": this method needs cohorts of {slots}: leave the cohort out, or give the method another one.",
             )
         return slots
+
+
+_WHOLE = ("rounds", "seed", "cohort", "eval_every", "eval_clients", "lanes", "devices")
+"""The arguments that are whole numbers."""
+
+
+def _plain(value: Any) -> Any:
+    """A whole number of NumPy or JAX as Python's own; anything else as it is, for :func:`check_job` to refuse."""
+    # NumPy's compute in their own few bits, and no checkpoint can hold them.
+    try:
+        return value if value is None else operator.index(value)
+    except TypeError:
+        return value
 
 
 # --- what can be wrong before it starts -------------------------------------------------------------------------------

@@ -315,7 +315,8 @@ class SavedRun(Results):
         """How the run serves clients that took no part in the training, as :meth:`evenhand.simulation.Run.serve`.
 
         Raises:
-          EvenhandError: :func:`load_run` was not given the method, or the model does not fit the examples.
+          EvenhandError: :func:`load_run` was not given the method, the model does not fit the examples, or the method
+            makes the global model of what the folder does not hold, as MOCHA does.
         """
         if (algorithm := self.given[0]) is None:
             raise EvenhandError(
@@ -324,6 +325,11 @@ class SavedRun(Results):
             )
         # The folder holds no server state: that of a new run, around the trained parameters, stands in for it.
         server = algorithm.init(self.params, data.num_clients)
+        if not _are_close(algorithm.global_params(server), self.params):
+            raise EvenhandError(
+                f"{self.folder} has too little of {algorithm.name or 'the method'} to serve new clients: its global "
+                "model is made of what the server keeps of each client. Train it again, and call serve() of that run."
+            )
         job = Job(algorithm, data, rounds=0, seed=self.seed, untrained=self.untrained)
         served = serve_newcomers(job, server, self.form)
         return Run(
@@ -354,6 +360,18 @@ class SavedRun(Results):
         assert self.model is not None
         like = jax.eval_shape(self.model.init, jax.random.key(0))
         return like if self.level is None else (like,) * len(self.info["levels"])
+
+
+def _are_close(params: Params, others: Params) -> bool:
+    """Whether two models are the same up to rounding."""
+    if jax.tree.structure(params) != jax.tree.structure(others):
+        return False
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True)
+    return all(
+        np.shape(a) == np.shape(b)
+        and np.allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), equal_nan=True)
+        for a, b in pairs
+    )
 
 
 # --- from the files -------------------------------------------------------------------------------------------
