@@ -253,6 +253,32 @@ def test_a_model_made_in_python_must_be_given(tmp_path: Path) -> None:
         other.predict(data.test.x)
 
 
+def renamed(dtype: Any) -> eh.Model:
+    """A model whose parameters have the names of arguments of ``numpy.savez``, and this dtype."""
+    return eh.models.from_functions(
+        init=lambda key: {
+            "file": jax.numpy.ones((64, 10), dtype),
+            "allow_pickle": jax.numpy.ones((), dtype),
+        },
+        apply=lambda params, x: (
+            x @ params["file"].astype("float32") + params["allow_pickle"].astype("float32")
+        ),
+        losses=eh.models.cross_entropy,
+    )
+
+
+@pytest.mark.parametrize("dtype", [jax.numpy.float32, jax.numpy.bfloat16])
+def test_parameters_of_any_name_and_dtype_come_back(tmp_path: Path, dtype: Any) -> None:
+    mine = renamed(dtype)
+    method = eh.personalization.ditto(eh.algorithms.fedavg(work(mine)), work(mine), lam=1.0)
+    with jax.numpy_dtype_promotion("standard"):  # of half precision with the step size
+        run = eh.simulate(method, federation(), rounds=1)
+    saved = eh.load_run(run.save(tmp_path / "a"), model=mine)
+    assert saved.params["file"].dtype == dtype
+    assert_same_bits(saved.params, run.params)
+    assert_same_bits(saved.personal_params(1), run.personal_params(1))
+
+
 def test_a_changed_model_is_not_taken_for_the_one_of_its_name(tmp_path: Path) -> None:
     data, plain = federation(), model()
     doubled = plain._replace(apply=lambda params, x: 2.0 * plain.apply(params, x))

@@ -122,8 +122,11 @@ def _finite(text: str) -> float:
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray]) -> None:
     """Writes an ``.npz`` file, whatever the ending of its name."""
-    with path.open("wb") as file:  # a path would get the suffix .npz
-        np.savez(file, allow_pickle=False, **arrays)
+    # Not numpy.savez, which takes the names as keywords: an array may have the name of one of its own arguments.
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray]:

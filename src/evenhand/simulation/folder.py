@@ -472,12 +472,21 @@ def _named(params: Params) -> dict[str, NDArray]:
 def _fitted(path: Path, arrays: Arrays, like: Params) -> Params:
     """The arrays in the structure of ``like``."""
     wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in _leaves(like).items()}
+    arrays = {
+        name: _typed(array, wanted[name][1]) if name in wanted else array for name, array in arrays.items()
+    }
     if {name: (array.shape, array.dtype) for name, array in arrays.items()} != wanted:
         raise EvenhandError(
             f"{path} does not hold the parameters of the model that config.json describes or that was given: give the "
             "one that was trained, repeat the run, or restore config.json if it was edited."
         )
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
+
+
+def _typed(array: NDArray, dtype: Any) -> NDArray:
+    """The array; as of ``dtype``, where the file does not have its type, like that of bfloat16, but only its bytes."""
+    is_typed = array.dtype.kind != "V" or array.dtype.itemsize != dtype.itemsize
+    return array if is_typed else array.view(dtype)
 
 
 def _matches(path: Path, entry: Personal) -> bool:
