@@ -81,6 +81,28 @@ def test_with_another_step_size_nothing_else_compiles_either(streamed, monkeypat
     assert "Compiling jit(run)" in programs(0.1, batch_size=3)
 
 
+def test_another_precision_of_products_traces_the_rounds_of_a_method_again():
+    method = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4))
+    (phase,) = method.phases
+    traced = []
+
+    def server(state, direction, reported, key):
+        traced.append(jax.config.jax_default_matmul_precision)
+        return phase.server(state, direction, reported, key)
+
+    method = method._replace(phases=(phase._replace(server=server),))
+
+    def traces():
+        traced.clear()
+        eh.simulate(method, DATA, rounds=1, cohort=3)
+        return set(traced)
+
+    assert traces() == {None}
+    with jax.default_matmul_precision("float32"):
+        assert traces() == {"float32"}
+    assert traces() == set()  # those before are kept
+
+
 def test_other_arrays_take_effect(first):
     """A learning rate and weights of the losses are arrays inside the programs that a round is made of."""
 

@@ -99,16 +99,29 @@ def hoist(program: Any, *, warn: bool = True) -> Hoisted:
 
 
 class Keyed:
-    """What equals another value of its class that has the same key."""
+    """What equals another value of its class that has the same key, and was made under the same settings of JAX."""
 
     def __init__(self, key: Hashable) -> None:
-        self._key = key
+        # What is kept by it may have been traced, which depends on the settings.
+        self._key = key, _settings()
 
     def __hash__(self) -> int:
         return hash(self._key)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and self._key == other._key
+
+
+def _settings() -> Hashable:
+    """The settings of JAX on which a traced program depends."""
+    config: Any = jax.config
+    return (
+        config.jax_default_matmul_precision,
+        config.jax_default_prng_impl,
+        config.jax_enable_x64,
+        config.jax_numpy_dtype_promotion,
+        config.jax_threefry_partitionable,
+    )
 
 
 class ByProgram(Keyed):
