@@ -15,6 +15,7 @@ each phase of the method:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -389,12 +390,14 @@ def server_step(
       key: of this phase of this round, from the secret root.
 
     Raises:
-      EvenhandError: a state has changed its structure, shapes or dtypes.
+      EvenhandError: a state has changed its structure, shapes or dtypes, or what is reported is no scalar or has the
+        name of a column of the history.
     """
     before, after = memories
     stepped, info = phase.server(server, direction, reported, key)
     _check_form("Phase.server", server, stepped)
     _check_form("the aggregator", before, after)
+    _check_info(info)
     if phase.steps_if_empty:
         return Step(stepped, after, info)
     # Both are computed, and one is chosen: how many uploads there are is known only when the round runs.
@@ -408,6 +411,23 @@ def _check_form(part: str, before: PyTree, after: PyTree) -> None:
             f"A round changed the structure, shapes or dtypes of a state: {part} must return a state like the one that "
             "it gets."
         )
+
+
+_COLUMNS = {"absent", "bytes_down", "bytes_up", "rejected", "reported", "round", "rows", "seconds", "time"}
+"""What a history has beside the metrics of its splits, and what is counted of each round."""
+
+
+def _check_info(info: Info) -> None:
+    for name, value in info.items():
+        if name in _COLUMNS or re.fullmatch(r"(train|valid|test)_\w+|steps\.\w+", name):
+            raise EvenhandError(
+                f"Phase.server reports {name!r:.60}, which is a column of the history, or could be: give it another "
+                "name, such as 'update_norm'."
+            )
+        if np.shape(value):
+            raise EvenhandError(
+                f"Phase.server reports {name!r:.60} of shape {np.shape(value)}: report scalars, each by its name."
+            )
 
 
 # --- malicious clients: who they are, and what they do to examples, reports and uploads -------------------------------

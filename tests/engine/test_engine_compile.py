@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +88,7 @@ def test_another_precision_of_products_traces_the_rounds_of_a_method_again():
     traced = []
 
     def server(state, direction, reported, key):
-        traced.append(jax.config.jax_default_matmul_precision)
+        traced.append(cast(Any, jax.config).jax_default_matmul_precision)
         return phase.server(state, direction, reported, key)
 
     method = method._replace(phases=(phase._replace(server=server),))

@@ -221,6 +221,28 @@ def test_numbers_out_of_range_get_a_sentence(wrong, words):
         eh.simulate(METHOD, DATA, **wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("round", 7.0, "'round', which is a column"),
+        ("rows", 7.0, "'rows', which is a column"),
+        ("test_loss", 7.0, "'test_loss', which is a column"),
+        ("norms", jnp.ones(3), r"'norms' of shape \(3,\): report scalars"),
+    ],
+)
+def test_what_the_history_cannot_show_is_refused_before_the_first_round(name, value, words):
+    (phase,) = METHOD.phases
+
+    def server(state, direction, reported, key):
+        state, info = phase.server(state, direction, reported, key)
+        return state, {**info, name: jnp.asarray(value)}
+
+    runs = eh.simulation.iterate(METHOD._replace(phases=(phase._replace(server=server),)), DATA, rounds=2)
+    assert next(runs).info["rounds"] == 0
+    with pytest.raises(eh.EvenhandError, match=words):
+        next(runs)
+
+
 def test_a_stateful_method_refuses_to_draw_a_client_twice():
     method = eh.algorithms.scaffold(
         eh.local.sgd(MODEL, 0.1, epochs=1), sampling=eh.sampling.proportional(replace=True)

@@ -485,7 +485,8 @@ class Phase(NamedTuple):
       work: ``(message, client_state, data, key) -> (delta, client_state)``, the local training.
       aggregator: reduces the uploads to one direction.
       server: ``(server_state, direction, reported, key) -> (server_state, info)``; ``reported``, int32, is the number
-        of accepted uploads; ``info`` maps names to scalars that are only recorded.
+        of accepted uploads; ``info`` maps names, none of which the history has otherwise, to scalars that are only
+        recorded.
       fresh_cohort: draw new clients before this phase rather than keep those of the previous one.
       effort: ``data -> Effort`` of the work, so that clients of similar effort train at the same time; None: one step
         per example.  Clients of equally many examples are taken to have equal efforts when the engine chooses how many
