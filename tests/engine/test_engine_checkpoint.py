@@ -209,6 +209,20 @@ def test_a_fresh_run_replaces_the_checkpoint_of_another(whole, tmp_path):
     assert_same_run(eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS), whole)
 
 
+def test_a_second_run_of_the_process_in_the_folder_of_one_that_goes_on_is_refused(whole, tmp_path):
+    place, link = tmp_path / "run", tmp_path / "link"
+    first = cast(Any, eh.simulation.iterate(METHOD, DATA, checkpoint=place, **SETTINGS))
+    next(first)
+    link.symlink_to(place)
+    for folder in (place, link):
+        with pytest.raises(eh.EvenhandError, match="is in use by another run of this process"):
+            eh.simulate(METHOD, DATA, checkpoint=folder, **SETTINGS)
+    next(first)
+    assert kept(place) == [2]
+    first.close()
+    assert_same_run(eh.simulate(METHOD, DATA, checkpoint=place, **SETTINGS), whole)
+
+
 def test_a_checkpoint_that_cannot_be_written_or_read_gives_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(eh.EvenhandError, match=r"No checkpoint can be kept in .*/file/below"):

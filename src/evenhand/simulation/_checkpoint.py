@@ -12,8 +12,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from time import monotonic
@@ -28,7 +28,7 @@ from evenhand._version import __version__
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, EvenhandWarning, StorageError, warn_caller
 from evenhand.evaluation.metrics import resolved
-from evenhand.records import held, is_sealed, resealed, uninterrupted
+from evenhand.records import FolderInUse, held, is_sealed, resealed, uninterrupted
 from evenhand.rounds import RoundState, malicious_clients, poisoned
 from evenhand.simulation._job import Checkpoint, Execution, Job, check_job
 from evenhand.simulation.engine import one_round
@@ -62,6 +62,10 @@ _MALICIOUS = "attack (its fraction and clients)"
 """The part of a study's identity that says who is malicious, which differs with the seed."""
 _VERSIONS = "versions"
 """What traced it; missing in checkpoints of earlier versions."""
+
+
+_IN_USE: dict[Path, Checkpoints] = {}
+"""The folders in which runs of this process are."""
 
 
 class Snapshot(NamedTuple):
@@ -103,9 +107,25 @@ class Checkpoints:
         self._segments = Segments(self._folder / _CLIENTS, setup.store)
         self._stale = self._place.saved() if self._place.fresh else []
 
-    def held(self) -> AbstractContextManager[None]:
-        """Keeps other processes out of the folder; the first process of a run does so for all of them."""
-        return held(self._folder) if jax.process_index() == 0 else nullcontext()
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Keeps other runs out of the folder, of this process and of others, which the first of a run's processes does.
+
+        Raises:
+          FolderInUse: another run is in it.
+        """
+        folder = self._folder.resolve()
+        # The lock of the operating system does not keep out its own process.
+        if _IN_USE.setdefault(folder, self) is not self:
+            raise FolderInUse(
+                f"{self._folder} is in use by another run of this process: wait until that ends, close() it if it is "
+                "one of iterate(), or give another folder."
+            )
+        try:
+            with held(self._folder) if jax.process_index() == 0 else nullcontext():
+                yield
+        finally:
+            del _IN_USE[folder]
 
     @cached_property
     def _identity(self) -> dict[str, Any]:

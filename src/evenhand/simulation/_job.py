@@ -33,7 +33,7 @@ class Checkpoint(NamedTuple):
 
     The last two states are kept, each with a checksum of all that is in it.  Where the newest is damaged, the run
     continues from the one before it, to the same numbers in the end, and a warning says so; where both are, it is
-    refused.  Only one process at a time may run in a folder; a second one is refused.
+    refused.  Only one run at a time may be in a folder; a second one is refused.
 
     Attributes:
       folder: where; it is made when the run begins.

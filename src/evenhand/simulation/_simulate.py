@@ -77,7 +77,7 @@ def simulate(
       checkpoint: a folder that keeps the run's latest state, saved at each evaluation after round 0; or a
         :class:`evenhand.simulation.Checkpoint`, to save less often.  A run that finds a state in it continues from
         that state and ends with the same bits as an uninterrupted run; ask for more rounds to train further.  The
-        checkpoint of another run is refused, and so is a folder in which another process is running.
+        checkpoint of another run is refused, and so is a folder in which another run is in progress.
       progress: show a live bar.
       lanes: clients trained side by side on a device; None: chosen from device, model and clients' sizes.
       devices: the number of devices that share a cohort; None: all.  The result depends on ``lanes`` and
