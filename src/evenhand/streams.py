@@ -43,6 +43,7 @@ __all__ = [
     "permute",
     "root_key",
     "stream",
+    "wrapped_key",
 ]
 
 MAX_ROUNDS = 2**24
@@ -93,15 +94,20 @@ def keys_of(seed: int) -> Keys:
       (True, False)
     """
     words = np.random.SeedSequence((seed, int(Purpose.NOISE))).generate_state(2)
-    return Keys(root_key(seed), jax.random.wrap_key_data(words))  # pyright: ignore[reportArgumentType]
+    return Keys(root_key(seed), wrapped_key(words))
 
 
 def root_key(seed: int) -> Key:
-    """``jax.random.key(seed)``, from words of NumPy: no program has to be compiled for it.
+    """``jax.random.key(seed)`` of JAX's default generator, from words of NumPy: no program has to be compiled for it.
 
     As JAX does without 64-bit numbers, it takes the last 32 bits of a seed: that of a deployment may be longer.
     """
-    return jax.random.wrap_key_data(np.array([0, seed % 2**32], np.uint32))  # pyright: ignore[reportArgumentType]
+    return wrapped_key(np.array([0, seed % 2**32], np.uint32))
+
+
+def wrapped_key(words: Any) -> Key:
+    """The key of two uint32 words, for the generator of all draws here, whatever ``jax_default_prng_impl`` is."""
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 def stream(key: Key, purpose: Purpose, number: Array | int = 0, phase: int = 0) -> Key:

@@ -60,6 +60,12 @@ def test_a_method_that_has_run_on_other_data_has_the_bits_of_a_new_one(offsets):
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_another_default_generator_of_jax_changes_no_bit(seven):
+    with jax.default_prng_impl("rbg"):
+        again = eh.simulate(METHOD, DATA, rounds=7, cohort=4, eval_every=3, seed=2)
+    np.testing.assert_array_equal(bits(again), bits(seven))
+
+
 def test_evaluating_or_watching_changes_no_bit(seven):
     often = eh.simulate(METHOD, DATA, rounds=7, cohort=4, eval_every=1, seed=2)
     watched = eh.simulate(METHOD, DATA, rounds=7, cohort=4, eval_every=3, seed=2, progress=True)

@@ -42,7 +42,7 @@ from evenhand.simulation.evaluating import columns_of
 from evenhand.simulation.folder import SUMMARY
 from evenhand.simulation.saving import save
 from evenhand.simulation.store import Kept
-from evenhand.streams import Keys, Purpose, keys_of, stream
+from evenhand.streams import Keys, Purpose, keys_of, stream, wrapped_key
 from evenhand.text import counted, quoted
 from evenhand.types import Algorithm
 from evenhand.wire import Packet, PacketError, Protection, decode, encode
@@ -253,7 +253,7 @@ def _state_file(folder: Path) -> Path:
 
 def _secret(folder: Path) -> Any:
     words = np.array(files.secret_words(folder), np.uint32)
-    return jax.random.wrap_key_data(jnp.asarray(words))
+    return wrapped_key(jnp.asarray(words))
 
 
 def _meet(

@@ -49,7 +49,7 @@ from evenhand.network.terms import (
 )
 from evenhand.privacy import account
 from evenhand.rounds import Wire
-from evenhand.streams import Keys, keys_of
+from evenhand.streams import Keys, keys_of, wrapped_key
 from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Upload
 from evenhand.wire.identities import Identity
 from evenhand.wire.messages import Packet, PacketError, decode, encode, packed, unpacked, whole
@@ -554,7 +554,7 @@ class Node:
     def _fresh_key(self) -> Key:
         """A key from the operating system."""
         words = np.frombuffer(self._random(8), np.uint32)
-        return jax.random.wrap_key_data(jnp.asarray(words))
+        return wrapped_key(jnp.asarray(words))
 
     def _work_key(self, message: Packet, kept: ClientRecord, index: int, round: int) -> Key:
         assert self._method is not None
@@ -683,7 +683,7 @@ def _wrapped(message: Packet) -> Key:
     words = message.fields["key"]
     if len(words) != 2 or not all(type(word) is int and 0 <= word < 2**32 for word in words):
         raise ValueError("no key")
-    return jax.random.wrap_key_data(jnp.asarray(np.array(words, np.uint32)))
+    return wrapped_key(jnp.asarray(np.array(words, np.uint32)))
 
 
 def padded(part: NDArray, rows: int) -> NDArray:

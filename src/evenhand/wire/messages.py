@@ -196,7 +196,10 @@ def unpacked(arrays: Sequence[NDArray], like: PyTree, name: str) -> PyTree:
                 f"The message has {array.dtype}{list(array.shape)} for {name}, where "
                 f"{expected.dtype}{list(expected.shape)} is due."
             )
-        made.append(jax.random.wrap_key_data(jnp.asarray(array)) if _is_key(leaf) else array)
+        # Of the generator of all keys of a run, whatever JAX's default is.
+        made.append(
+            jax.random.wrap_key_data(jnp.asarray(array), impl="threefry2x32") if _is_key(leaf) else array
+        )
     return jax.tree.unflatten(structure, made)
 
 
