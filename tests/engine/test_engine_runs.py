@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import evenhand as eh
+from evenhand.simulation import Checkpoint
 from evenhand.simulation.setup import device_rows
 from evenhand.types import Attack, Stack
 
@@ -220,9 +221,21 @@ def test_a_false_report_is_drawn_anew_for_each_malicious_client_and_round():
         ({"rounds": 1, "seed": 2**32}, "seed=4294967296"),
         ({"rounds": 1, "systems": 0.5}, "systems=0.5: give a value such as"),
         ({"rounds": 1, "attack": Attack(fraction=1.5)}, "fraction=1.5"),
+        ({"rounds": 1, "stream": "no"}, "stream='no': give a value such as True"),
+        ({"rounds": 1, "masks": "x"}, "masks='x': give a value such as True"),
+        ({"rounds": 1, "progress": None}, "progress=None: give a value such as True"),
+        ({"rounds": 1, "offload": 5}, "offload=5: give a value such as True"),
+        ({"rounds": 1, "offload": ""}, "offload='': give the name of a folder"),
+        ({"rounds": 1, "checkpoint": ""}, "checkpoint='': give the name of a folder"),
+        ({"rounds": 1, "checkpoint": Checkpoint("")}, "checkpoint='': give the name of a folder"),
+        ({"rounds": 1, "checkpoint": 5}, "checkpoint=5: give a value such as"),
+        ({"rounds": 1, "checkpoint": Checkpoint(5)}, r"Checkpoint\(folder=\)=5: give"),  # pyright: ignore[reportArgumentType]
+        ({"rounds": 1, "checkpoint": Checkpoint("a", seconds=None)}, r"Checkpoint\(seconds=\)=None"),  # pyright: ignore[reportArgumentType]
+        ({"rounds": 1, "checkpoint": Checkpoint("a", fresh="no")}, r"Checkpoint\(fresh=\)='no'"),  # pyright: ignore[reportArgumentType]
+        ({"rounds": 1, "metrics": 5}, "metrics=5: give a value such as"),
     ],
 )
-def test_numbers_out_of_range_get_a_sentence(wrong, words):
+def test_arguments_out_of_range_get_a_sentence(wrong, words):
     with pytest.raises(eh.EvenhandError, match=words):
         eh.simulate(METHOD, DATA, **wrong)
 

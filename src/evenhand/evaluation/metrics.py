@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, perhaps
+from evenhand.errors import EvenhandError, expect, perhaps
 from evenhand.evaluation._classes import CLASS_COLUMNS, NDArray
 from evenhand.text import measured
 from evenhand.types import Trigger
@@ -360,6 +360,7 @@ def resolved(metrics: Metrics) -> tuple[Metric, ...]:
     Raises:
       EvenhandError: there is no such metric, it is there twice, or its name cannot be used.
     """
+    expect("metrics", metrics, Iterable, '("auc", "macro_f1")')
     asked = map(str.strip, metrics.split(",")) if isinstance(metrics, str) else metrics
     chosen = tuple(entry if isinstance(entry, Metric) else _built_in(entry) for entry in asked)
     names = [metric.name for metric in chosen]

@@ -7,6 +7,7 @@ import operator
 import os
 import re
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -159,6 +160,8 @@ def _plain(value: Any) -> Any:
 
 # --- what can be wrong before it starts -------------------------------------------------------------------------------
 
+_FLAG = bool | np.bool_
+
 
 def check_job(job: Job) -> None:
     """The parts of a job go together, and its numbers are in range; its model and start are not looked at.
@@ -181,6 +184,7 @@ def check_job(job: Job) -> None:
     for name in ("cohort", "eval_every", "lanes", "devices", "eval_clients"):
         if values[name] is not None:
             whole_number(name, values[name], 1)
+    _check_execution(job)
     # Shapes only: a model that is too large for the machine gets a sentence of its own from check_model.
     params = jax.eval_shape(algorithm.model.init, root_key(0))
     stateful = bool(jax.tree.leaves(jax.eval_shape(lambda params: newcomer(algorithm, params, 1), params)))
@@ -212,6 +216,25 @@ def check_job(job: Job) -> None:
                 f"{need.name} needs {need.least(slots)} uploads, but the cohort has {slots}: that many malicious "
                 "clients would leave no honest upload. Draw a larger cohort, or set the aggregator to fewer of them."
             )
+
+
+def _check_execution(job: Job) -> None:
+    """Flags are flags, folders have a name, and a time is a number."""
+    execution, kept = job.execution, job.checkpoint
+    expect("checkpoint", kept, str | Path | Checkpoint | None, '"runs/a"')
+    place = kept if isinstance(kept, Checkpoint) else Checkpoint("." if kept is None else kept)
+    expect("Checkpoint(folder=)", place.folder, str | Path, '"runs/a"')
+    expect("Checkpoint(seconds=)", place.seconds, Real, "10.0")
+    expect("offload", execution.offload, bool | str | Path | None, 'True, or "states"')
+    expect("stream", execution.stream, _FLAG | None, "True")
+    flags = {"progress": execution.progress, "masks": execution.masks}
+    flags |= {"Checkpoint(fresh=)": place.fresh, "Checkpoint(last=)": place.last}
+    for name, flag in flags.items():
+        expect(name, flag, _FLAG, "True")
+    for name, folder in (("checkpoint", place.folder), ("offload", execution.offload)):
+        # It would be the folder in which the program was started.
+        if folder == "":
+            raise EvenhandError(Argument(name, "''"), ": give the name of a folder.")
 
 
 def _check_presence(job: Job) -> None:
