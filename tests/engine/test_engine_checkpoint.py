@@ -209,6 +209,15 @@ def test_a_fresh_run_replaces_the_checkpoint_of_another(whole, tmp_path):
     assert_same_run(eh.simulate(METHOD, DATA, checkpoint=tmp_path, **SETTINGS), whole)
 
 
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_fresh_run_that_saves_nothing_leaves_nothing_of_another(tmp_path, rounds):
+    eh.simulate(METHOD, DATA, checkpoint=tmp_path, offload=True, **{**SETTINGS, "rounds": 2})
+    assert Checkpoint(tmp_path).saved() == [2] and (tmp_path / "clients").exists()
+    fresh = Checkpoint(tmp_path, seconds=1e6, fresh=True, last=False)
+    eh.simulate(METHOD, DATA, checkpoint=fresh, **{**SETTINGS, "rounds": rounds, "seed": 4})
+    assert kept(tmp_path) == []
+
+
 def test_a_second_run_of_the_process_in_the_folder_of_one_that_goes_on_is_refused(whole, tmp_path):
     place, link = tmp_path / "run", tmp_path / "link"
     first = cast(Any, eh.simulation.iterate(METHOD, DATA, checkpoint=place, **SETTINGS))

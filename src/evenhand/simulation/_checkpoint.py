@@ -291,6 +291,14 @@ class Checkpoints:
         self._saved_at = monotonic()
         self._cost = self._saved_at - begin
 
+    def end(self) -> None:
+        """After the last round: a fresh run that has saved nothing leaves no state of the run before it either."""
+        if self._place.fresh and self._stale:
+            with uninterrupted():
+                self._drop_stale()
+                if jax.process_index() == 0:  # no state is left that lists any of them
+                    shutil.rmtree(self._folder / _CLIENTS, ignore_errors=True)
+
     def _drop_stale(self) -> None:
         """Damaged and foreign states go when there is a better one to write, and no earlier."""
         listed = self._manager.all_steps()

@@ -41,7 +41,8 @@ class Checkpoint(NamedTuple):
       seconds: time between two saves, longer in proportion where a save takes more than one second, so that saving
         stays below a share ``1 / seconds`` of the time.  A state is saved at an evaluation, and after the last round,
         however short the run was, so that more rounds can be added to it.  0: at each evaluation.
-      fresh: begin anew, replacing the checkpoint of an earlier run, rather than continue from it.
+      fresh: begin anew, rather than continue from the checkpoint of an earlier run, which is deleted when the first
+        state of the new run is saved, or when that ends.
       last: whether the state after the last round is saved, too, so that more rounds can be added to it.
 
     Example:

@@ -370,6 +370,8 @@ class Session:
             progress.update(done, self._latest())
             due = checkpoints is not None and checkpoints.due(last=done == rounds)
             yield self._snapshot(state, done, served, checkpoints if due else None)
+        if checkpoints is not None:
+            checkpoints.end()
 
     def _begun(self, checkpoints: Checkpoints | None) -> tuple[RoundState, int, bool]:
         """The state to begin with, the rounds done, and whether these are none."""
