@@ -176,15 +176,19 @@ def loss_powers(q: float) -> Sum:
     Raises:
       EvenhandError: ``q`` out of range.
 
-    Edge cases: powers are not rescaled: with a large ``q``, large losses overflow to infinity.
+    Edge cases: powers are not rescaled.  A client whose weighted power overflows is left out of that round; below that,
+    products with large updates can still overflow, which :func:`evenhand.aggregators.reject` withstands.
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, figure 4 (FedSGD on q-FFL).
     """
     _check_power(q, "loss_powers")
 
     def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
-        share = upload.weight if q == 0 else _times(upload.weight, positive(upload.loss) ** q)
-        return tree.scale(share, upload.delta), upload.weight
+        if q == 0:
+            return tree.scale(upload.weight, upload.delta), upload.weight
+        share = _times(upload.weight, positive(upload.loss) ** q)
+        share, weight = tree.select(jnp.isfinite(share), (share, upload.weight), (0.0, 0.0))
+        return tree.scale(share, upload.delta), weight
 
     return risk_weighted(risks.mean())._replace(lift=lift)
 
@@ -227,7 +231,8 @@ def running_tilt(t: float, rate: float = 0.5) -> Sum:
 
     Edge cases: where losses fall, ``a`` lags: it falls by at most :math:`\log\frac{1}{1-\rho}` a round.  If ``t`` times
     the fall in loss is well above that, all weights go to 0 and training stalls, which shows only in the norm of the
-    updates.
+    updates.  A single loss of :math:`t F` above about 1e7 stalls it for good: float32 does not hold falls so small
+    beside it.  A client whose :math:`t F` is not finite is left out of that round.
 
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, the stochastic solver over devices.
     """
@@ -237,7 +242,7 @@ def running_tilt(t: float, rate: float = 0.5) -> Sum:
         return _Normaliser(jnp.float32(0.0), jnp.bool_(False))
 
     def weigh(reports: Report, cohort: Cohort, state: _Normaliser) -> tuple[Array, _Normaliser]:
-        weights = reports.weight
+        weights = jnp.where(jnp.isfinite(t * reports.loss), reports.weight, 0.0)
         total = jnp.sum(weights)
         nonempty = total > 0
         base = jnp.log(jnp.where(weights > 0, weights / jnp.where(nonempty, total, 1.0), 1.0))
@@ -267,7 +272,9 @@ def reference_tilt(t: float, rate: float = 0.5) -> Sum:
     Raises:
       EvenhandError: ``t`` not finite, or ``rate`` outside (0, 1].
 
-    Edge cases: for ``t < 0``, losses far apart make :math:`c` so large that all weights are 0 for many rounds.
+    Edge cases: for ``t < 0``, losses far apart make :math:`c` so large that all weights are 0 for many rounds, or for
+    good if their powers are more than about 1e7 apart.  A client whose :math:`t F` or power is not finite is left out
+    of that round.
 
     Source: T. Li et al., code of *Tilted Empirical Risk Minimization*, the federated trainer.
     """
@@ -275,10 +282,12 @@ def reference_tilt(t: float, rate: float = 0.5) -> Sum:
 
     # c in log space: for t < 0 the powers themselves overflow, since the largest loss does not dominate.
     def weigh(reports: Report, cohort: Cohort, state: Array) -> tuple[Array, Array]:
-        counts = cohort.present & (reports.weight > 0)
+        sound = cohort.present & (reports.weight > 0) & jnp.isfinite(t * reports.loss)
+        largest = jnp.max(jnp.where(sound, reports.loss, -jnp.inf))
+        powers = t * jnp.where(sound, reports.loss - largest, 0.0)
+        counts = sound & (powers < jnp.inf)
         log_count = jnp.log(jnp.sum(counts.astype(jnp.float32)))
-        largest = jnp.max(jnp.where(counts, reports.loss, -jnp.inf))
-        logs = jnp.where(counts, t * jnp.where(counts, reports.loss - largest, 0.0), -jnp.inf)
+        logs = jnp.where(counts, powers, -jnp.inf)
         newest = jax.scipy.special.logsumexp(logs) - log_count
         log = jnp.where(jnp.any(counts), _mixed(state, newest, rate), state)
         return jnp.where(counts, jnp.exp(logs - 2.0 * log_count - log), 0.0), log

@@ -22,7 +22,7 @@ from evenhand.aggregators import (
     risk_weighted,
     running_tilt,
 )
-from evenhand.types import Aggregator, Cohort
+from evenhand.types import Aggregator, Cohort, Sum
 
 ALL: dict[str, Aggregator] = {
     "worst half": risk_weighted(eh.risks.superquantile(0.5)),
@@ -125,6 +125,30 @@ def test_no_finite_loss_breaks_the_mixture() -> None:
     report = report._replace(loss=jnp.array([1e5, 1.00001e5, 0.0]))
     _, state = aggregator.weigh(report, Cohort.of(jnp.arange(3)), aggregator.init(jnp.zeros(1), 3))
     np.testing.assert_allclose(jnp.sum(state), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "losses"),
+    [
+        (running_tilt(2.0), [0.1, 3e38, 0.2]),
+        (running_tilt(-2.0), [0.1, 3e38, 0.2]),
+        (reference_tilt(-2.0), [0.1, 3e38, 0.2]),
+        (reference_tilt(-1.0), [0.1, -3e38, 3e38]),
+        (loss_powers(2.0), [0.1, 3e38, 0.2]),
+    ],
+)
+def test_a_loss_that_overflows_is_left_out(make: Sum, losses: list[float]) -> None:
+    assert make.weigh is not None
+    deltas, losses_of_all = jnp.array([[1.0, 2.0], [3.0, -1.0], [0.5, 0.0]]), jnp.array(losses)
+    others = jnp.array([0, 2])
+    np.testing.assert_array_equal(
+        aggregate(make, deltas, losses=losses_of_all),
+        aggregate(make, deltas[others], losses=losses_of_all[others]),
+    )
+    begin = make.init(deltas[0], 3)
+    _, state = make.weigh(eh.types.Report(jnp.ones(3), losses_of_all), Cohort.of(jnp.arange(3)), begin)
+    _, after = make.weigh(eh.types.Report(jnp.ones(2), losses_of_all[others]), Cohort.of(others), begin)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), state, after))
 
 
 def test_only_the_cohort_climbs_on_the_simplex_of_all_clients() -> None:
