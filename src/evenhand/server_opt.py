@@ -106,14 +106,17 @@ def _adaptive(
     """``second`` gives :math:`v_t` from :math:`v_{t-1}` and :math:`\\Delta_t^2`."""
     _check(learning_rate, b1, b2, tau)
 
+    # A moment in half precision would lose what changes it by less than a few thousandths.
     def init(params: Params) -> _Moments:
-        return _Moments(tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, tau**2), params))
+        wide = tree.widened(params)
+        return _Moments(tree.zeros_like(wide), jax.tree.map(lambda p: jnp.full_like(p, tau**2), wide))
 
     def update(updates: Params, state: Any, params: Params | None = None) -> tuple[Params, _Moments]:
-        m = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.first, updates)
-        v = jax.tree.map(lambda v, g: second(v, jnp.square(g)), state.second, updates)
+        wide = tree.widened(updates)
+        m = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.first, wide)
+        v = jax.tree.map(lambda v, g: second(v, jnp.square(g)), state.second, wide)
         step = jax.tree.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + tau), m, v)
-        return step, _Moments(m, v)
+        return jax.tree.map(lambda s, g: s.astype(g.dtype), step, updates), _Moments(m, v)
 
     return optax.GradientTransformation(init, update)
 

@@ -25,6 +25,7 @@ __all__ = [
     "subtract",
     "take",
     "weighted_mean",
+    "widened",
     "zeros",
     "zeros_like",
 ]
@@ -69,6 +70,16 @@ def divide(a: PyTree, b: PyTree) -> PyTree:
 def scale(factor: Array | float, tree: PyTree) -> PyTree:
     """``factor * tree``; each leaf keeps its dtype."""
     return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
+
+
+def widened(tree: PyTree) -> PyTree:
+    """``tree`` with whole numbers, and those of half precision, in float32."""
+
+    def wide(leaf: Array) -> Array:
+        is_wide = jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.dtype.itemsize >= 4
+        return leaf if is_wide else leaf.astype(jnp.float32)
+
+    return jax.tree.map(wide, tree)
 
 
 def mix(share: Array | float, a: PyTree, b: PyTree) -> PyTree:

@@ -54,16 +54,16 @@ def aggregate(
 
     Args:
       aggregator: a ``Sum`` or a ``Stack``.
-      deltas: tree whose leaves have a leading axis ``m``.
+      deltas: tree whose leaves have a leading axis ``m``.  Whole numbers count as float32.
       weights: ``(m,)`` weights; None: all 1.
       losses: ``(m,)`` losses for aggregators that need them.
       seed: for aggregators that draw at random.
       masks: draw the masks of secure sums, which cancel: they change no bit of the direction.
 
     Returns:
-      A tree like one upload's delta.  As in a first round of training, uploads are shortened where the aggregator
-      compresses them.  An upload is left out if its delta, its weight or, where needed,
-      its loss is not finite, or if its weight is below 0.
+      A tree like one upload's delta; of uploads in half precision it is computed in float32, then rounded to theirs.
+      As in a first round of training, uploads are shortened where the aggregator compresses them.  An upload is left
+      out if its delta, its weight or, where needed, its loss is not finite, or if its weight is below 0.
 
     Raises:
       EvenhandError: leading axes disagree, there is no upload, or the aggregator needs losses and got none.
@@ -76,7 +76,8 @@ def aggregate(
     """
     check_process()
     aggregator = aggregator if masks else aggregator.unmasked
-    deltas = jax.tree.map(jnp.asarray, deltas)
+    given = jax.tree.map(jnp.asarray, deltas)
+    deltas = wide = tree.widened(given)
     sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(deltas)}
     if len(sizes) != 1 or sizes & {(), (0,)}:
         raise EvenhandError(
@@ -102,7 +103,17 @@ def aggregate(
     noise = jax.random.split(stream(root, Purpose.NOISE), m)
     # Outside of a program, its loops and choices would be compiled at each call, with the uploads as constants.
     reduced = _in_program(aggregator) if is_large(deltas) else partial(reduce_uploads, aggregator)
-    return reduced(uploads, present, state, stream(root, Purpose.AGGREGATOR), noise)[0]
+    direction, _ = reduced(uploads, present, state, stream(root, Purpose.AGGREGATOR), noise)
+    return direction if tree.form(given) == tree.form(wide) else _narrowed(direction, given)
+
+
+def _narrowed(direction: PyTree, deltas: PyTree) -> PyTree:
+    """The direction in the precision of the uploads; that of whole numbers stays."""
+
+    def narrow(leaf: Array, own: Array) -> Array:
+        return leaf.astype(own.dtype) if jnp.issubdtype(own.dtype, jnp.inexact) else leaf
+
+    return jax.tree.map(narrow, direction, deltas)
 
 
 def _shortened(aggregator: Aggregator, deltas: PyTree, keys: Key) -> PyTree:

@@ -19,7 +19,8 @@ def mean() -> Sum:
     scheme (:mod:`evenhand.sampling`).
 
     Edge cases: zeros if all weights are 0 or there is no upload.  Nothing finite is rejected: the mean offers no
-    robustness at all.
+    robustness at all.  Uploads in half precision are added in float32, but each product :math:`\omega_k \Delta_k` is in
+    theirs: with large weights, float16 overflows above 65504.
 
     Example:
       >>> import jax.numpy as jnp

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.aggregators import aggregate, mean
+from evenhand.aggregators import aggregate, mean, reduce_uploads
 from evenhand.types import Stack, Sum, Upload
 
 _RNG = np.random.default_rng(0)
@@ -27,6 +27,39 @@ def test_mean_is_weighted() -> None:
     plain = aggregate(mean(), _DELTAS)
     np.testing.assert_allclose(plain["w"], _DELTAS["w"].mean(axis=0), rtol=1e-5, atol=1e-6)
     assert np.abs(plain["w"] - direction["w"]).max() > 0.1
+
+
+def test_uploads_of_whole_numbers_count_as_real_ones() -> None:
+    numbers = {"w": np.array([[0, 2], [5, 2]]), "b": np.array([True, False])}
+    for rule in (
+        mean(),
+        eh.aggregators.geometric_median(),
+        eh.aggregators.multi_krum(0),
+        eh.aggregators.quantized(8),
+    ):
+        direction = aggregate(rule, numbers)
+        real = aggregate(rule, jax.tree.map(np.float32, numbers))
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), direction, real))
+    assert aggregate(mean(), numbers)["w"].tolist() == [2.5, 2.0]
+
+
+@pytest.mark.parametrize("half", [jnp.bfloat16, jnp.float16])
+def test_uploads_in_half_precision_are_reduced_in_float32(half: Any) -> None:
+    """Weights of 1000 times 100 overflow float16."""
+    for rule in (mean(), eh.aggregators.geometric_median(start="mean")):
+        direction = aggregate(rule, jnp.full((10, 3), 100, half), weights=np.full(10, 1000.0))
+        assert direction.dtype == half and direction.tolist() == [100.0] * 3
+
+
+@pytest.mark.parametrize("numbers", [3, 3000])
+def test_a_sum_in_half_precision_is_added_in_float32(numbers: int) -> None:
+    """In a round: 256 + 1 is 256 in bfloat16; from a million numbers on, uploads are added one by one."""
+    m = 400
+    with jax.numpy_dtype_promotion("standard"):
+        uploads = Upload(jnp.ones((m, numbers), jnp.bfloat16), jnp.ones(m), jnp.ones(m))
+        keys = jax.random.split(jax.random.key(0), m)
+        direction, _ = reduce_uploads(mean(), uploads, jnp.ones(m, bool), (), jax.random.key(1), keys)
+    assert direction.dtype == jnp.bfloat16 and jnp.all(direction == 1)
 
 
 def test_only_ratios_of_weights_count() -> None:

@@ -88,6 +88,18 @@ def test_fedavgm_equals_its_formula() -> None:
     assert np.abs(_path(fedavgm(_RATE, momentum=0.6)) - np.array(expected)).max() > 1e-2
 
 
+@pytest.mark.parametrize("name", _CASES)
+def test_moments_of_half_precision_are_in_float32(name: str) -> None:
+    """Steps are those of float32, rounded."""
+    optimiser, deltas = _CASES[name][0], jnp.asarray(_DELTAS, jnp.bfloat16)
+    state, exact = (optimiser.init(jnp.zeros(4, kind)) for kind in (jnp.bfloat16, jnp.float32))
+    for delta in deltas:
+        step, state = optimiser.update(delta, state)
+        wide, exact = optimiser.update(delta.astype(jnp.float32), exact)
+        rounded = jnp.asarray(cast(Any, wide), jnp.bfloat16)
+        assert cast(Any, step).dtype == jnp.bfloat16 and jnp.all(step == rounded)
+
+
 @pytest.mark.parametrize(
     ("make", "word"),
     [
