@@ -81,12 +81,14 @@ def quantized(bits: int = 8, *, then: Aggregator = mean()) -> Aggregator:
 
 def _rounded(leaf: Array, levels: int, key: Key) -> Array:
     """An array with its numbers on a grid of so many levels up to the largest magnitude."""
-    step = jnp.max(jnp.abs(leaf), initial=0.0) / levels
-    place = jnp.abs(leaf) / jnp.where(step > 0, step, 1.0)
+    wide = tree.widened(leaf)  # a uniform number of bfloat16 is a multiple of 1/128
+    step = jnp.max(jnp.abs(wide), initial=0.0) / levels
+    place = jnp.abs(wide) / jnp.where(step > 0, step, 1.0)
     below = jnp.floor(place)
     # A choice, not the floor of a sum: the sum would be rounded once more.
-    up = jax.random.uniform(key, leaf.shape, leaf.dtype) < place - below
-    return jnp.sign(leaf) * jnp.minimum(jnp.where(up, below + 1, below), levels) * step
+    up = jax.random.uniform(key, wide.shape, wide.dtype) < place - below
+    rounded = jnp.sign(wide) * jnp.minimum(jnp.where(up, below + 1, below), levels) * step
+    return rounded.astype(leaf.dtype)
 
 
 def top_k(fraction: float, *, then: Aggregator = mean()) -> Aggregator:
@@ -99,7 +101,7 @@ def top_k(fraction: float, *, then: Aggregator = mean()) -> Aggregator:
     where :math:`\operatorname{top}_K` keeps the :math:`K` numbers of the largest magnitude among all :math:`d` of the
     upload, and sets the others to 0.  The memory :math:`e_k` of client :math:`k` begins with zeros, and is part of what
     the client keeps between rounds.  No number is lost: what was sent and the memory are together the sum of the
-    updates, exactly.
+    updates, up to the rounding of :math:`e_k + \Delta_k`.
 
     Args:
       fraction: :math:`\rho`, above 0; 1 sends everything.
@@ -137,7 +139,7 @@ def top_k(fraction: float, *, then: Aggregator = mean()) -> Aggregator:
 
     def count_of(size: int) -> int:
         # 29 % of 100 are 29, not 29.000000000000004.
-        return min(size, math.ceil(fraction * size - 1e-9))
+        return min(size, max(1, math.ceil(fraction * size - 1e-9)))
 
     def shorten(delta: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         owed, unflatten = ravel_pytree(tree.add(memory, delta))

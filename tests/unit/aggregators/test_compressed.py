@@ -158,6 +158,15 @@ def test_numbers_are_on_the_grid_and_right_on_average(bits: int) -> None:
     assert (wrong > bound)[np.abs(values) > 0.4].all()
 
 
+def test_rounding_is_right_on_average_in_half_precision() -> None:
+    """Uniform numbers in bfloat16, multiples of 1/128, would round this up six times too often."""
+    values = jnp.full(10_000, 1e-5, jnp.bfloat16).at[0].set(1)
+    sent, _ = shorten_of(agg.quantized(8))(values, (), jax.random.key(0))
+    assert sent.dtype == jnp.bfloat16
+    # Of 127 levels, 1e-5 is 0.00127 of a step.
+    assert 4 <= np.count_nonzero(numbers(sent[1:])) <= 24
+
+
 def test_the_variance_is_what_rounding_at_random_has_and_below_its_bound() -> None:
     values = RNG.normal(size=200)
     bits, count = 4, 4_000
@@ -235,6 +244,12 @@ def test_what_was_sent_and_the_memory_are_the_sum_of_the_updates(
         assert np.abs(numbers(memory)).max() <= np.sort(np.abs(owed))[-count]
         total += numbers(sent)
     np.testing.assert_array_equal(total + numbers(memory), np.sum(updates, axis=0))
+
+
+def test_of_a_tiny_share_one_number_is_sent() -> None:
+    sent, memory = shorten_of(agg.top_k(1e-12))(jnp.array([5.0, -1.0]), jnp.zeros(2), jax.random.key(0))
+    assert sent.tolist() == [5.0, 0.0] and memory.tolist() == [0.0, -1.0]
+    assert compression_of(agg.top_k(1e-12)).bits(jnp.zeros(100)) == 64
 
 
 def test_of_real_numbers_none_is_changed_on_the_way() -> None:
