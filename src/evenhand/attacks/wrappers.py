@@ -56,7 +56,8 @@ def both(attack: Attack, then: Attack) -> Attack:
       then: the second; its share of clients and its rounds do not count.
 
     Raises:
-      EvenhandError: both are coalitions, or both poison examples.
+      EvenhandError: both are coalitions, or both poison examples; or the first is a coalition, and the second changes
+        uploads, which each client does before a coalition agrees on others.
 
     Example:
       >>> from evenhand.attacks import label_flip, model_replacement
@@ -69,6 +70,11 @@ def both(attack: Attack, then: Attack) -> Attack:
     if all(poisons) or (attack.collude and then.collude):
         clash = "poison examples" if all(poisons) else "are coalitions"
         raise EvenhandError(f"both(): the two attacks {clash}: give one that does, and one of another kind.")
+    if attack.collude and then.upload:
+        raise EvenhandError(
+            "both(): a coalition replaces uploads after each client has changed its own, so the second attack would "
+            "have no effect: give the coalition as the second."
+        )
     return attack._replace(
         rows=attack.rows or then.rows,
         upload=_chained(attack.upload, then.upload),

@@ -289,6 +289,7 @@ def test_one_upload_becomes_what_each_attack_says() -> None:
     assert fresh is not None
     for pair in (
         (attacks.alie(), attacks.mimic()),
+        (attacks.same_value(), attacks.model_replacement(boost=10.0)),
         (attacks.label_flip(), attacks.uniform_labels()),
         (attacks.persistent_outliers(), attacks.label_flip()),
     ):
