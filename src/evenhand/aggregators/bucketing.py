@@ -8,6 +8,7 @@ from jax import lax
 
 from evenhand import tree
 from evenhand.aggregators._reduce import before
+from evenhand.aggregators.stacked import flattened
 from evenhand.errors import whole_number
 from evenhand.types import Aggregator, Array, Key, Need, PyTree, Stack, Upload
 
@@ -94,7 +95,7 @@ def _marks(uploads: PyTree) -> Array:
     """A number for each upload that depends on all of its bits, uint32 ``(m,)``."""
 
     def mark(leaf: Array) -> Array:
-        bits = lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32).reshape(leaf.shape[0], -1)
+        bits = lax.bitcast_convert_type(flattened(leaf), jnp.uint32)
         odd = 2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1
         return jnp.sum(bits * odd[None], axis=1, dtype=jnp.uint32)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from evenhand.aggregators.stacked import robust
+from evenhand.aggregators.stacked import flattened, robust
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
@@ -179,7 +179,7 @@ def _over_coordinates(function: Callable[..., Array], deltas: PyTree, *arguments
     """
 
     def of_leaf(leaf: Array) -> Array:
-        flat = leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
+        flat = flattened(leaf)
         devices, (m, size) = jax.device_count(), flat.shape
         blocks = max(1, -(-size // (devices * _BLOCK)))
         block = -(-size // (devices * blocks))

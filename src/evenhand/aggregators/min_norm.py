@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evenhand.aggregators.stacked import combined, norms
+from evenhand.aggregators.stacked import combined, flattened, norms
 from evenhand.errors import EvenhandError
 from evenhand.types import Array, Key, PyTree, Stack, Upload
 
@@ -69,7 +69,7 @@ def _scaled(scale: Array, leaf: Array) -> Array:
 
 def _products(unit: PyTree) -> Array:
     """Inner products of the uploads, ``(m, m)``."""
-    flat = [leaf.reshape(leaf.shape[0], -1).astype(jnp.float32) for leaf in jax.tree.leaves(unit)]
+    flat = [flattened(leaf) for leaf in jax.tree.leaves(unit)]
     return sum((leaf @ leaf.T for leaf in flat), jnp.zeros((flat[0].shape[0],) * 2, jnp.float32))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -17,6 +18,7 @@ __all__ = [
     "combined",
     "combined_present",
     "distances",
+    "flattened",
     "is_large",
     "least",
     "mean_of",
@@ -160,7 +162,7 @@ def _products(deltas: PyTree, m: int, changed: Callable[[Array], Array]) -> Arra
     """Inner products of what ``changed`` makes of the uploads, ``(m, m)``."""
     total = jnp.zeros((m,) * 2, jnp.float32)
     for leaf in jax.tree.leaves(deltas):
-        side = changed(_flat(leaf))
+        side = changed(flattened(leaf))
         total = total + jnp.matmul(side, side.T, precision="highest")
     return 0.5 * (total + total.T)
 
@@ -231,10 +233,11 @@ def _middle(deltas: PyTree, present: Array, key: Key) -> Array:
     A sample of the coordinates would not do, nor would a sum of distances: an upload with one huge number elsewhere
     would pass for the middle, and all distances would drown in that number.
     """
-    leaves, m = jax.tree.leaves(deltas), present.shape[0]
+    # No signs can be drawn for an array without numbers.
+    leaves, m = [leaf for leaf in jax.tree.leaves(deltas) if leaf.size], present.shape[0]
     sketches = jnp.zeros((m, _SIGNS), jnp.float32)
     for number, leaf in enumerate(leaves):
-        flat = _flat(leaf)
+        flat = flattened(leaf)
         bits = jax.random.bits(jax.random.fold_in(key, number), (flat.shape[1], 1), jnp.uint8)
         signs = jnp.unpackbits(bits, axis=1).astype(jnp.float32)
         sketches = sketches + flat @ (signs / 4 - 0.125)
@@ -244,5 +247,6 @@ def _middle(deltas: PyTree, present: Array, key: Key) -> Array:
     return jnp.argmin(jnp.where(present, half, jnp.inf))
 
 
-def _flat(leaf: Array) -> Array:
-    return leaf.reshape(leaf.shape[0], -1).astype(jnp.float32)
+def flattened(leaf: Array) -> Array:
+    """An upload in each row, float32 ``(m, d)``; ``d`` may be 0."""
+    return leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])).astype(jnp.float32)

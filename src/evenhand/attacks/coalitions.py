@@ -18,6 +18,7 @@ from jax.scipy.special import ndtri
 
 from evenhand import tree
 from evenhand.aggregators import reduce_uploads
+from evenhand.aggregators.stacked import flattened
 from evenhand.errors import EvenhandError
 from evenhand.types import Aggregator, Array, Attack, Key, PyTree, Sum, Upload
 
@@ -354,8 +355,7 @@ def _distance_bounded(name: str, fraction: float, direction: str, largest: _Boun
     def collude(uploads: Upload, malicious: Array, present: Array, key: Key) -> PyTree:
         honest = _Honest.of(uploads, malicious, present)
         p, here = _direction(honest, direction), honest.weights > 0
-        leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(honest.apart())]
-        flat = jnp.concatenate([leaf.astype(jnp.float32) for leaf in leaves], axis=1)
+        flat = jnp.concatenate([flattened(leaf) for leaf in jax.tree.leaves(honest.apart())], axis=1)
         inner = flat @ flat.T
         apart = jnp.diagonal(inner)
         pairs = jnp.maximum(apart[:, None] + apart[None, :] - 2.0 * inner, 0.0)

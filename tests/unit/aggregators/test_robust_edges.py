@@ -155,6 +155,26 @@ def test_states_begin_anew_or_go_on() -> None:
     assert not np.any(found) and np.array_equal(after, state) and np.any(state)
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        agg.multi_krum(1),
+        agg.nnm(1, then=agg.coordinate_median()),
+        agg.mda(1),
+        agg.caf(1),
+        agg.bulyan(1),
+        agg.min_norm(1.0),
+        agg.bucketing(1, then=agg.krum(1)),
+    ],
+    ids=["krum", "nnm", "mda", "caf", "bulyan", "min_norm", "bucketing"],
+)
+def test_arrays_without_numbers_do_not_count(rule: Stack) -> None:
+    deltas = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(7, 3)), jnp.float32)}
+    direction = agg.aggregate(rule, {"none": jnp.zeros((7, 0, 2)), **deltas})
+    assert direction["none"].shape == (0, 2)
+    np.testing.assert_allclose(direction["w"], agg.aggregate(rule, deltas)["w"], rtol=1e-5)
+
+
 def test_what_wrappers_hand_on() -> None:
     zero = jnp.array([[0.0, 0.0], [3.0, 4.0]])
     np.testing.assert_allclose(agg.aggregate(agg.normalize(), zero), [0.3, 0.4], rtol=1e-6)

@@ -195,6 +195,18 @@ def test_without_honest_or_without_malicious_clients_all_is_finite(name: str) ->
         assert np.isfinite(collude(uploads, malicious, here, jax.random.key(0))).all()
 
 
+def test_a_coalition_skips_arrays_without_numbers() -> None:
+    collude = attacks.min_max().collude
+    assert collude
+    here, bad, arrays = jnp.ones(CLIENTS, bool), jnp.asarray(MALICIOUS[0]), jnp.asarray(X[0])
+    uploads = Upload((jnp.zeros((CLIENTS, 0)), arrays), jnp.ones(CLIENTS), jnp.zeros(CLIENTS))
+    empty, sent = collude(uploads, bad, here, jax.random.key(0))
+    assert empty.shape == (CLIENTS, 0)
+    np.testing.assert_allclose(
+        sent, collude(uploads._replace(delta=arrays), bad, here, jax.random.key(0)), rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("name", [name for name in COALITIONS if name.startswith("min")])
 def test_long_and_short_uploads_are_attacked_alike(name: str) -> None:
     collude = COALITIONS[name][0].collude
