@@ -39,7 +39,8 @@ def label_flip(fraction: float = 0.0, *, classes: int = 2) -> Attack:
       classes: :math:`C`.
 
     Raises:
-      EvenhandError: fewer than two classes; when a run begins, a label that is none of them.
+      EvenhandError: fewer than two classes; when a run begins, a label that is none of them, or that the labels' type
+        cannot have.
 
     Example:
       >>> import numpy as np
@@ -62,7 +63,7 @@ def relabel(fraction: float, labels: tuple[int, ...]) -> Attack:
       labels: :math:`\pi(0), \pi(1), \dots`; ``(1, 8, 5, 2, 9, 6, 3, 0, 7, 4)`` is RFA's for digits, ``7 y + 1 mod 10``.
 
     Raises:
-      EvenhandError: when a run begins, a label that is none of the classes.
+      EvenhandError: when a run begins, a label that is none of the classes, or that the labels' type cannot have.
 
     Example:
       >>> import numpy as np
@@ -82,7 +83,8 @@ def random_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
       classes: how many classes there are.
 
     Raises:
-      EvenhandError: fewer than two classes; when a run begins, a label that is none of them.
+      EvenhandError: fewer than two classes; when a run begins, a label that is none of them, or that the labels' type
+        cannot have.
 
     Source: none; as :func:`uniform_labels`, with no label right.
     """
@@ -90,7 +92,7 @@ def random_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
 
     def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
         y = _checked(y, classes, "random_labels()")
-        return x, ((y + rng.integers(1, classes, y.shape)) % classes).astype(y.dtype)
+        return x, _as_labels((y + rng.integers(1, classes, y.shape)) % classes, y, "random_labels()")
 
     return Attack(fraction, rows=rows)
 
@@ -103,7 +105,8 @@ def uniform_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
       classes: how many classes there are.
 
     Raises:
-      EvenhandError: fewer than two classes; when a run begins, a label that is none of them.
+      EvenhandError: fewer than two classes; when a run begins, a label that is none of them, or that the labels' type
+        cannot have.
 
     Source: Li, Hu, Beirami and Smith, *Ditto*, ICML 2021, section 2.1, attack A1, as in its code for several classes.
     """
@@ -111,7 +114,7 @@ def uniform_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
 
     def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
         y = _checked(y, classes, "uniform_labels()")
-        return x, rng.integers(0, classes, y.shape).astype(y.dtype)
+        return x, _as_labels(rng.integers(0, classes, y.shape), y, "uniform_labels()")
 
     return Attack(fraction, rows=rows)
 
@@ -120,9 +123,22 @@ def _relabelled(fraction: float, labels: tuple[int, ...], name: str, advice: str
     table = np.asarray(labels)
 
     def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
-        return x, table[_checked(y, len(table), name, advice)].astype(np.asarray(y).dtype)
+        y = _checked(y, len(table), name, advice)
+        return x, _as_labels(table[y], y, name)
 
     return Attack(fraction, rows=rows)
+
+
+def _as_labels(false: Any, y: Any, name: str) -> Any:
+    """False labels in the type of the true ones."""
+    limits = np.iinfo(y.dtype)
+    outside = false[(false < limits.min) | (false > limits.max)]
+    if outside.size:
+        raise EvenhandError(
+            f"{name}: the labels are {y.dtype}, from {limits.min} to {limits.max}, and a false label would be "
+            f"{outside[0]}: give labels of another type, such as int32."
+        )
+    return false.astype(y.dtype)
 
 
 def _checked(y: Any, classes: int, name: str, advice: str = "give classes=, the number of classes") -> Any:
@@ -176,8 +192,8 @@ def negative(fraction: float = 0.0, *, highest: float = 1.0) -> Attack:
 
 
 def _floats(x: Any, name: str) -> Any:
-    x = np.asarray(x)
-    if not np.issubdtype(x.dtype, np.floating):
+    x = x if isinstance(x, Array) else np.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
         raise EvenhandError(
             f"{name}: the features are {x.dtype}, which noise does not go with: attack the labels."
         )
@@ -261,8 +277,8 @@ def trigger(
       boost: :math:`b`, as in :func:`evenhand.attacks.model_replacement`; None: uploads are sent as they are.
 
     Raises:
-      EvenhandError: an argument out of range; when a run begins, a trigger that covers more than half of an example or
-        lies outside of it, labels that are no classes, or a ``value`` that the features' type cannot have.
+      EvenhandError: an argument out of range; when a run begins, a ``patch`` that covers more than half of an example,
+        ``features`` outside of it, labels that are no classes, or a ``label`` or ``value`` that a type cannot have.
 
     Edge cases: examples that have label :math:`c` already may be among those that are poisoned, but not among those
     that are measured.  Evaluation is otherwise clean.  With ``during`` only ``boost`` is limited to some rounds.
@@ -294,9 +310,10 @@ def trigger(
         x, y = np.asarray(x), np.asarray(y)
         if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
             raise EvenhandError("trigger(): a backdoor needs labels that are classes, one for each example.")
+        target = _as_labels(np.array([label]), y, f"trigger(label={label})")
         x, y, stamped = x.copy(), y.copy(), backdoor.stamp(x)
         chosen = rng.choice(len(y), int(examples * len(y) + 1e-9), replace=False)
-        x[chosen], y[chosen] = stamped[chosen], label
+        x[chosen], y[chosen] = stamped[chosen], target[0]
         return x, y
 
     upload = None if boost is None else (lambda delta, key: tree.scale(boost, delta))
@@ -307,14 +324,26 @@ def trigger(
 @cache
 def _backdoor(label: int, patch: int, features: tuple[int, ...] | None, value: float) -> Trigger:
     def stamp(x: Any) -> Any:
-        if not np.issubdtype(x.dtype, np.floating) and not value.is_integer():
-            raise EvenhandError(f"trigger(value={value:g}): the features are {x.dtype}: give a whole number.")
+        low, high, kind = _limits(x.dtype)
+        if not low <= value <= high or not (kind == "number" or value.is_integer()):
+            raise EvenhandError(
+                f"trigger(value={value:g}): the features are {x.dtype}: give a {kind} from {low:g} to {high:g}."
+            )
         mask = _mask(tuple(x.shape[1:]), patch, features)[None]
         if isinstance(x, np.ndarray):
             return np.where(mask, np.asarray(value, x.dtype), x)
         return jnp.where(mask, jnp.asarray(value, x.dtype), x)
 
     return Trigger(stamp, label)
+
+
+def _limits(dtype: Any) -> tuple[float, float, str]:
+    """The least and the largest number of a type of features, and what a sentence calls these numbers."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return float(jnp.finfo(dtype).min), float(jnp.finfo(dtype).max), "number"
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return 0, 1, "whole number"
+    return int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max), "whole number"
 
 
 def _mask(shape: tuple[int, ...], patch: int, features: tuple[int, ...] | None) -> Any:
@@ -369,7 +398,8 @@ def persistent_outliers(
       label: only examples of this class are hit, and the share is of those; None: all classes.
 
     Raises:
-      EvenhandError: a share outside [0, 1], ``low`` not below ``high``, or ``std`` not above 0.
+      EvenhandError: a share outside [0, 1], ``low`` not below ``high``, or ``std`` not above 0; when a run begins,
+        features that are no floating-point numbers.
 
     Edge cases: the disturbed examples are made from the clean ones, so that nothing accumulates, and depend on the
     seed, the round and the client alone, so that every method meets the same.  Labels and evaluation stay clean.
@@ -405,6 +435,7 @@ def persistent_outliers(
         )
 
     def fresh(x: Array, y: Array, size: Array, key: Key) -> tuple[Array, Array]:
+        x = _floats(x, "persistent_outliers()")
         choice, values = jax.random.split(key)
         capacity = x.shape[0]
         eligible = jnp.arange(capacity) < size

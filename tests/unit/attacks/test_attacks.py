@@ -254,6 +254,23 @@ def test_labels_become_what_each_attack_says() -> None:
             rows(np.zeros((3, 2), np.int32), y, rng(0))
 
 
+@pytest.mark.parametrize(
+    "attack",
+    [
+        attacks.label_flip(classes=300),
+        attacks.relabel(0.2, (-1, 5)),
+        attacks.random_labels(classes=300),
+        attacks.uniform_labels(classes=300),
+    ],
+    ids=["flip", "relabel", "random", "uniform"],
+)
+def test_a_false_label_that_the_labels_type_cannot_have_is_refused(attack: Attack) -> None:
+    assert attack.rows
+    y = np.arange(200, dtype=np.uint8) % 2
+    with pytest.raises(eh.EvenhandError, match="from 0 to 255, and a false label"):
+        attack.rows(np.zeros((200, 2), np.float32), y, np.random.default_rng(0))
+
+
 def noise_of(delta: Any, key: Any) -> Any:
     upload = attacks.gaussian(std=1.0).upload
     assert upload
@@ -424,3 +441,11 @@ def test_persistent_outliers_hit_so_many_pixels_of_so_many_examples_of_a_class(
 def test_impossible_outliers_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(eh.EvenhandError, match=words):
         attacks.persistent_outliers(**arguments)
+
+
+@pytest.mark.parametrize("std", [None, 1.0])
+def test_outliers_among_whole_numbers_are_refused(std: float | None) -> None:
+    fresh = attacks.persistent_outliers(std=std).fresh
+    assert fresh
+    with pytest.raises(eh.EvenhandError, match=r"uint8.*attack the labels"):
+        fresh(jnp.zeros((10, 4), jnp.uint8), jnp.zeros(10, jnp.int32), jnp.int32(10), jax.random.key(0))

@@ -107,6 +107,21 @@ def test_arguments_out_of_range_are_refused(options: Any, sentence: str) -> None
         (np.ones((3, 4)), np.zeros(3, int), {"features": (4,)}, "positions from 0 to 3"),
         (np.ones((3, 4)), np.zeros(3, int), {"features": ()}, "positions from 0 to 3"),
         (np.ones((3, 4), int), np.zeros(3, int), {"features": (0,), "value": 0.5}, "a whole number"),
+        (
+            np.ones((3, 4), np.uint8),
+            np.zeros(3, int),
+            {"features": (0,), "value": 300},
+            "number from 0 to 255",
+        ),
+        (
+            np.ones((3, 4), np.uint8),
+            np.zeros(3, int),
+            {"features": (0,), "value": -1},
+            "number from 0 to 255",
+        ),
+        (np.ones((3, 4), bool), np.zeros(3, int), {"features": (0,), "value": 2}, "number from 0 to 1"),
+        (np.ones((3, 4), np.float16), np.zeros(3, int), {"features": (0,), "value": 1e6}, "to 65504"),
+        (np.ones((3, 4)), np.zeros(3, np.uint8), {"features": (0,), "label": 300}, "another type"),
         (np.ones((3, 4)), np.zeros(3), {"features": (0,)}, "labels that are classes"),
     ],
 )
