@@ -73,7 +73,15 @@ def _shares(clients: PyTree, present: Array, point: PyTree, tilt: float) -> Arra
     distances = jax.vmap(lambda client: tree.norm(tree.subtract(client, point)))(clients)
     powers = tilt * jnp.square(distances)
     largest = jnp.max(jnp.where(present, powers, -jnp.inf))
-    return jnp.where(present, jnp.exp(jnp.where(present, powers - largest, 0.0)), 0.0)
+    # Squares may overflow where their differences do not.
+    heaviest = (
+        jnp.max(jnp.where(present, distances, -jnp.inf))
+        if tilt > 0
+        else jnp.min(jnp.where(present, distances, jnp.inf))
+    )
+    differences = tilt * (distances - heaviest) * (distances + heaviest)
+    gaps = jnp.where(jnp.isfinite(largest), powers - largest, differences)
+    return jnp.where(present, jnp.exp(jnp.where(present, gaps, 0.0)), 0.0)
 
 
 def _width(clients: PyTree, present: Array) -> Array:

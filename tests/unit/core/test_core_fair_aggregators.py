@@ -307,6 +307,15 @@ def test_a_negative_server_tilt_ignores_the_client_far_away() -> None:
     assert np.linalg.norm(once - point) > 0.5
 
 
+@pytest.mark.parametrize(("tilt", "goal"), [(1e3, 1e18), (-1e3, -8e17)])
+def test_drifts_whose_squares_overflow_have_weights(tilt: float, goal: float) -> None:
+    """All the weight is that of the farthest client, or of the nearest."""
+    deltas = jnp.array([[1e18], [-8e17], [9e17]])
+    np.testing.assert_allclose(aggregate(drift_tilted(tilt), deltas), [goal], rtol=1e-6)
+    equal = jnp.array([[1e18, 0.0], [0.0, 1e18]])
+    np.testing.assert_allclose(aggregate(drift_tilted(tilt), equal), [5e17, 5e17], rtol=1e-6)
+
+
 def test_the_normaliser_lags_where_losses_fall() -> None:
     """From losses of 5 to losses of 1 at t = 10, exp(a) halves at most: all weights go to about 0."""
     aggregator = running_tilt(10.0, 0.5)
