@@ -1,13 +1,14 @@
 """The exception for bad input, the warning for misleading results, and how both are worded."""
 
 import inspect
+import math
 import operator
 import shlex
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import FunctionType, UnionType
-from typing import NamedTuple
+from typing import NamedTuple, SupportsFloat
 
 __all__ = [
     "Argument",
@@ -19,6 +20,7 @@ __all__ = [
     "named",
     "nearest",
     "perhaps",
+    "real_number",
     "warn_caller",
     "whole_number",
 ]
@@ -110,6 +112,14 @@ def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) ->
         shown = str(number) if abs(number) < 10**100 else "a number of more than 100 digits"
         raise EvenhandError(Argument(name, shown), f": give a whole number from {least} to {most}.")
     return number
+
+
+def real_number(value: object) -> float:
+    """``value`` as a float; NaN, which lies in no range, if it is no single number."""
+    try:
+        return float(value) if isinstance(value, SupportsFloat) else math.nan
+    except (TypeError, OverflowError):  # an array of several, or a whole number of 400 digits
+        return math.nan
 
 
 def expect(name: str, value: object, kind: type | UnionType, example: str) -> None:

@@ -21,6 +21,7 @@ Source: Reddi et al., *Adaptive Federated Optimization*, ICLR 2021, algorithm 2;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ import jax.numpy as jnp
 import optax
 
 from evenhand import tree
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.types import Array, Params
 
 __all__ = ["fedadagrad", "fedadam", "fedavgm", "fedyogi", "sgd"]
@@ -46,7 +47,7 @@ def fedadagrad(learning_rate: float, *, b1: float = 0.0, tau: float = 1e-3) -> o
     Args:
       learning_rate: :math:`\eta`.
       b1: :math:`\beta_1` in [0, 1).
-      tau: :math:`\tau > 0`, the degree of adaptivity.
+      tau: :math:`\tau`, the degree of adaptivity, at least 1e-15.
     """
     return _adaptive(learning_rate, b1, 0.0, tau, lambda v, d2: v + d2)
 
@@ -60,7 +61,7 @@ def fedadam(
       learning_rate: :math:`\eta`.
       b1: :math:`\beta_1` in [0, 1).
       b2: :math:`\beta_2` in [0, 1).
-      tau: :math:`\tau > 0`, the degree of adaptivity.
+      tau: :math:`\tau`, the degree of adaptivity, at least 1e-15.
     """
     return _adaptive(learning_rate, b1, b2, tau, lambda v, d2: b2 * v + (1.0 - b2) * d2)
 
@@ -74,7 +75,7 @@ def fedyogi(
       learning_rate: :math:`\eta`.
       b1: :math:`\beta_1` in [0, 1).
       b2: :math:`\beta_2` in [0, 1).
-      tau: :math:`\tau > 0`, the degree of adaptivity.
+      tau: :math:`\tau`, the degree of adaptivity, at least 1e-15.
     """
     return _adaptive(learning_rate, b1, b2, tau, lambda v, d2: v - (1.0 - b2) * d2 * jnp.sign(v - d2))
 
@@ -122,12 +123,15 @@ def _adaptive(
 
 
 def _check(learning_rate: float, b1: float, b2: float, tau: float) -> None:
-    if not 0.0 < learning_rate < float("inf"):
+    if not 0.0 < real_number(learning_rate) < math.inf:
         raise EvenhandError(
-            f"The server's learning_rate is {learning_rate}: it must be a finite number above 0."
+            f"The server's learning_rate is {learning_rate!r:.40}: it must be a finite number above 0."
         )
     for name, value in (("first decay rate (b1, momentum)", b1), ("b2", b2)):
-        if not 0.0 <= value < 1.0:
-            raise EvenhandError(f"The server optimiser's {name} is {value}: it must lie in [0, 1).")
-    if not tau > 0.0:
-        raise EvenhandError(f"The server optimiser's tau is {tau}: it must be above 0.")
+        if not 0.0 <= real_number(value) < 1.0:
+            raise EvenhandError(f"The server optimiser's {name} is {value!r:.40}: it must lie in [0, 1).")
+    if not 1e-15 <= real_number(tau) < math.inf:
+        raise EvenhandError(
+            f"The server optimiser's tau is {tau!r:.40}: it must be finite, and at least 1e-15: float32 has no "
+            "square of much less."
+        )

@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 
 from evenhand.aggregators._reduce import before
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.types import Aggregator, Array, Cohort, Key, PyTree, Report, Sum, Upload
 
 __all__ = ["bounded_weights"]
@@ -44,8 +44,10 @@ def bounded_weights(ratio: float, then: Aggregator) -> Aggregator:
 
     Source: none; a bound in the manner of winsorising (Tukey, 1962).
     """
-    if not 1.0 <= ratio < math.inf:
-        raise EvenhandError(f"bounded_weights(ratio={ratio}): give a multiple of the median, at least 1.")
+    if not 1.0 <= real_number(ratio) < math.inf:
+        raise EvenhandError(
+            f"bounded_weights(ratio={ratio!r:.40}): give a multiple of the median, at least 1."
+        )
 
     if isinstance(then, Sum) and then.summation is not None:
         raise EvenhandError(

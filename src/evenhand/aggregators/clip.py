@@ -11,7 +11,7 @@ from evenhand import tree
 from evenhand.aggregators._reduce import rescaled
 from evenhand.aggregators.mean import mean
 from evenhand.aggregators.stacked import norms
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.types import Aggregator, Array, Key, Need, PyTree, Stack, Sum, Upload
 
 __all__ = ["arc", "check_length", "clip", "normalize", "reject"]
@@ -199,5 +199,5 @@ def _shortening(lengths: Array, longest: Array) -> Array:
 
 def check_length(call: str, length: float) -> None:
     """Checks that a length is above 0; ``call`` is the factory's, up to the name of the argument."""
-    if not 0.0 < length < math.inf:
-        raise EvenhandError(f"{call}={length}): give a length above 0.")
+    if not 0.0 < real_number(length) < math.inf:
+        raise EvenhandError(f"{call}={length!r:.40}): give a length above 0.")

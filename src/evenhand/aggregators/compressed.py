@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 from evenhand import tree
 from evenhand.aggregators.mean import mean
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.types import Aggregator, Array, Compression, Key, PyTree, Sum
 
 __all__ = ["quantized", "top_k"]
@@ -132,9 +132,9 @@ def top_k(fraction: float, *, then: Aggregator = mean()) -> Aggregator:
     Source: Stich, Cordonnier and Jaggi, *Sparsified SGD with Memory*, NeurIPS 2018, algorithm 1; Karimireddy et al.,
     *Error Feedback Fixes SignSGD and other Gradient Compression Schemes*, ICML 2019, algorithm 2.
     """
-    if not 0.0 < fraction <= 1.0:
+    if not 0.0 < real_number(fraction) <= 1.0:
         raise EvenhandError(
-            f"top_k(fraction={fraction}): give a share of the numbers, above 0 and at most 1."
+            f"top_k(fraction={fraction!r:.40}): give a share of the numbers, above 0 and at most 1."
         )
 
     def count_of(size: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from evenhand.aggregators.stacked import flattened, robust
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["around_median", "coordinate_median", "meamed", "trimmed_mean"]
@@ -96,8 +96,8 @@ def trimmed_mean(fraction: float, *, weighted: bool = False) -> Stack:
 
     Source: Yin, Chen, Ramchandran and Bartlett, *Byzantine-Robust Distributed Learning*, ICML 2018, definition 2.
     """
-    if not 0.0 <= fraction < 0.5:
-        raise EvenhandError(f"trimmed_mean(fraction={fraction}): give a share from 0 to below 0.5.")
+    if not 0.0 <= real_number(fraction) < 0.5:
+        raise EvenhandError(f"trimmed_mean(fraction={fraction!r:.40}): give a share from 0 to below 0.5.")
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         m = present.shape[0]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.types import Array, Key, PyTree, Stack, Upload
 
 __all__ = ["drift_tilted"]
@@ -49,8 +49,8 @@ def drift_tilted(tilt: float, *, steps: int = 1) -> Stack:
     Source: Zhang et al., *FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning*, 2025,
     equation 10 and algorithm 1, ServerUpdate.
     """
-    if not math.isfinite(tilt):
-        raise EvenhandError(f"drift_tilted(tilt={tilt}): the tilt must be finite.")
+    if not math.isfinite(real_number(tilt)):
+        raise EvenhandError(f"drift_tilted(tilt={tilt!r:.40}): the tilt must be finite.")
     whole_number("steps", steps, 1, 10**6)
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:

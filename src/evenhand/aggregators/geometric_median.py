@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.aggregators.mean import reciprocal
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.types import Array, Key, PyTree, Radial, Sum, Upload
 
 __all__ = ["geometric_median"]
@@ -67,8 +67,10 @@ def geometric_median(passes: int = 5, *, nu: float = 1e-5, start: Literal["zero"
     Processing 2022, algorithms 1 and 2; one step: section IV.
     """
     whole_number("geometric_median(passes=)", passes, 1)
-    if not 1e-20 <= nu < math.inf:
-        raise EvenhandError(f"geometric_median(nu={nu}): give a distance of at least 1e-20, such as 1e-5.")
+    if not 1e-20 <= real_number(nu) < math.inf:
+        raise EvenhandError(
+            f"geometric_median(nu={nu!r:.40}): give a distance of at least 1e-20, such as 1e-5."
+        )
     if start not in ("zero", "mean"):
         raise EvenhandError(f"geometric_median(start={start!r}): give 'zero' or 'mean'.")
 

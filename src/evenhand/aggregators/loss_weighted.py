@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from evenhand import risks, tree
 from evenhand.aggregators.mean import mean, reciprocal
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.risks.power import positive
 from evenhand.types import Array, Cohort, Key, PyTree, Report, Risk, Sum, Upload
 
@@ -91,8 +91,8 @@ def ascending_mixture(step_size: float, *, unbiased: bool = False) -> Sum:
     Source: Mohri et al., *Agnostic Federated Learning*, ICML 2019, in the deterministic form that q-FFL is compared to;
     ``unbiased``: Collins, Mokhtari and Shakkottai, *Task-Robust Model-Agnostic Meta-Learning*, NeurIPS 2020.
     """
-    if not 0.0 <= step_size < math.inf:
-        raise EvenhandError(f"ascending_mixture(step_size={step_size}): give a finite number >= 0.")
+    if not 0.0 <= real_number(step_size) < math.inf:
+        raise EvenhandError(f"ascending_mixture(step_size={step_size!r:.40}): give a finite number >= 0.")
 
     def weigh(reports: Report, cohort: Cohort, state: Array) -> tuple[Array, Array]:
         counts = cohort.present & jnp.isfinite(step_size * reports.loss)
@@ -151,8 +151,10 @@ def qfedavg(q: float, lipschitz: float) -> Sum:
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, algorithm 2.
     """
     _check_power(q, "qfedavg")
-    if not 0.0 < lipschitz < math.inf:
-        raise EvenhandError(f"qfedavg(lipschitz={lipschitz}): give one over the clients' step size, above 0.")
+    if not 0.0 < real_number(lipschitz) < math.inf:
+        raise EvenhandError(
+            f"qfedavg(lipschitz={lipschitz!r:.40}): give one over the clients' step size, above 0."
+        )
 
     def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
         lifted = tree.scale(upload.weight, upload.delta), upload.weight
@@ -199,8 +201,8 @@ def _times(weight: Array, factor: Array) -> Array:
 
 
 def _check_power(q: float, name: str) -> None:
-    if not 0.0 <= q < math.inf:
-        raise EvenhandError(f"{name}(q={q}): q must be a finite number >= 0.")
+    if not 0.0 <= real_number(q) < math.inf:
+        raise EvenhandError(f"{name}(q={q!r:.40}): q must be a finite number >= 0.")
 
 
 # --- TERM, with a normaliser that is averaged over rounds --------------------------------------------------------
@@ -309,7 +311,7 @@ def _whole(total: PyTree, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
 
 
 def _check_tilt(t: float, rate: float, name: str) -> None:
-    if not math.isfinite(t):
-        raise EvenhandError(f"{name}(t={t}): the tilt must be finite.")
-    if not 0.0 < rate <= 1.0:
-        raise EvenhandError(f"{name}(rate={rate}): the share of the newest round must lie in (0, 1].")
+    if not math.isfinite(real_number(t)):
+        raise EvenhandError(f"{name}(t={t!r:.40}): the tilt must be finite.")
+    if not 0.0 < real_number(rate) <= 1.0:
+        raise EvenhandError(f"{name}(rate={rate!r:.40}): the share of the newest round must lie in (0, 1].")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand.aggregators.stacked import combined, flattened, norms
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.types import Array, Key, PyTree, Stack, Upload
 
 __all__ = ["min_norm"]
@@ -46,9 +46,9 @@ def min_norm(epsilon: float) -> Stack:
 
     Source: Hu et al., *Federated Learning Meets Multi-Objective Optimization*, 2022, algorithm 1 (FedMGDA+).
     """
-    if not 0.0 <= epsilon <= 1.0:
+    if not 0.0 <= real_number(epsilon) <= 1.0:
         raise EvenhandError(
-            f"min_norm(epsilon={epsilon}): the distance from equal weights must lie in [0, 1]."
+            f"min_norm(epsilon={epsilon!r:.40}): the distance from equal weights must lie in [0, 1]."
         )
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:

@@ -7,6 +7,7 @@ between honest uploads allow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -19,7 +20,7 @@ from jax.scipy.special import ndtri
 from evenhand import tree
 from evenhand.aggregators import reduce_uploads
 from evenhand.aggregators.stacked import flattened
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.types import Aggregator, Array, Attack, Key, PyTree, Sum, Upload
 
 __all__ = ["alie", "inner_product", "mimic", "min_max", "min_sum", "omniscient", "same_value"]
@@ -104,9 +105,14 @@ def same_value(fraction: float = 0.0, *, value: float = 1.0) -> Attack:
       fraction: share of the clients that are malicious.
       value: :math:`c`.
 
+    Raises:
+      EvenhandError: ``value`` not finite.
+
     Source: Li, Xu, Chen, Giannakis and Ling, *RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed
     Learning from Heterogeneous Datasets*, AAAI 2019, section 5.
     """
+    if not math.isfinite(real_number(value)):
+        raise EvenhandError(f"same_value(value={value!r:.40}): give a finite number.")
 
     def collude(uploads: Upload, malicious: Array, present: Array, key: Key) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.full_like(leaf, value), uploads.delta)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from numbers import Real
 from typing import Any
 
 import jax
@@ -12,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.attacks.uploads import check_factor
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.types import Array, Attack, Key, Trigger
 
 __all__ = [
@@ -167,8 +167,8 @@ def feature_noise(fraction: float = 0.0, *, std: float = 1.0) -> Attack:
     Source: Zhang et al., *FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning*, 2025,
     section IV-B; with a new draw in each round: :func:`persistent_outliers`.
     """
-    if not 0.0 < std < math.inf:
-        raise EvenhandError(f"feature_noise(std={std}): give a number above 0.")
+    if not 0.0 < real_number(std) < math.inf:
+        raise EvenhandError(f"feature_noise(std={std!r:.40}): give a number above 0.")
 
     def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
         return _floats(x, "feature_noise()") + rng.normal(0.0, std, x.shape).astype(x.dtype), y
@@ -295,12 +295,12 @@ def trigger(
     """
     whole_number("trigger(label=)", label, 0)
     whole_number("trigger(patch=)", patch, 1)
-    if not 0.0 < examples <= 1.0:
-        raise EvenhandError(f"trigger(examples={examples}): give a share above 0 and at most 1.")
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise EvenhandError(f"trigger(value={value!s:.40}): give a finite number.")
-    if boost is not None and not math.isfinite(boost):
-        raise EvenhandError(f"trigger(boost={boost}): give a finite factor.")
+    if not 0.0 < real_number(examples) <= 1.0:
+        raise EvenhandError(f"trigger(examples={examples!r:.40}): give a share above 0 and at most 1.")
+    if not math.isfinite(real_number(value)):
+        raise EvenhandError(f"trigger(value={value!r:.40}): give a finite number.")
+    if boost is not None:
+        check_factor("trigger(boost", boost)
     places = (
         None if features is None else tuple(whole_number("trigger(features=)", i, -(2**31)) for i in features)
     )
@@ -418,14 +418,14 @@ def persistent_outliers(
     section IV-B.
     """
     for name, share in (("examples", examples), ("pixels", pixels)):
-        if not 0.0 <= share <= 1.0:
-            raise EvenhandError(f"persistent_outliers({name}={share}): give a share from 0 to 1.")
-    if std is None and not -math.inf < low < high < math.inf:
+        if not 0.0 <= real_number(share) <= 1.0:
+            raise EvenhandError(f"persistent_outliers({name}={share!r:.40}): give a share from 0 to 1.")
+    if std is None and not -math.inf < real_number(low) < real_number(high) < math.inf:
         raise EvenhandError(
-            f"persistent_outliers(low={low}, high={high}): give two numbers, the lower one first."
+            f"persistent_outliers(low={low!r:.40}, high={high!r:.40}): give two numbers, the lower one first."
         )
-    if std is not None and not 0.0 < std < math.inf:
-        raise EvenhandError(f"persistent_outliers(std={std}): give a number above 0.")
+    if std is not None and not 0.0 < real_number(std) < math.inf:
+        raise EvenhandError(f"persistent_outliers(std={std!r:.40}): give a number above 0.")
     if label is not None:
         whole_number("persistent_outliers(label=)", label, 0)
 

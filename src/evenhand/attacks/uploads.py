@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.types import Array, Attack, Key, PyTree
 
 __all__ = ["false_sum", "gaussian", "model_replacement", "non_finite", "sign_flip", "zero"]
@@ -33,8 +33,8 @@ def gaussian(fraction: float = 0.0, *, std: float | None = None) -> Attack:
 
     Source: Li, Hu, Beirami and Smith, *Ditto*, ICML 2021, section 2.1, attack A2.
     """
-    if std is not None and not 0.0 <= std < math.inf:
-        raise EvenhandError(f"gaussian(std={std}): give a number of at least 0.")
+    if std is not None and not 0.0 <= real_number(std) < math.inf:
+        raise EvenhandError(f"gaussian(std={std!r:.40}): give a number of at least 0.")
 
     def upload(delta: PyTree, key: Key) -> PyTree:
         leaves, structure = jax.tree.flatten(delta)
@@ -56,10 +56,14 @@ def model_replacement(fraction: float = 0.0, *, boost: float) -> Attack:
 
     Args:
       fraction: share of the clients that are malicious.
-      boost: :math:`b`; any factor, such as 0.5, too.
+      boost: :math:`b`; any finite factor, such as 0.5, too.
+
+    Raises:
+      EvenhandError: ``boost`` not finite.
 
     Source: Bagdasaryan et al., *How to Backdoor Federated Learning*, AISTATS 2020, section 4.2; Ditto's attack A3.
     """
+    check_factor("model_replacement(boost", boost)
     return Attack(fraction, upload=lambda delta, key: tree.scale(boost, delta))
 
 
@@ -70,9 +74,13 @@ def sign_flip(fraction: float = 0.0, *, scale: float = 1.0) -> Attack:
       fraction: share of the clients that are malicious.
       scale: :math:`s`.
 
+    Raises:
+      EvenhandError: ``scale`` not finite.
+
     Source: Allen-Zhu, Ebrahimianghazani, Li and Alistarh, *Byzantine-Resilient Non-Convex Stochastic Gradient Descent*,
     ICLR 2021, section 5.
     """
+    check_factor("sign_flip(scale", scale)
     return Attack(fraction, upload=lambda delta, key: tree.scale(-scale, delta))
 
 
@@ -115,8 +123,8 @@ def false_sum(fraction: float = 0.0, *, scale: float = -1e3) -> Attack:
       scale: :math:`s`.
 
     Raises:
-      EvenhandError: when a run begins, an aggregator that sends other numbers than sums of real ones.  Aggregators that
-        take uploads one by one, such as Krum, have no sums, and this does nothing to them.
+      EvenhandError: ``scale`` not finite; when a run begins, an aggregator that sends other numbers than sums of real
+        ones.  Aggregators that take uploads one by one, such as Krum, have no sums, and this does nothing to them.
 
     Example:
       >>> import evenhand as eh, jax, jax.numpy as jnp
@@ -127,10 +135,18 @@ def false_sum(fraction: float = 0.0, *, scale: float = -1e3) -> Attack:
     Source: none; what a secure sum cannot rule out without proofs of what was added.
     """
 
+    check_factor("false_sum(scale", scale)
+
     def lifted(numbers: PyTree, public: PyTree, key: Key) -> PyTree:
         return jax.tree.map(lambda leaf: leaf if leaf.ndim == 0 else scale * leaf, numbers)
 
     return Attack(fraction, lifted=lifted)
+
+
+def check_factor(call: str, factor: float) -> None:
+    """Checks that a factor is finite; ``call`` is the attack's, up to the name of the argument."""
+    if not math.isfinite(real_number(factor)):
+        raise EvenhandError(f"{call}={factor!r:.40}): give a finite factor.")
 
 
 def _deviation(leaves: list[Array]) -> Array:

@@ -353,6 +353,9 @@ def test_buckets_are_means_of_so_many_uploads_dealt_at_random_in_any_order(size:
         (lambda: agg.geometric_median(nu=0.0), "distance of at least 1e-20"),
         (lambda: agg.geometric_median(start="middle"), "give 'zero' or 'mean'"),  # type: ignore[arg-type]
         (lambda: agg.centered_clipping(0.0), "length above 0"),
+        (lambda: agg.trimmed_mean("0.1"), r"fraction='0.1'\): give a share"),  # type: ignore[arg-type]
+        (lambda: agg.clip("1"), r"longest='1'\): give a length"),  # type: ignore[arg-type]
+        (lambda: agg.clip(10**400), "give a length"),
         (lambda: agg.clip(-1.0), r"clip\(longest=-1.0\): give a length above 0"),
         (lambda: agg.normalize(0.0), r"normalize\(length=0.0\)"),
         (lambda: agg.reject(0.0, agg.mean()), "length above 0"),

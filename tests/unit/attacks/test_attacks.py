@@ -443,6 +443,25 @@ def test_impossible_outliers_are_refused(arguments: dict[str, Any], words: str) 
         attacks.persistent_outliers(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (attacks.model_replacement, "boost="),
+        (attacks.sign_flip, "scale="),
+        (attacks.false_sum, "scale="),
+        (attacks.same_value, "value="),
+        (attacks.gaussian, "std="),
+    ],
+)
+def test_factors_that_are_no_finite_number_are_refused(make: Any, words: str) -> None:
+    argument = words.rstrip("=")
+    for factor in (np.nan, np.inf, "2", np.ones(2)):
+        with pytest.raises(eh.EvenhandError, match=words):
+            make(0.2, **{argument: factor})
+    make(0.2, **{argument: np.float32(2.0)})
+    make(0.2, **{argument: jnp.float32(2.0)})
+
+
 @pytest.mark.parametrize("std", [None, 1.0])
 def test_outliers_among_whole_numbers_are_refused(std: float | None) -> None:
     fresh = attacks.persistent_outliers(std=std).fresh

@@ -341,6 +341,8 @@ def test_the_normaliser_lags_where_losses_fall() -> None:
         (lambda: min_norm(1.5), "[0, 1]"),
         (lambda: drift_tilted(math.inf), "finite"),
         (lambda: drift_tilted(1.0, steps=0), "steps"),
+        (lambda: running_tilt("1"), "t='1'"),  # type: ignore[arg-type]
+        (lambda: qfedavg([1.0], 1.0), "q=[1.0]"),  # type: ignore[arg-type]
     ],
 )
 def test_a_number_out_of_range_gets_a_sentence(make: object, words: str) -> None:

@@ -108,6 +108,10 @@ def test_moments_of_half_precision_are_in_float32(name: str) -> None:
         (lambda: fedyogi(0.1, b1=1.0), "b1"),
         (lambda: fedadam(0.1, b2=-0.1), "b2"),
         (lambda: fedadagrad(0.1, tau=0.0), "tau"),
+        (lambda: fedadagrad(0.1, tau=1e-46), "tau is 1e-46"),
+        (lambda: fedadam(0.1, tau=float("inf")), "tau is inf"),
+        (lambda: fedadam(cast(Any, "0.1")), "learning_rate is '0.1'"),
+        (lambda: fedyogi(0.1, b1=cast(Any, None)), "is None"),
         (lambda: fedavgm(0.1, momentum=1.0), "momentum"),
     ],
 )
