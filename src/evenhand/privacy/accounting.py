@@ -493,10 +493,12 @@ def _spending(
         checks.one_of("sampling", release.sampling, ("poisson", "fixed"))
         checks.one_of("mechanism", release.mechanism, ("gaussian", "concentrated"))
     costly = [release for release in releases if release.times > 0 and release.rate > 0.0]
-    if len({release.sampling for release in costly if release.rate < 1.0}) > 1:
+    # Also where all take part: a unit that is replaced may move by twice as much as one that is added.
+    if len({release.sampling for release in costly}) > 1:
         raise EvenhandError(
             "Samples drawn independently and samples of a fixed size have different guarantees (a unit added or "
-            "removed; a unit replaced), so their costs cannot be added: give all releases the same sampling."
+            "removed; a unit replaced), so their costs cannot be added: give all releases the same sampling (at rate "
+            "1, 'poisson' is 'fixed' with half the noise multiplier)."
         )
     if not costly:
         return Spent(0.0, None, False)

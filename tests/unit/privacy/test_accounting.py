@@ -642,8 +642,11 @@ def test_what_is_wrong_is_told(bad, words):
 
 
 def test_what_cannot_be_added_or_reached_is_told():
-    with pytest.raises(EvenhandError, match="cannot be added"):
-        spent([Release(1.0, 0.1), Release(1.0, 0.1, "fixed")], delta=1e-5)
+    for rate in (0.1, 1.0):  # with all taking part, too: a unit replaced is not a unit added
+        with pytest.raises(EvenhandError, match="cannot be added"):
+            spent([Release(1.0, rate), Release(1.0, 0.1, "fixed")], delta=1e-5)
+        with pytest.raises(EvenhandError, match="cannot be added"):
+            spent([Release(1.0, 0.1), Release(1.0, rate, "fixed")], delta=1e-5)
     with pytest.raises(EvenhandError, match="of a concentrated mechanism only"):
         spent([Release(1.0, mechanism="concentrated")], delta=1e-5, accountant="pld")
     with pytest.raises(EvenhandError, match="mechanism='laplace': give"):
