@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from numbers import Real
 from typing import Any, Literal, TypeAlias, cast
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -31,12 +33,23 @@ _MOST = 2**53
 """Whole numbers beyond it are not exact as floating-point numbers."""
 
 
+SMALLEST_CLIP = 1e-12
+"""The square of a number below 1e-19 is 0 in float32: a billion of them lengthen this norm by less than rounding."""
+
+
+LARGEST_CLIP = 1e15
+"""Squares of this, and noise many times as large, are far from the largest float32."""
+
+
 def _number(name: str, value: object, wanted: str, holds: Callable[[float], bool]) -> float:
     """``value`` as a float, if it is a number for which something ``holds``."""
+    if isinstance(value, jax.Array) and value.ndim == 0:
+        value = value.item()
     if not isinstance(value, bool) and isinstance(value, int | float | np.floating | np.integer):
-        number = float(value)
-        if holds(number):
-            return number
+        with suppress(OverflowError):  # whole numbers of more than 308 digits
+            number = float(value)
+            if holds(number):
+                return number
     raise EvenhandError(Argument(name, f"{value!r:.60}"), f": give {wanted}.")
 
 
@@ -49,6 +62,14 @@ def noise(name: str, value: object) -> float:
 def positive(name: str, value: object) -> float:
     """A finite number above 0."""
     return _number(name, value, "a number above 0", lambda number: 0.0 < number < math.inf)
+
+
+def checked_clip(name: str, value: object) -> float:
+    """A clip: the largest norm of what is clipped, between bounds within which norms are exact to rounding."""
+    wanted = (
+        f"a number above 0, from {SMALLEST_CLIP:g} to {LARGEST_CLIP:g}, within which float32 holds squares"
+    )
+    return _number(name, value, wanted, lambda number: SMALLEST_CLIP <= number <= LARGEST_CLIP)
 
 
 def probability(name: str, value: object) -> float:

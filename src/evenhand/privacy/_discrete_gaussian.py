@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.privacy._checks import positive
+from evenhand.privacy._checks import checked_clip
 from evenhand.sampling import fixed
 from evenhand.secure import masked_words
 from evenhand.types import Array, Key, PyTree, Release, Sum, Summation, Upload
@@ -310,8 +310,8 @@ def discrete_mean(clip: float, *, noise_multiplier: float, rate: float, fewest: 
     Source: Kairouz, Liu and Steinke, *The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
     Aggregation*, ICML 2021, algorithm 1.
     """
-    positive("clip", clip)
-    if not (clip < math.inf and 0.0 < noise_multiplier < math.inf and 0.0 < rate <= 1.0):
+    checked_clip("discrete_mean(clip=)", clip)
+    if not (0.0 < noise_multiplier < math.inf and 0.0 < rate <= 1.0):
         raise EvenhandError(
             f"discrete_mean({clip}, noise_multiplier={noise_multiplier}, rate={rate}): give finite numbers above 0, "
             "and a part of at most 1."

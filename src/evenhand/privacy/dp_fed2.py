@@ -12,7 +12,7 @@ from evenhand import tree
 from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError
 from evenhand.local import Work
-from evenhand.privacy._checks import check_sampled_noise, pair, positive
+from evenhand.privacy._checks import check_sampled_noise, checked_clip, pair
 from evenhand.privacy._preconditioners import Moment, delayed_rule
 from evenhand.privacy.client_level import private
 from evenhand.privacy.dp_ftrl import Correlation, Turns, tree_noise
@@ -129,7 +129,7 @@ def dp_fed2(
 def _pair(clips: tuple[float, float]) -> tuple[float, float]:
     """The clip of each phase, checked."""
     plain, divided = pair("dp_fed2(clips", clips, "of the plain rounds and of the divided ones")
-    return positive("dp_fed2(clips=)", plain), positive("dp_fed2(clips=)", divided)
+    return checked_clip("dp_fed2(clips=)", plain), checked_clip("dp_fed2(clips=)", divided)
 
 
 class _State(NamedTuple):

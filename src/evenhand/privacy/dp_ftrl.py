@@ -20,7 +20,7 @@ from evenhand import tree
 from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
-from evenhand.privacy._checks import NDArray, noise, positive
+from evenhand.privacy._checks import NDArray, checked_clip, noise
 from evenhand.privacy.client_level import check_learned, promise
 from evenhand.privacy.gaussian import noisy_mean, with_gaussian
 from evenhand.sampling import cyclic
@@ -282,7 +282,7 @@ class Turns(NamedTuple):
 
     def mean(self, clip: float, noise_multiplier: float) -> Sum:
         """The mean of the cohort's clipped uploads under the correlated noise."""
-        positive("clip", clip)
+        checked_clip(f"{self.method}(clip=)", clip)
         noise(f"{self.method}(noise_multiplier=)", noise_multiplier)
         return _correlated_mean(clip, noise_multiplier, self.rounds, self.cohort, self.correlated)
 

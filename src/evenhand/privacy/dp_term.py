@@ -12,7 +12,7 @@ import optax
 from evenhand import local, tree
 from evenhand.algorithms.averaging import Message, ServerState, global_params, server_init, server_step
 from evenhand.errors import EvenhandError, expect
-from evenhand.privacy._checks import check_sampled_noise, positive
+from evenhand.privacy._checks import check_sampled_noise, checked_clip, positive
 from evenhand.privacy._renyi import joint
 from evenhand.privacy.client_level import private
 from evenhand.privacy.gaussian import with_gaussian
@@ -110,7 +110,7 @@ def dp_term(
     if not math.isfinite(t) or not 0.0 <= share < math.inf:
         raise EvenhandError(f"dp_term(t={t}, share={share}): give a finite tilt, and a share of at least 0.")
     positive("dp_term(largest_loss=)", largest_loss)
-    positive("dp_term(clip=)", clip)
+    checked_clip("dp_term(clip=)", clip)
     check_sampled_noise("dp_term", noise_multiplier, rate)
     local.check_work(work)
     expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.errors import EvenhandError
-from evenhand.privacy._checks import Scheme, check_sampled_noise, one_of
+from evenhand.privacy._checks import (
+    LARGEST_CLIP,
+    SMALLEST_CLIP,
+    Scheme,
+    check_sampled_noise,
+    checked_clip,
+    one_of,
+)
 from evenhand.types import Array, Key, PyTree, Release, Sum, Upload
 
 __all__ = ["AdaptiveClip", "adaptive_clip", "noisy_mean", "with_gaussian"]
@@ -34,6 +41,10 @@ class AdaptiveClip(NamedTuple):
     quantile: float
     step: float
     noise: float
+
+
+_FARTHEST = 1e6
+"""An adaptive clip stays within so many times its first value, up and down."""
 
 
 class _State(NamedTuple):
@@ -88,9 +99,8 @@ def noisy_mean(
     """
     check_sampled_noise("noisy_mean", noise_multiplier, rate)
     one_of("sampling", sampling, ("poisson", "fixed"))
-    adapt, first = (clip, clip.initial) if isinstance(clip, AdaptiveClip) else (None, clip)
-    if not 0.0 < first < math.inf:
-        raise EvenhandError(f"noisy_mean({first}): give a clip above 0.")
+    adapt, given = (clip, clip.initial) if isinstance(clip, AdaptiveClip) else (None, clip)
+    first = checked_clip("noisy_mean(clip=)", given)
     mean_noise = noise_multiplier if adapt is None else _mean_noise(noise_multiplier, adapt)
 
     def init(like: PyTree, clients: int) -> _State:
@@ -117,7 +127,8 @@ def noisy_mean(
         if adapt is None:
             return mean, state
         share = (small + adapt.noise * jax.random.normal(count_key)) / expected + 0.5
-        return mean, state._replace(clip=state.clip * jnp.exp(-adapt.step * (share - adapt.quantile)))
+        moved = state.clip * jnp.exp(-adapt.step * (share - adapt.quantile))
+        return mean, state._replace(clip=jnp.clip(moved, *_bounds(first)))
 
     return Sum(
         init=init,
@@ -140,7 +151,8 @@ def adaptive_clip(
         + \mathcal N(0, \sigma_b^2) \Big) + \tfrac12
 
     The count takes a part of the round's noise: with a noise multiplier :math:`z` for both together, the mean gets
-    :math:`(z^{-2} - (2 \sigma_b)^{-2})^{-1/2}`.
+    :math:`(z^{-2} - (2 \sigma_b)^{-2})^{-1/2}`.  The clip stays between a millionth of the first one and a million
+    times as much.
 
     Args:
       initial: :math:`C` in the first round.
@@ -157,13 +169,17 @@ def adaptive_clip(
 
     Source: Andrew et al., *Differentially Private Learning with Adaptive Clipping*, NeurIPS 2021, section 2.
     """
-    if not (0.0 < initial < math.inf and 0.0 < step < math.inf and 0.0 < noise < math.inf):
-        raise EvenhandError(
-            f"adaptive_clip({initial}, step={step}, noise={noise}): give finite numbers above 0."
-        )
+    checked_clip("adaptive_clip(initial=)", initial)
+    if not (0.0 < step < math.inf and 0.0 < noise < math.inf):
+        raise EvenhandError(f"adaptive_clip(step={step}, noise={noise}): give finite numbers above 0.")
     if not 0.0 < quantile < 1.0:
         raise EvenhandError(f"adaptive_clip(quantile={quantile}): give a share between 0 and 1.")
     return AdaptiveClip(initial, quantile, step, noise)
+
+
+def _bounds(first: float) -> tuple[float, float]:
+    """Between which a clip may adapt: noise alone would move it to 0 or infinity where uploads teach nothing."""
+    return max(first / _FARTHEST, SMALLEST_CLIP), min(first * _FARTHEST, LARGEST_CLIP)
 
 
 def _mean_noise(noise_multiplier: float, adapt: AdaptiveClip) -> float:

@@ -15,6 +15,7 @@ from evenhand import tree
 from evenhand._jaxpr.per_example import ExampleRows, LeafGradients, full_type, traced
 from evenhand.errors import EvenhandError
 from evenhand.local import check_rows_apart
+from evenhand.privacy._checks import SMALLEST_CLIP
 from evenhand.types import Array, Key, Model, Params
 
 __all__ = ["clip_factors", "clipped_sum"]
@@ -58,7 +59,8 @@ def clipped_sum(
       y: their labels, ``(b, ...)``.
       inside: ``(b,)``, which examples count; others add nothing, whatever is in them.
       key: for dropout.
-      clip: the largest norm, at least 0; infinity: nothing is clipped.  May be traced.
+      clip: the largest norm, 0 or at least 1e-12, below which float32 loses squares; infinity: nothing is clipped.  May
+        be traced.
       divided_by: :math:`D`, a tree like ``params``, by which gradients are divided before they are clipped; may be
         traced.
       plus: :math:`M`, a tree like ``params``, which is added to each gradient before that; may be traced.
@@ -71,8 +73,8 @@ def clipped_sum(
       gradient of zeros stays so; with no example inside, the sum is zeros.
 
     Raises:
-      EvenhandError: the model has running statistics; ``clip`` is negative or not a number; or ``divided_by`` or
-        ``plus`` is not a tree like ``params``.
+      EvenhandError: the model has running statistics; ``clip`` is negative, too small or not a number; or
+        ``divided_by`` or ``plus`` is not a tree like ``params``.
 
     Memory: the batch's activations, and gradients per example of up to :math:`2^{24}` numbers together; a batch that
     would need more is taken in slices.
@@ -90,9 +92,9 @@ def clipped_sum(
     Optimization on Large Model at Small Cost* (book-keeping), ICML 2023.
     """
     check_rows_apart(model, "clipped_sum", "the gradient of each example is taken by itself")
-    if not isinstance(clip, jax.Array) and not float(clip) >= 0:
+    if not isinstance(clip, jax.Array) and not (clip == 0 or float(clip) >= SMALLEST_CLIP):
         raise EvenhandError(
-            f"clip={clip}: give the largest norm of an example's gradient, a number of at least 0."
+            f"clip={clip}: give the largest norm of an example's gradient, 0 or a number of at least {SMALLEST_CLIP:g}."
         )
     for name, other in (("divided_by", divided_by), ("plus", plus)):
         if other is not None and jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, other):

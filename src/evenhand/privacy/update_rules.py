@@ -8,7 +8,6 @@ examples through its queries alone.  :func:`private_work` runs it on Poisson sam
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,7 +16,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.privacy._checks import check_sampled_noise, checked_step
+from evenhand.privacy._checks import check_sampled_noise, checked_clip, checked_step
 from evenhand.privacy.gaussian import with_gaussian
 from evenhand.privacy.per_example import clipped_sum
 from evenhand.sampling import included, slots_for
@@ -53,8 +52,7 @@ class Noise(NamedTuple):
         """
         name, clips = ("clips", self.clip) if isinstance(self.clip, tuple) else ("clip", (self.clip,))
         for clip in clips:
-            if not 0.0 < clip < inf:
-                raise EvenhandError(f"{method}({name}={clip}): give a finite number above 0.")
+            checked_clip(f"{method}({name}=)", clip)
         whole_number("steps", self.steps, 1, 10**6)
         check_sampled_noise(method, self.noise_multiplier, self.rate)
 

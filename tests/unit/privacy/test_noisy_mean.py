@@ -105,6 +105,23 @@ def test_one_upload_moves_the_sum_by_at_most_the_clip(numbers, clip):
     assert np.isclose(length, min(before, clip), rtol=1e-5, atol=1e-30)
 
 
+@pytest.mark.parametrize("clip", [1e-12, 1e-6, 1.0, 1e15])
+def test_the_smallest_and_the_largest_clip_hold_to_rounding(clip):
+    """Squares of numbers below 1e-19 are zeros in float32, of which ten thousand are in each upload."""
+    rule = eh.privacy.noisy_mean(clip, noise_multiplier=1.0, rate=1.0)
+    lift = jax.jit(rule.lift)
+    for factor in (1e-4, 0.999, 1.001, 3.0, 1e3):
+        even, one = np.full(10_000, factor * clip / 100.0), np.full(10_000, 1e-20)
+        one[0] = factor * clip
+        for delta in (even, one):
+            given = jnp.asarray(delta, jnp.float32)
+            lifted, _ = lift(
+                Upload(given, jnp.float32(1), jnp.float32(0)), jnp.float32(clip), jax.random.key(0)
+            )
+            length = np.linalg.norm(np.asarray(lifted, np.float64))
+            assert np.isclose(length, min(np.linalg.norm(delta), clip), rtol=1e-5, atol=0.0)
+
+
 def test_uploads_in_half_precision_are_refused():
     """256 + 1 is 256 in bfloat16: rounding a sum may move it by more than one upload does."""
     rule = eh.privacy.noisy_mean(1.0, noise_multiplier=1.0, rate=0.5)
@@ -151,6 +168,22 @@ def test_the_adaptive_clip_settles_at_the_quantile():
     assert abs(np.mean(clips[-100:]) / median - 1) < 0.1
 
 
+@pytest.mark.parametrize(
+    ("first", "least", "most"), [(0.1, 1e-7, 1e5), (1e-9, 1e-12, 1e-3), (1e12, 1e6, 1e15)]
+)
+def test_the_adaptive_clip_stays_within_a_million_times_the_first_one(first, least, most):
+    rule = eh.privacy.noisy_mean(
+        eh.privacy.adaptive_clip(first, noise=1.0, step=20.0), noise_multiplier=1.0, rate=1.0
+    )
+    for small, bound in ((1.0, least), (-1.0, most)):
+        state = rule.init(jnp.zeros(3), N)
+        for seed in range(3):  # all uploads are shorter than the clip, or longer
+            total = jnp.zeros(3), jnp.float32(small * N / 2)
+            mean, state = rule.lower(total, state, jax.random.key(seed))
+        np.testing.assert_allclose(float(state.clip), bound, rtol=1e-6)
+        assert np.isfinite(mean).all() and (np.asarray(mean) != 0).all()
+
+
 def test_counting_clips_takes_its_part_of_the_noise():
     """z^-2 = z_mean^-2 + (2 sigma_b)^-2: what both give away together is what a round may give away."""
     adaptive = eh.privacy.adaptive_clip(2.0, noise=1.0)
@@ -181,8 +214,11 @@ def test_noise_follows_an_adaptive_clip_and_the_promise_is_that_of_mean_and_coun
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: eh.privacy.noisy_mean(0.0, noise_multiplier=1.0, rate=0.1), "clip above 0"),
-        (lambda: eh.privacy.noisy_mean(np.nan, noise_multiplier=1.0, rate=0.1), "clip above 0"),
+        *(
+            (lambda clip=clip: eh.privacy.noisy_mean(clip, noise_multiplier=1.0, rate=0.1), "number above 0")
+            for clip in (0.0, np.nan, np.inf, 1e-13, 1e16, 10**400, "1")
+        ),
+        (lambda: eh.privacy.adaptive_clip(1e-22, noise=1.0), "number above 0, from 1e-12 to 1e\\+15"),
         (lambda: eh.privacy.noisy_mean(1.0, noise_multiplier=-1.0, rate=0.1), "at least 0"),
         (lambda: eh.privacy.noisy_mean(1.0, noise_multiplier=1.0, rate=0.0), "probability"),
         (lambda: eh.privacy.adaptive_clip(0.0, noise=1.0), "above 0"),

@@ -458,8 +458,9 @@ def test_a_clip_that_is_none_lets_nothing_through(clip: float) -> None:
     x, y, inside = jnp.ones((2, 3)), jnp.zeros(2, jnp.int32), jnp.ones(2, bool)
     total, _ = call(params, x, y, inside, KEY, clip)
     assert not any(leaf.any() for leaf in jax.tree.leaves(total))
-    with pytest.raises(EvenhandError, match="largest norm"):
-        clipped_sum(model, params, x, y, inside, KEY, clip=clip)
+    for wrong in (clip, 1e-13):  # squares of norms this small are lost in float32
+        with pytest.raises(EvenhandError, match="largest norm"):
+            clipped_sum(model, params, x, y, inside, KEY, clip=wrong)
 
 
 def test_divisors_of_zero_never_give_nan() -> None:
@@ -525,6 +526,16 @@ def test_a_clipped_gradient(vector: list[float], clip: float) -> None:
     split, split_norms = call_parts(parts, g[None], *rest)
     np.testing.assert_allclose(np.concatenate([leaf.ravel() for leaf in split]), clipped, rtol=1e-6)
     np.testing.assert_allclose(split_norms, norms, rtol=1e-6)
+
+
+@pytest.mark.parametrize("clip", [1e-12, 1e-9, 1.0, 1e15])
+def test_the_smallest_and_the_largest_clip_hold_to_rounding(clip: float) -> None:
+    params, call = _JOINED
+    for factor in (0.3, 0.999, 1.001, 1e3):
+        g = np.array([1e-9, 1.0, 0.0, 1e-5, -1e-7, 1e-8], np.float32) * np.float32(factor * clip)
+        (clipped,), _ = call(params, g[None], jnp.zeros(1), jnp.ones(1, bool), KEY, clip)
+        length = np.linalg.norm(np.asarray(clipped, np.float64))
+        assert length == pytest.approx(min(1.0, factor) * clip, rel=1e-6)
 
 
 @given(st.floats(0, 2**127, width=32), st.floats(0, 2**127, width=32))
