@@ -1,5 +1,7 @@
 """The noisy mean of clipped uploads: equal to NumPy without noise, and noise of the promised size on every number."""
 
+from typing import Any, cast
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -216,7 +218,7 @@ def test_noise_follows_an_adaptive_clip_and_the_promise_is_that_of_mean_and_coun
     [
         *(
             (lambda clip=clip: eh.privacy.noisy_mean(clip, noise_multiplier=1.0, rate=0.1), "number above 0")
-            for clip in (0.0, np.nan, np.inf, 1e-13, 1e16, 10**400, "1")
+            for clip in cast(list[Any], [0.0, np.nan, np.inf, 1e-13, 1e16, 10**400, "1"])
         ),
         (lambda: eh.privacy.adaptive_clip(1e-22, noise=1.0), "number above 0, from 1e-12 to 1e\\+15"),
         (lambda: eh.privacy.noisy_mean(1.0, noise_multiplier=-1.0, rate=0.1), "at least 0"),
