@@ -72,9 +72,10 @@ def checked_clip(name: str, value: object) -> float:
     return _number(name, value, wanted, lambda number: SMALLEST_CLIP <= number <= LARGEST_CLIP)
 
 
-def probability(name: str, value: object) -> float:
-    """A number strictly between 0 and 1, such as delta."""
-    return _number(name, value, "a number above 0 and below 1", lambda number: 0.0 < number < 1.0)
+def probability(name: str, value: object, *, zero: bool = False) -> float:
+    """A number strictly between 0 and 1, such as delta, or ``zero`` too."""
+    wanted = "a number of at least 0 and below 1" if zero else "a number above 0 and below 1"
+    return _number(name, value, wanted, lambda number: 0.0 < number < 1.0 or (zero and number == 0.0))
 
 
 def rate(name: str, value: object, *, least: float = 0.0) -> float:

@@ -373,7 +373,7 @@ def clients_for(
     accountant: Accountant = "rdp",
     sampling: Scheme = "poisson",
 ) -> int:
-    r"""The least number of clients for which rounds with a given noise stay within a privacy budget.
+    r"""The least number of clients for which rounds with a given noise stay, by an accountant, within a privacy budget.
 
     .. math::
         \min \{K \ge m : \varepsilon(\sigma, m / K, T, \delta) \le \varepsilon\}
@@ -388,7 +388,9 @@ def clients_for(
       sampling: as in :func:`epsilon`.
 
     Raises:
-      EvenhandError: as :func:`spent`; or no number of clients is enough.
+      EvenhandError: as :func:`spent`; or no number of clients is enough for the accountant.
+
+    Edge cases: with little noise, the bound of ``"rdp"`` may exceed a budget that ``"pld"`` keeps with many clients.
 
     Example:
       >>> clients_for(epsilon=3.0, noise_multiplier=1.0, cohort=100, steps=1000, delta=1e-5)
@@ -408,7 +410,15 @@ def clients_for(
         release = Release(sigma, cohort / clients, sampling, steps)
         return _spending((release,), chance, accountant, ORDERS_FINE).epsilon <= budget
 
-    reason = f"no number of clients keeps {steps} rounds within it: use more noise, or fewer rounds"
+    other = (
+        ", or accountant='pld', which bounds it more closely"
+        if (accountant, sampling) == ("rdp", "poisson")
+        else ""
+    )
+    reason = (
+        f"no number of clients keeps {counted(steps, 'round')} within it by the accountant {accountant!r}: use more "
+        f"noise, or fewer rounds{other}"
+    )
     return _least_whole(enough, cohort if delta is not None else max(cohort, 2), epsilon, reason)
 
 

@@ -16,6 +16,7 @@ import optax
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
+from evenhand.privacy._checks import probability
 from evenhand.types import Array, ClientData, Model, Params, Sum, Upload
 
 __all__ = ["Audit", "audit_mean", "audit_scores", "audit_work", "least_epsilon"]
@@ -58,10 +59,10 @@ def least_epsilon(
       guesses: :math:`r`.
       canaries: :math:`m`.
       delta: :math:`\delta`.
-      confidence: one minus the probability of such an accident.
+      confidence: one minus the probability of such an accident; above 0 and below 1.
 
     Raises:
-      EvenhandError: more right guesses than guesses, or more of these than canaries.
+      EvenhandError: more right guesses than guesses, or more of these than canaries; a probability out of range.
 
     Edge cases: 0 where guesses are no better than a coin.
 
@@ -78,6 +79,7 @@ def least_epsilon(
             f"least_epsilon({correct}, {guesses}, canaries={canaries}): give no more right guesses than guesses, and "
             "no more of these than canaries."
         )
+    _check_odds(delta, confidence)
 
     def accident(epsilon: float) -> float:
         p = 1.0 / (1.0 + math.exp(-epsilon))
@@ -112,7 +114,7 @@ def audit_scores(
       confidence: as in :func:`least_epsilon`.
 
     Raises:
-      EvenhandError: fewer than ten canaries, or not one coin for each score.
+      EvenhandError: fewer than ten canaries, or not one coin for each score; a probability out of range.
 
     Example:
       >>> import numpy as np
@@ -125,6 +127,7 @@ def audit_scores(
 
     Source: as of :func:`least_epsilon`, algorithm 1 there.
     """
+    _check_odds(delta, confidence)
     scores, included = np.asarray(scores), np.asarray(included, bool)
     if scores.ndim != 1 or scores.shape != included.shape or len(scores) < 10:
         raise EvenhandError(
@@ -180,6 +183,7 @@ def audit_mean(
       True
     """
     whole_number("rounds", rounds, 1)
+    _check_odds(delta, confidence)
     like = _halves(jnp.zeros(canaries))
 
     def upload(position: Array) -> Upload:
@@ -235,6 +239,7 @@ def audit_work(
       >>> audit.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-5)
       True
     """
+    _check_odds(delta, confidence)
     included, keys = _runs(canaries, runs, seed)
 
     def init(key: Array) -> Params:
@@ -266,6 +271,12 @@ def audit_work(
     rows = np.argsort(~included, axis=1, kind="stable")[:, :most].astype(np.int32)
     ends = jax.jit(lambda given: jax.lax.map(ended, given))((jnp.asarray(rows), jnp.asarray(counts), keys))
     return audit_scores(np.ravel(ends), np.ravel(included), delta=delta, confidence=confidence)
+
+
+def _check_odds(delta: float, confidence: float) -> None:
+    """Checks both before anything is trained; out of range, every audit would find nothing."""
+    probability("delta", delta, zero=True)
+    probability("confidence", confidence)
 
 
 def _halves(whole: Array) -> Params:

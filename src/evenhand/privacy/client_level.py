@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -232,7 +233,7 @@ def _noise_objections(aggregator: Sum, rate: float, independent: bool) -> Iterat
     elif aggregator.release is None:
         bounded = aggregator.sensitivity
         yield f"its {'aggregator adds no noise' if bounded else 'uploads have no bounded effect'}: {_NOISY}"
-    elif abs(aggregator.release.rate - rate) > 1e-9:
+    elif not math.isclose(aggregator.release.rate, rate):
         yield (
             f"clients are drawn with probability {rate:g}, but its aggregator adds noise for "
             f"{aggregator.release.rate:g}: give both the same rate"

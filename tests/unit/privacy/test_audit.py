@@ -106,6 +106,27 @@ def test_impossible_counts_are_refused():
         least_epsilon(11, 10, canaries=100, delta=0.0)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        *(({"confidence": bad}, rf"confidence={bad}: give a number above 0") for bad in (95, 1.0, 0.0, -1)),
+        *(({"delta": bad}, rf"delta={bad}: give a number of at least 0") for bad in (-1e-3, 1.0, np.nan)),
+    ],
+)
+def test_odds_with_which_any_audit_would_pass_are_refused(wrong, words):
+    odds = {"delta": 1e-6} | wrong
+    scores, included = np.arange(20.0), np.arange(20) > 9
+    rule = noisy_mean(1.0, noise_multiplier=1.0, rate=1.0)
+    for run in (
+        lambda: least_epsilon(90, 100, canaries=1000, **odds),
+        lambda: audit_scores(scores, included, **odds),
+        lambda: audit_mean(rule, rounds=1, length=1.0, **odds),
+        lambda: audit_work(sgd(1.0), length=1.0, **odds),
+    ):
+        with pytest.raises(eh.EvenhandError, match=words):
+            run()
+
+
 def test_an_audit_repeats_itself_with_its_seed():
     rule = noisy_mean(1.0, noise_multiplier=2.0, rate=1.0)
     one, same, other = (audited(rule, canaries=200, runs=2, seed=seed) for seed in (0, 0, 1))

@@ -152,6 +152,9 @@ REFUSED = {
     "no bounded effect": lambda: eh.algorithms.fedavg(WORK, **DRAWN),
     "draws.*|fixed size": lambda: eh.algorithms.fedavg(WORK, aggregator=NOISY),
     "same rate": lambda: eh.algorithms.fedavg(WORK, aggregator=NOISY, sampling=poisson(0.25)),
+    "for 1e-10: give both the same rate": lambda: eh.algorithms.fedavg(
+        WORK, aggregator=noisy_mean(0.5, noise_multiplier=1.0, rate=1e-10), sampling=poisson(1e-9)
+    ),
     "personal models": lambda: eh.personalization.ditto(METHOD._replace(privacy=None), WORK),
     "personal models|finetuned": lambda: eh.personalization.finetune(
         eh.algorithms.fedavg(WORK, aggregator=NOISY, **DRAWN), WORK, lam=0.5
