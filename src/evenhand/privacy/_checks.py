@@ -41,6 +41,9 @@ LARGEST_CLIP = 1e15
 """Squares of this, and noise many times as large, are far from the largest float32."""
 
 
+_LARGEST_NOISE = 1e150
+
+
 def _number(name: str, value: object, wanted: str, holds: Callable[[float], bool]) -> float:
     """``value`` as a float, if it is a number for which something ``holds``."""
     if isinstance(value, jax.Array) and value.ndim == 0:
@@ -54,9 +57,14 @@ def _number(name: str, value: object, wanted: str, holds: Callable[[float], bool
 
 
 def noise(name: str, value: object) -> float:
-    """A noise multiplier: 0, where nothing is hidden, or more."""
-    wanted = "a number of at least 0: the noise's standard deviation over the sensitivity"
-    return _number(name, value, wanted, lambda number: 0.0 <= number < math.inf)
+    """A noise multiplier: 0, where nothing is hidden, or a number whose square is neither 0 nor infinite."""
+    wanted = (
+        f"a number of at least 0 (0, or from {1.0 / _LARGEST_NOISE:g} to {_LARGEST_NOISE:g}): the noise's standard "
+        "deviation over the sensitivity"
+    )
+    return _number(
+        name, value, wanted, lambda number: number == 0.0 or 1.0 / _LARGEST_NOISE <= number <= _LARGEST_NOISE
+    )
 
 
 def positive(name: str, value: object) -> float:
@@ -84,13 +92,10 @@ def rate(name: str, value: object, *, least: float = 0.0) -> float:
     return _number(name, value, wanted, lambda number: least <= number <= 1.0)
 
 
-def check_sampled_noise(method: str, noise_multiplier: float, rate: float) -> None:
-    """Checks the noise and the sampling rate that ``method`` was given."""
-    if not 0.0 <= noise_multiplier < math.inf or not 0.0 < rate <= 1.0:
-        raise EvenhandError(
-            f"{method}(noise_multiplier={noise_multiplier}, rate={rate}): give a finite noise of at least 0, and a "
-            "probability above 0 and at most 1."
-        )
+def check_sampled_noise(method: str, noise_multiplier: object, chance: object) -> None:
+    """Checks the noise and the sampling rate, the ``chance`` of a unit, that ``method`` was given."""
+    noise(f"{method}(noise_multiplier=)", noise_multiplier)
+    rate(f"{method}(rate=)", chance, least=math.ulp(0.0))
 
 
 def check_decay(method: str, decay: float, eps: float) -> None:

@@ -6,6 +6,7 @@ import math
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from functools import lru_cache
 from itertools import accumulate
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.privacy._checks import checked_clip
+from evenhand.privacy._checks import check_sampled_noise, checked_clip, positive
 from evenhand.sampling import fixed
 from evenhand.secure import masked_words
 from evenhand.types import Array, Key, PyTree, Release, Sum, Summation, Upload
@@ -162,7 +163,9 @@ def discrete_gaussian_law(sigma: float, *, clients: int = 1) -> Law:
     reach = _reach(checked_sigma(sigma, "discrete_gaussian_law"))
     left = whole_number("discrete_gaussian_law(clients=)", clients, 1)
     values = np.arange(-reach, reach + 1, dtype=np.float64)
-    power = _trimmed(np.exp(-(values**2) / (2 * sigma**2)) if sigma > 0 else np.where(values == 0, 1.0, 0.0))
+    # Of smaller scales, 0 alone has a probability that is a float; the square of the least ones is none.
+    is_spread = sigma > 1e-3
+    power = _trimmed(np.exp(-(values**2) / (2 * sigma**2)) if is_spread else np.where(values == 0, 1.0, 0.0))
     total = np.ones(1)
     while left:
         if left % 2:
@@ -200,8 +203,8 @@ def psi(sigma: float, *, clients: int) -> float:
     Source: Kairouz, Liu and Steinke, *The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure
     Aggregation*, ICML 2021; Pillutla et al., 2023, theorem 6.
     """
-    if not (0.0 < sigma < math.inf):
-        raise EvenhandError(f"psi(sigma={sigma}): give a number above 0.")
+    # The terms of larger ones are 0, too.
+    sigma = min(positive("psi(sigma=)", sigma), 1e3)
     count = whole_number("psi(clients=)", clients, 1) - 1
     i = np.arange(1, min(count, _MOST_TERMS) + 1, dtype=np.float64)
     terms = np.exp(-2.0 * math.pi**2 * sigma**2 * i / (i + 1.0))
@@ -212,8 +215,8 @@ def psi(sigma: float, *, clients: int) -> float:
 
 def checked_sigma(sigma: float, caller: str) -> float:
     """``sigma`` as a float, if it is one that the table of thresholds can be computed for."""
-    if not 0.0 <= sigma <= _LARGEST:
-        raise EvenhandError(f"{caller}(sigma={sigma}): give a number from 0 to {_LARGEST:g}.")
+    if not isinstance(sigma, Real) or not 0.0 <= sigma <= _LARGEST:
+        raise EvenhandError(f"{caller}(sigma={sigma!r:.40}): give a number from 0 to {_LARGEST:g}.")
     return float(sigma)
 
 
@@ -311,11 +314,8 @@ def discrete_mean(clip: float, *, noise_multiplier: float, rate: float, fewest: 
     Aggregation*, ICML 2021, algorithm 1.
     """
     checked_clip("discrete_mean(clip=)", clip)
-    if not (0.0 < noise_multiplier < math.inf and 0.0 < rate <= 1.0):
-        raise EvenhandError(
-            f"discrete_mean({clip}, noise_multiplier={noise_multiplier}, rate={rate}): give finite numbers above 0, "
-            "and a part of at most 1."
-        )
+    positive("discrete_mean(noise_multiplier=)", noise_multiplier)
+    check_sampled_noise("discrete_mean", noise_multiplier, rate)
     whole_number("discrete_mean(fewest=)", fewest, 2)
     longest = math.sqrt(fewest) * _UPLOAD_SIGMA / noise_multiplier
 

@@ -209,7 +209,7 @@ def account(
       accountant: ``"rdp"`` or ``"pld"``, as in :func:`evenhand.privacy.epsilon`.
 
     Raises:
-      EvenhandError: ``delta`` outside (0, 1).
+      EvenhandError: ``delta`` outside (0, 1), or ``rounds`` that are no whole number from 0.
 
     Example:
       >>> import evenhand as eh
@@ -222,9 +222,8 @@ def account(
     """
     delta = privacy.delta if delta is None else delta
     delta = usual_delta(units) if delta is None else delta
-    if not 0.0 < delta < 1.0:
-        raise EvenhandError(f"account(delta={delta}): give a probability between 0 and 1, below 1 / {units}.")
-    releases = privacy.releases(rounds)
+    checks.probability("account(delta=)", delta)
+    releases = privacy.releases(checks.count("account(rounds=)", rounds))
     least = spent(releases, delta=delta, accountant=accountant).epsilon
     words: dict[str, Any] = privacy._asdict() | {"delta": delta, "releases": releases}
     return Account(epsilon=least, accountant=accountant, rounds=rounds, **words)

@@ -7,6 +7,7 @@ import optax
 from evenhand import local, tree
 from evenhand.algorithms.averaging import Message, ServerState
 from evenhand.errors import EvenhandError, expect, whole_number
+from evenhand.privacy._checks import positive
 from evenhand.privacy._discrete_gaussian import discrete_mean
 from evenhand.privacy._quantile import Histogram, histogram, histogram_for, quantile_sum
 from evenhand.privacy._tails import (
@@ -107,10 +108,8 @@ def dp_delta_fl(
     Learning 2023, algorithms 2 and 4, appendix D.
     """
     levels = levels_of("dp_delta_fl", theta)
-    if not share > 0.0 or not noise_multiplier > 0.0:
-        raise EvenhandError(
-            f"dp_delta_fl(share={share}, noise_multiplier={noise_multiplier}): give two numbers above 0."
-        )
+    positive("dp_delta_fl(share=)", share)
+    positive("dp_delta_fl(noise_multiplier=)", noise_multiplier)
     local.check_work(work)
     expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")
     of_mean = noise_multiplier * (1.0 + share) ** 0.5

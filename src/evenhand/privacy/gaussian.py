@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from numbers import Real
 from typing import NamedTuple
 
 import jax
@@ -17,7 +17,9 @@ from evenhand.privacy._checks import (
     check_sampled_noise,
     checked_clip,
     one_of,
+    positive,
 )
+from evenhand.privacy._checks import noise as checked_noise
 from evenhand.types import Array, Key, PyTree, Release, Sum, Upload
 
 __all__ = ["AdaptiveClip", "adaptive_clip", "noisy_mean", "with_gaussian"]
@@ -170,10 +172,10 @@ def adaptive_clip(
     Source: Andrew et al., *Differentially Private Learning with Adaptive Clipping*, NeurIPS 2021, section 2.
     """
     checked_clip("adaptive_clip(initial=)", initial)
-    if not (0.0 < step < math.inf and 0.0 < noise < math.inf):
-        raise EvenhandError(f"adaptive_clip(step={step}, noise={noise}): give finite numbers above 0.")
-    if not 0.0 < quantile < 1.0:
-        raise EvenhandError(f"adaptive_clip(quantile={quantile}): give a share between 0 and 1.")
+    positive("adaptive_clip(step=)", step)
+    positive("adaptive_clip(noise=)", checked_noise("adaptive_clip(noise=)", noise))
+    if not isinstance(quantile, Real) or not 0.0 < quantile < 1.0:
+        raise EvenhandError(f"adaptive_clip(quantile={quantile!r}): give a share between 0 and 1.")
     return AdaptiveClip(initial, quantile, step, noise)
 
 

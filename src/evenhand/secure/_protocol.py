@@ -133,7 +133,8 @@ def plan(
             f"plan(threshold={threshold}): give more than half of the {keepers} who keep a client's shares, and no "
             "more than all."
         )
-    circle = [ids[i] for i in (range(m) if order is None else order)]
+    places = range(m) if order is None else order
+    circle = [ids[whole_number("plan(order=)", i, 0, m - 1)] for i in places]
     if sorted(circle) != sorted(ids):
         raise EvenhandError(f"plan(order=): give each of 0 to {m - 1} once.")
     if neighbours == m - 1:

@@ -539,6 +539,22 @@ def test_a_delta_below_the_losses_that_are_left_out_has_the_epsilon_of_divergenc
         assert most == steps_for(epsilon=2.0 * by_losses, **plain) > 3
 
 
+@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.5), ("fixed", 0.5), ("poisson", 1.0)])
+def test_noise_whose_square_is_no_float_is_refused_and_all_other_noise_accounted_for(sampling, rate):
+    def at(sigma):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            warnings.simplefilter("ignore", EvenhandWarning)
+            return epsilon(noise_multiplier=sigma, rate=rate, steps=10, delta=1e-5, sampling=sampling)
+
+    assert at(1e150) == 0.0 and 1e290 < at(1e-150) < math.inf
+    for sigma in (1e-200, 1e-151, 1e151, 1e200):
+        with pytest.raises(EvenhandError, match=r"noise_multiplier=.*\(0, or from 1e-150 to 1e\+150\)"):
+            at(sigma)
+        with pytest.raises(EvenhandError, match="noise_multipliers="):
+            joint([sigma, 1.0])
+
+
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_nothing_and_everything_given_away(accountant):
     kind = {"delta": 1e-5, "accountant": accountant}

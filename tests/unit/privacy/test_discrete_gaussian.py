@@ -1,5 +1,6 @@
 """The discrete Gaussian has the law that it should have, and so has its sum over clients."""
 
+import math
 from decimal import Decimal, localcontext
 from functools import partial
 
@@ -147,7 +148,16 @@ def test_no_scale_draws_zeros_and_the_key_alone_decides():
     assert discrete_gaussian(jax.random.key(0), sigma=2.0).shape == ()
 
 
-@pytest.mark.parametrize("sigma", [-1.0, float("nan"), float("inf"), 5000.0])
+def test_scales_whose_squares_are_no_floats():
+    for sigma in (1e-200, 1e-160, 1e-4):
+        law = discrete_gaussian_law(sigma)
+        assert law.values.tolist() == [0] and law.probabilities.tolist() == [1.0]
+        assert not draw(jax.random.key(0), sigma, (9,)).any()
+    assert psi(1e200, clients=5) == psi(1e3, clients=5) == 0.0
+    assert psi(1e-200, clients=5) == 40.0
+
+
+@pytest.mark.parametrize("sigma", [-1.0, float("nan"), float("inf"), 5000.0, "2"])
 def test_a_scale_that_makes_no_sense_is_refused(sigma):
     with pytest.raises(EvenhandError, match="from 0 to 4096"):
         discrete_gaussian(jax.random.key(0), sigma=sigma)
@@ -156,7 +166,8 @@ def test_a_scale_that_makes_no_sense_is_refused(sigma):
 
 
 def test_psi_refuses_what_makes_no_sense():
-    with pytest.raises(EvenhandError, match="above 0"):
-        psi(0.0, clients=4)
+    for sigma in (0.0, math.nan, math.inf):
+        with pytest.raises(EvenhandError, match="above 0"):
+            psi(sigma, clients=4)
     with pytest.raises(EvenhandError, match="from 1"):
         psi(1.0, clients=0)

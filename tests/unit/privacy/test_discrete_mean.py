@@ -158,7 +158,9 @@ def test_it_is_private_with_cohorts_of_a_fixed_size_only():
 @pytest.mark.parametrize(
     ("words", "change", "numbers"),
     [
-        ("finite numbers above 0", {"noise_multiplier": 0.0}, 10),
+        ("number above 0", {"noise_multiplier": 0.0}, 10),
+        ("noise_multiplier=", {"noise_multiplier": 1e-170}, 10),
+        ("the chance", {"rate": 0.0}, 10),
         ("fewest", {"fewest": 1}, 10),
         ("a cohort has 8 clients", {"fewest": 9}, 10),
         ("rounded by more than is left", {"noise_multiplier": 2.0}, 2_000_000),

@@ -223,7 +223,7 @@ def test_no_client_adds_more_than_the_clip():
         ({"cohort": 2, "clients": N, "unbiased": True}, "leave cohort= and clients= out"),
         ({"clips": (0.5, 0.0)}, "give a number above 0"),
         ({"clips": (0.5,)}, "give two"),
-        ({"rate": 0.0}, "give a finite noise"),
+        ({"rate": 0.0}, "rate=.*the chance"),
         ({"delay": 0}, "delay"),
         ({"kind": "adam"}, "give one of"),
         ({"step_sizes": (1.0,)}, "give two"),

@@ -217,8 +217,8 @@ def test_losses_out_of_range_are_clipped(shift, weight):
         ({"largest_loss": 0.0}, "give a number above 0"),
         ({"clip": np.inf}, "give a number above 0"),
         ({"t": 50.0}, "give a tilt below 6.91"),
-        ({"rate": 2.0}, "give a finite noise"),
-        ({"noise": -1.0}, "give a finite noise"),
+        ({"rate": 2.0}, "rate=.*the chance"),
+        ({"noise": -1.0}, "noise_multiplier=.*at least 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(settings, words):

@@ -222,7 +222,15 @@ def test_noise_follows_an_adaptive_clip_and_the_promise_is_that_of_mean_and_coun
         ),
         (lambda: eh.privacy.adaptive_clip(1e-22, noise=1.0), "number above 0, from 1e-12 to 1e\\+15"),
         (lambda: eh.privacy.noisy_mean(1.0, noise_multiplier=-1.0, rate=0.1), "at least 0"),
-        (lambda: eh.privacy.noisy_mean(1.0, noise_multiplier=1.0, rate=0.0), "probability"),
+        (lambda: eh.privacy.noisy_mean(1.0, noise_multiplier=1.0, rate=0.0), "rate=.*the chance"),
+        *(
+            (
+                lambda z=z: eh.privacy.noisy_mean(1.0, noise_multiplier=z, rate=0.1),
+                r"noisy_mean\(noise_multiplier=",
+            )
+            for z in cast(list[Any], ["1", None, 1e160, 1e-170])
+        ),
+        (lambda: eh.privacy.adaptive_clip(noise=1e-200), "noise=.*=1e-200: give"),
         (lambda: eh.privacy.adaptive_clip(0.0, noise=1.0), "above 0"),
         (lambda: eh.privacy.adaptive_clip(quantile=1.0, noise=1.0), "between 0 and 1"),
         (

@@ -283,8 +283,11 @@ def test_another_delta_and_accountant():
     assert loose < tight
     exact = account(promise, rounds=5, units=100, delta=1e-2, accountant="pld").epsilon
     assert exact < loose
-    with pytest.raises(eh.EvenhandError, match="between 0 and 1"):
-        account(promise, rounds=5, units=100, delta=1.0)
+    wrong: Any = ({"delta": 1.0}, {"delta": "1e-5"}, {"rounds": -1}, {"rounds": 1.5})
+    for change in wrong:
+        ((name, value),), kind = change.items(), {"rounds": 5, "units": 100} | change
+        with pytest.raises(eh.EvenhandError, match=rf"account\({name}=\)={value!r}: give a"):
+            account(promise, **kind)
 
 
 def test_a_run_draws_its_cohorts_from_the_secret_root():

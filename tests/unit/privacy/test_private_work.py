@@ -364,8 +364,8 @@ def test_a_rule_that_looks_at_gradients_without_noise_is_refused():
         ({"clip": np.inf}, "clip"),
         ({"noise_multiplier": -1.0}, "noise"),
         ({"noise_multiplier": np.inf}, "noise"),
-        ({"rate": 0.0}, "probability"),
-        ({"rate": 1.1}, "probability"),
+        ({"rate": 0.0}, "rate=.*the chance"),
+        ({"rate": 1.1}, "rate=.*the chance"),
         ({"steps": 0}, "steps"),
     ],
 )

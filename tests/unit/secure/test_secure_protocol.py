@@ -328,6 +328,9 @@ def test_any_threshold_of_shares_give_the_secret_and_fewer_are_uniform():
         (lambda: plan(range(6), neighbours=6), "an even number below 6, or 5"),
         (lambda: plan(range(6), threshold=3), "more than half of the 6 who keep"),
         (lambda: plan(range(5), threshold=6), "no more than all"),
+        (lambda: plan(range(4), order=[0, 1, 2, 2]), "give each of 0 to 3 once"),
+        (lambda: plan(range(4), order=[0, 1, 2, 9]), "=9: give a whole number from 0 to 3"),
+        (lambda: plan(range(4), order=[0, 1, 2, -1]), "=-1: give a whole number from 0 to 3"),
         (lambda: plan(range(6), threshold=4.5), "threshold"),  # pyright: ignore[reportArgumentType]
         (lambda: secure_sum({1: [1], 2: [1]}, dropped=[3]), "client 3 is to vanish"),
         (lambda: run_protocol(plan(range(5)), NUMBERS_OF_4), "Client 4 is .* has no numbers: give them, or"),
