@@ -31,7 +31,7 @@ from evenhand.types import (
     Sum,
 )
 
-__all__ = ["check_learned", "dp_fedadam", "dp_fedavg", "private", "promise"]
+__all__ = ["PRIVATE_WORK", "check_learned", "dp_fedadam", "dp_fedavg", "private", "promise"]
 
 
 _ADDED = "one client, with all its examples, added or removed"
@@ -44,6 +44,9 @@ _SEEN = "individual uploads, which the server sees"
 
 
 _KNOWN_IF_SUMMED = "which clients take part in a round: the server knows, so sampling hides nobody from it"
+
+
+PRIVATE_WORK = "its local work already guarantees privacy: give it eh.local.sgd(model, ...)"
 
 
 _NOISY = "give the method aggregator=eh.privacy.noisy_mean(clip, noise_multiplier=..., rate=...)"
@@ -182,7 +185,7 @@ def _objections(method: Algorithm) -> Iterator[str]:
             "around private(), as in ditto(private(...), work)"
         )
     if method.privacy is not None:
-        yield "its local work already guarantees privacy: give it eh.local.sgd(model, ...)"
+        yield PRIVATE_WORK
     sums = list[Sum]()
     for phase in method.phases:
         if isinstance(phase.aggregator, Stack):

@@ -74,7 +74,8 @@ def dp_fed2(
 
     Raises:
       EvenhandError: a number out of range; one of ``cohort`` and ``clients`` without the other; ``unbiased`` under
-        correlated noise, whose variance over a phase depends on where in a turn the phase is.
+        correlated noise, whose variance over a phase depends on where in a turn the phase is; local work that already
+        guarantees privacy.
 
     Privacy: :math:`D`, :math:`C` and :math:`\alpha` follow from the noisy :math:`u^t` of earlier rounds, so the server
     may publish them.  The guarantee is that of ``dp_fedavg``, or ``dp_ftrl``, with the same noise and rounds.

@@ -21,7 +21,7 @@ from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
 from evenhand.privacy._checks import NDArray, checked_clip, noise
-from evenhand.privacy.client_level import check_learned, promise
+from evenhand.privacy.client_level import PRIVATE_WORK, check_learned, promise
 from evenhand.privacy.gaussian import noisy_mean, with_gaussian
 from evenhand.sampling import cyclic
 from evenhand.types import Algorithm, Array, Key, PyTree, Release, Sum
@@ -233,7 +233,8 @@ def dp_ftrl(
       server_opt: as in :func:`evenhand.privacy.dp_fedavg`; momentum makes it the authors' method with momentum.
 
     Raises:
-      EvenhandError: a number out of range.  When a run starts: another number of clients, or cohorts of another size.
+      EvenhandError: a number out of range, or local work that already guarantees privacy.  When a run starts: another
+        number of clients, or cohorts of another size.
 
     Edge cases: where cohorts can be drawn independently, DP-FedAvg needs less noise for the same guarantee; this is for
     where they cannot.  The guarantee is for clients whose updates are replaced by zeros, as the others' turns would
@@ -289,6 +290,8 @@ class Turns(NamedTuple):
     def private(self, method: Algorithm) -> Algorithm:
         """The method on such means, with what it guarantees: each turn releases what its aggregators say."""
         check_learned(method)
+        if method.privacy is not None:
+            raise EvenhandError(f"{self.method}(): {PRIVATE_WORK}.")
         release, turn = _release(method), self.rounds
 
         def releases(rounds: int) -> tuple[Release, ...]:

@@ -1,5 +1,7 @@
 """DP-FTRL: the noise of a prefix is that of its nodes in a binary tree, and clients take turns."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -180,6 +182,16 @@ def test_cohorts_that_take_turns_may_have_any_size_where_nothing_rests_on_it():
 def test_noise_out_of_range_is_refused(wrong):
     with pytest.raises(eh.EvenhandError, match="noise_multiplier"):
         method(wrong)
+
+
+def test_local_work_with_a_guarantee_of_its_own_is_refused():
+    """Its guarantee for examples would give way to that for clients, without a word."""
+    work = eh.privacy.dp_sgd(MODEL, 0.1, clip=1.0, noise_multiplier=1.0, rate=0.5, steps=1)
+    turns: dict[str, Any] = {"noise_multiplier": 1.0, "cohort": M, "clients": N}
+    with pytest.raises(eh.EvenhandError, match=r"dp_ftrl\(\): its local work already guarantees privacy"):
+        dp_ftrl(work, clip=0.5, **turns)
+    with pytest.raises(eh.EvenhandError, match=r"dp_fed2\(\): its local work already guarantees privacy"):
+        eh.privacy.dp_fed2(work, step_sizes=(1.0, 1.0), clips=(0.5, 0.5), delay=2, **turns)
 
 
 def test_it_obeys_the_contract():
