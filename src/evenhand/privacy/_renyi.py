@@ -420,7 +420,9 @@ def _log_central_moments(noise_multiplier: float, largest: int) -> NDArray:
     if noise_multiplier < 0.25:  # far above the other bound, and costly
         return np.full(len(powers), math.inf)
     step = 0.1
-    x = np.arange(-14.0, powers[-1] / noise_multiplier + 14.0, step)
+    # The integrand is largest within the root of the power of 0 or of power / noise.
+    ends = 14.0 + math.ceil(math.sqrt(powers[-1]))
+    x = np.arange(-ends, powers[-1] / noise_multiplier + ends, step)
     log_ratio = x / noise_multiplier - 0.5 / noise_multiplier**2
     with np.errstate(divide="ignore"):
         distance = np.where(log_ratio > 0.0, log_ratio, 0.0) + np.log(-np.expm1(-np.abs(log_ratio)))

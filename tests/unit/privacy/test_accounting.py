@@ -393,37 +393,6 @@ def test_dp_accounting_has_no_value_where_the_papers_have_theirs():
         assert of(400, 20, 0.3, 40, 0.0025, [1.25]).epsilon == pytest.approx(34.171, abs=1e-3)
 
 
-@pytest.mark.parametrize("sigma", [0.2, 0.5, 1.0, 5.0])
-def test_dp_accounting_has_the_same_bound_for_samples_of_a_fixed_size(sigma):
-    orders = [2.0, 3.0, 8.5, 40.0]
-    theirs = dp_accounting.rdp.RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
-    event = dp_accounting.GaussianDpEvent(sigma)
-    theirs.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, 20, event))
-    unsampled = np.asarray(orders) / (2.0 * sigma**2)
-    found = rdp(noise_multiplier=sigma, rate=0.02, sampling="fixed", orders=orders)
-    np.testing.assert_allclose(found, np.minimum(theirs._rdp, unsampled), rtol=1e-9)
-    generic = amplified(lambda alpha: alpha / (2.0 * sigma**2), rate=0.02, sampling="fixed", orders=orders)
-    assert np.all(found <= generic * (1.0 + 1e-12))
-
-
-def test_a_fixed_sample_bounds_what_a_sum_of_few_numbers_gives_away():
-    """Two units of which one is drawn, one replaced by its negative: mixtures of normals, integrated."""
-    sigma, q, orders = 1.5, 0.5, [1.5, 2.0, 4.0, 7.0]
-    x = np.arange(-30.0, 30.0, 0.01)
-
-    def density(*centres):
-        each = [-((x - centre) ** 2) / (2.0 * sigma**2) for centre in centres]
-        return logsumexp(each, axis=0) - math.log(len(centres) * sigma * math.sqrt(2.0 * math.pi))
-
-    # Sensitivity 1: what a unit gives moves from -1/2 to 1/2; the other one's is 0.
-    p, r = density(0.5, 0.0), density(-0.5, 0.0)
-    for order, bound in zip(
-        orders, rdp(noise_multiplier=sigma, rate=q, sampling="fixed", orders=orders), strict=True
-    ):
-        true = float(logsumexp(order * p + (1.0 - order) * r) + math.log(0.01)) / (order - 1.0)
-        assert 0.0 < true <= bound <= order / (2.0 * sigma**2)
-
-
 @given(st.floats(0.3, 10.0), st.floats(1e-3, 0.9))
 def test_amplification_of_gaussian_noise_is_exact_with_kappa_1_and_more_with_3(sigma, q):
     orders = [2.0, 3.0, 10.0, 64.0]

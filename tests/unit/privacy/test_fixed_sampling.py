@@ -1,16 +1,23 @@
 """Cohorts of a fixed size: exactly so many clients, and a bound for one client that is replaced by another."""
 
+import math
+from decimal import Decimal, localcontext
 from typing import Any, Literal
 
+import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 
 import evenhand as eh
-from evenhand.privacy import noisy_mean, private, spent
+from evenhand.privacy import amplified, noisy_mean, private, rdp, spent
+from evenhand.privacy._renyi import _log_central_moments
 from evenhand.sampling import fixed, poisson
 from evenhand.types import Release
+
+logsumexp: Any = special.logsumexp  # SciPy declares no type of what it returns
 
 WORK = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1)
 DATA = eh.testing.toy_data()
@@ -91,3 +98,50 @@ def test_what_makes_no_sense_is_refused():
         noisy_mean(1.0, noise_multiplier=1.0, rate=0.1, sampling="shuffled")  # pyright: ignore[reportArgumentType]
     with pytest.raises(eh.EvenhandError, match="its own cohorts, at a rate"):
         eh.simulate(method(rate=0.5), DATA, rounds=1, cohort=3)
+
+
+# --- what a sample of a fixed size gives away -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sigma", [0.2, 0.5, 1.0, 5.0])
+def test_dp_accounting_has_the_same_bound_for_samples_of_a_fixed_size(sigma):
+    orders = [2.0, 3.0, 8.5, 40.0]
+    theirs = dp_accounting.rdp.RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
+    event = dp_accounting.GaussianDpEvent(sigma)
+    theirs.compose(dp_accounting.SampledWithoutReplacementDpEvent(1000, 20, event))
+    unsampled = np.asarray(orders) / (2.0 * sigma**2)
+    found = rdp(noise_multiplier=sigma, rate=0.02, sampling="fixed", orders=orders)
+    np.testing.assert_allclose(found, np.minimum(theirs._rdp, unsampled), rtol=1e-9)
+    generic = amplified(lambda alpha: alpha / (2.0 * sigma**2), rate=0.02, sampling="fixed", orders=orders)
+    assert np.all(found <= generic * (1.0 + 1e-12))
+
+
+@pytest.mark.parametrize("sigma", [1.0, 20.0, 100.0, 1e4])
+def test_central_moments_are_those_of_the_binomial_sum(sigma):
+    """E (Z - 1)^k as a sum of moments of Z, in so many digits that terms may cancel."""
+    found = _log_central_moments(sigma, 256)
+    with localcontext() as context:
+        context.prec = 1000
+        ratio = (1 / Decimal(sigma) ** 2).exp()
+        moments = [ratio ** (j * (j - 1) // 2) for j in range(257)]
+        for power in (2, 64, 256):
+            terms = ((-1) ** j * math.comb(power, j) * moments[j] for j in range(power + 1))
+            assert found[power // 2 - 1] == pytest.approx(float(sum(terms).ln()), rel=1e-12, abs=1e-11)
+
+
+def test_a_fixed_sample_bounds_what_a_sum_of_few_numbers_gives_away():
+    """Two units of which one is drawn, one replaced by its negative: mixtures of normals, integrated."""
+    sigma, q, orders = 1.5, 0.5, [1.5, 2.0, 4.0, 7.0]
+    x = np.arange(-30.0, 30.0, 0.01)
+
+    def density(*centres):
+        each = [-((x - centre) ** 2) / (2.0 * sigma**2) for centre in centres]
+        return logsumexp(each, axis=0) - math.log(len(centres) * sigma * math.sqrt(2.0 * math.pi))
+
+    # Sensitivity 1: what a unit gives moves from -1/2 to 1/2; the other one's is 0.
+    p, r = density(0.5, 0.0), density(-0.5, 0.0)
+    for order, bound in zip(
+        orders, rdp(noise_multiplier=sigma, rate=q, sampling="fixed", orders=orders), strict=True
+    ):
+        true = float(logsumexp(order * p + (1.0 - order) * r) + math.log(0.01)) / (order - 1.0)
+        assert 0.0 < true <= bound <= order / (2.0 * sigma**2)
