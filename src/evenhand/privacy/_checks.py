@@ -42,6 +42,7 @@ LARGEST_CLIP = 1e15
 
 
 _LARGEST_NOISE = 1e150
+"""The squares of this and of its inverse are floats."""
 
 
 def _number(name: str, value: object, wanted: str, holds: Callable[[float], bool]) -> float:
