@@ -34,7 +34,7 @@ _MOST = 2**53
 
 
 SMALLEST_CLIP = 1e-12
-"""The square of a number below 1e-19 is 0 in float32: a billion of them lengthen this norm by less than rounding."""
+"""The square of a number below 1e-19 is 0 in float32: ten million of them lengthen this norm by less than rounding."""
 
 
 LARGEST_CLIP = 1e15
