@@ -103,10 +103,23 @@ class Job(NamedTuple):
     @staticmethod
     def from_arguments(arguments: Mapping[str, Any]) -> Job:
         """From the arguments of :func:`evenhand.simulate`, by name."""
-        plain = {**arguments, **{name: _plain(arguments[name]) for name in _WHOLE if name in arguments}}
-        execution = {name: plain[name] for name in Execution._fields if name in plain}
-        task = {name: value for name, value in plain.items() if name not in execution}
-        return Job(**task, execution=Execution(**execution))
+        execution = {name: arguments[name] for name in Execution._fields if name in arguments}
+        task = {name: value for name, value in arguments.items() if name not in execution}
+        return Job(**task, execution=Execution(**execution)).plain
+
+    @property
+    def plain(self) -> Job:
+        """The same with Python's own whole numbers in place of those of NumPy and JAX."""
+        # NumPy's compute in their own few bits, and no checkpoint can hold them.
+        lanes, devices = _plain(self.execution.lanes), _plain(self.execution.devices)
+        return self._replace(
+            rounds=_plain(self.rounds),
+            cohort=_plain(self.cohort),
+            seed=_plain(self.seed),
+            eval_every=_plain(self.eval_every),
+            eval_clients=_plain(self.eval_clients),
+            execution=self.execution._replace(lanes=lanes, devices=devices),
+        )
 
     @property
     def measured(self) -> tuple[Metric, ...]:
@@ -146,13 +159,8 @@ class Job(NamedTuple):
         return slots
 
 
-_WHOLE = ("rounds", "seed", "cohort", "eval_every", "eval_clients", "lanes", "devices")
-"""The arguments that are whole numbers."""
-
-
 def _plain(value: Any) -> Any:
     """A whole number of NumPy or JAX as Python's own; anything else as it is, for :func:`check_job` to refuse."""
-    # NumPy's compute in their own few bits, and no checkpoint can hold them.
     try:
         return value if value is None else operator.index(value)
     except TypeError:

@@ -410,7 +410,7 @@ class _Planner(NamedTuple):
         planned: list[Planned] = []
         for setting, seed in itertools.product(wanted, seeds):
             method, data = self.methods[setting.expression], self.sources.at(case.source, seed)
-            job = self.job(method, data, seed=seed, attack=case.attack, systems=case.systems)
+            job = self.job(method, data, seed=seed, attack=case.attack, systems=case.systems).plain
             if setting.method in self.by_run and _COHORT in setting.numbers:
                 cohort = setting.numbers[_COHORT]
                 job = job._replace(cohort=None if cohort == "all" else whole_number(_COHORT, cohort, 1))

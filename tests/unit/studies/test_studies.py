@@ -408,6 +408,12 @@ def test_other_runs_of_the_same_name_and_damaged_results_are_refused(tmp_path: P
             study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, **how)
 
 
+def test_whole_numbers_of_numpy_are_taken(tmp_path: Path) -> None:
+    how = {**HOW, "rounds": np.int64(2), "eval_every": np.int32(2), "cohort": np.int16(4)}
+    study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, folder=tmp_path, **how)
+    assert study({"mine": fedavg}, DATA, grid={"lr": [0.1]}, folder=tmp_path, **HOW).table()
+
+
 def test_a_folder_of_something_else_is_refused_before_any_training(tmp_path: Path) -> None:
     """Also if no run of the two studies has the same name; with other methods, on the same data, the folder goes on."""
     how: dict[str, Any] = HOW | {"folder": tmp_path}
