@@ -303,6 +303,13 @@ def test_schedules_equal_their_formulas(schedule, expected):
     np.testing.assert_allclose(values, [expected(t) for t in range(40)], rtol=3e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("every", [41, 47, 55])
+def test_steps_are_on_time_in_a_program_that_holds_their_length(every):
+    """A deployed client compiles the length in, and XLA may then multiply by its inverse, which rounds."""
+    factor = jax.jit(lambda t: eh.local.steps(0.5, every=every)(t))
+    assert [float(factor(jnp.int32(t))) for t in (every - 1, every, 2 * every)] == [1.0, 0.5, 0.25]
+
+
 def test_schedules_of_equal_arguments_are_one():
     assert eh.local.steps(0.5, every=2) is eh.local.steps(0.5, every=2)
     assert eh.local.cosine(5) is eh.local.cosine(5) and eh.local.warm_up(5) is eh.local.warm_up(5)

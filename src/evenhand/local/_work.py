@@ -126,7 +126,7 @@ class Work(NamedTuple):
 
 
 def parts_of(work: Work, factory: str) -> Parts:
-    """The parts of local work, for the method ``who`` that takes its steps itself.
+    """The parts of local work, for the method ``factory`` that takes its steps itself.
 
     Raises:
       EvenhandError: it is not mini-batch descent.
