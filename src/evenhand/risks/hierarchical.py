@@ -60,6 +60,8 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array | np.ndarray, num_group
                 "number the groups from 0 and set num_groups to how many there are."
             )
     groups = jnp.asarray(groups)
+    if not jnp.issubdtype(groups.dtype, jnp.floating):
+        groups = groups.astype(jnp.int32)  # a type of 8 bits may not hold num_groups
 
     def split(losses: Array, p: Array) -> Array:
         """Each group's weights, ``(num_groups, n)``."""

@@ -233,6 +233,16 @@ def test_groups_that_do_not_fit_are_refused() -> None:
         risk.value(jnp.ones(3))
 
 
+@pytest.mark.parametrize(("kind", "num_groups"), [(np.int8, 128), (np.uint8, 257), (bool, 2)])
+def test_groups_may_have_a_type_that_does_not_hold_their_number(kind: type, num_groups: int) -> None:
+    groups, losses = np.array([0, 1, 1, 0]), jnp.array([1.0, 2.0, 5.0, 9.0])
+    wide, narrow = (
+        hierarchical(mean(), superquantile(0.1), g, num_groups) for g in (groups, groups.astype(kind))
+    )
+    assert float(narrow.value(losses)) == float(wide.value(losses)) == 7.0
+    np.testing.assert_array_equal(narrow.weights(losses), wide.weights(losses))
+
+
 def test_a_loss_without_a_group_does_not_vanish() -> None:
     """Known groups are checked when the risk is made; traced ones make the number NaN."""
     mean = eh.risks.mean()
