@@ -7,8 +7,8 @@
 :func:`distances`             squared distances between stacked uploads, for aggregators such as Krum
 ============================  =======================================================================================
 
-:class:`ServerState`, :class:`Message`, :func:`server_init`, :func:`server_step`, :func:`global_params` and
-:func:`report` go with ``training``; :class:`UpdateRule`, :class:`Noise`, :class:`Query` and
+:class:`ServerState`, :class:`Message`, :func:`server_init`, :func:`server_step`, :func:`global_params`,
+:func:`kept_state` and :func:`report` go with ``training``; :class:`UpdateRule`, :class:`Noise`, :class:`Query` and
 :class:`Iteration` with ``private_work``; :func:`norms`,
 :func:`least` and :func:`mean_of` with ``distances``.  ``docs/extending.md`` shows them at work.
 """
@@ -18,6 +18,7 @@ from evenhand.algorithms.averaging import (
     Message,
     ServerState,
     global_params,
+    kept_state,
     report,
     server_init,
     server_step,
@@ -36,6 +37,7 @@ __all__ = [
     "beside",
     "distances",
     "global_params",
+    "kept_state",
     "least",
     "mean_of",
     "norms",

@@ -273,6 +273,12 @@ def test_alone_follows_the_schedule():
     assert distance(ends[0], ends[1]) < 1e-6 < 1e-3 < distance(ends[0], ends[2])
 
 
+def test_alone_keeps_the_optimiser_whether_the_work_says_so_or_not():
+    one = eh.data.from_arrays(DATA.train.x, DATA.train.y, client=np.zeros(DATA.train.rows, int))
+    ends = [eh.simulate(eh.algorithms.alone(momentum(keep)), one, rounds=2).params for keep in (True, False)]
+    assert distance(*ends) == 0.0
+
+
 @pytest.mark.filterwarnings("ignore:The model did not change")
 def test_finetuning_before_an_evaluation_is_no_round():
     """It takes the step size itself: at the end of a cosine the step size is 0, and nothing would be tuned."""
@@ -425,6 +431,18 @@ def test_methods_that_keep_momentum_differ_from_those_that_do_not_from_round_two
 
     np.testing.assert_allclose(after(True, 1), after(False, 1), atol=1e-6)
     assert np.abs(after(True, 3) - after(False, 3)).max() > 1e-3
+
+
+def test_a_method_of_parts_keeps_the_momentum():
+    method = eh.types.Algorithm(
+        model=MODEL,
+        init=lambda params, clients: eh.build.server_init(optax.sgd(1.0), params),
+        phases=(training(momentum(), keeps=True),),
+        global_params=eh.build.global_params,
+        sampling=eh.sampling.uniform(),
+        init_client=eh.build.kept_state(momentum()),
+    )
+    assert distance(final(method).params, final(eh.algorithms.fedavg(momentum())).params) == 0.0
 
 
 def test_personal_momentum_of_ditto_equals_a_loop():

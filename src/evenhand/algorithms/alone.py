@@ -42,7 +42,7 @@ def alone(work: Work) -> Algorithm:
     Source: the usual training of one model in one place, as in Li et al., *Private Adaptive Optimization with Side
     Information*, ICML 2022, algorithm 8.
     """
-    if (steps := check_work(work, private=True, statistics_stay=True).continued) is None:
+    if (steps := check_work(work, private=True, keeps=True, statistics_stay=True).continued) is None:
         raise EvenhandError(
             "alone() continues local work from round to round, and this work cannot be: give eh.local.sgd(...)."
         )
