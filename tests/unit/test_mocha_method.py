@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,13 @@ def test_its_sums_are_not_secure_and_the_solver_names_the_method() -> None:
         eh.EvenhandError, match=r"give it their examples, .* eh.personalization.methods.mocha"
     ):
         eh.personalization.mocha(SVM, lam=LAM)  # type: ignore[arg-type]
+
+
+def test_the_package_brings_the_method() -> None:
+    """In a process of its own, where no other module has imported it."""
+    code = "import evenhand as eh; print(eh.personalization.methods.mocha.__name__)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "mocha"
 
 
 def test_an_attack_changes_what_a_client_sends_and_nothing_else_of_the_sums() -> None:

@@ -3,6 +3,7 @@
 Ditto and finetuning go around any global method; the others are methods by themselves.  MOCHA is a solver of its own.
 """
 
+from evenhand.personalization import methods as methods  # a module, with the same name for the method of runs
 from evenhand.personalization.apfl import apfl
 from evenhand.personalization.ditto import ditto
 from evenhand.personalization.dynamic_ditto import dynamic_ditto
