@@ -14,6 +14,7 @@ import evenhand as eh
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
+PRIVATE = eh.privacy.dp_sgd(MODEL, 0.1, clip=1.0, noise_multiplier=1.0, rate=0.5, steps=2)
 FULL = eh.local.sgd(MODEL, 0.1, epochs=2)
 COUNT, ROUNDS, CLIENTS = 3, 4, range(DATA.num_clients)
 P = eh.personalization
@@ -347,6 +348,7 @@ SEVERAL = eh.algorithms.side_by_side({"a": AVERAGE, "b": AVERAGE})
         (lambda: P.ditto(SEVERAL, WORK, lam=1.0), r"put ditto\(\) around each of its methods instead"),
         (lambda: P.fedalt(WORK, personal="b", personal_work=OTHER), "different models"),
         (lambda: P.fedsim(WORK, personal="b", ridge=-1.0), "ridge=-1.0"),
+        (lambda: P.fedsim(PRIVATE, personal="b", ridge=2.0), r"ridge=2\): .* guarantees privacy"),
         (lambda: P.apfl(WORK, alpha=1.1), "a share in"),
         (lambda: P.mapper(WORK, gammas=()), "at least one number"),
         (lambda: P.pfedme(WORK, lam=0.0, inner_step=0.1), "above 0"),

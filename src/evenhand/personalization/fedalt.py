@@ -124,7 +124,7 @@ def fedsim(
         :func:`evenhand.personalization.fedalt`.
 
     Raises:
-      EvenhandError: as for ``fedalt``.
+      EvenhandError: as for ``fedalt``; or a ``ridge`` for work that guarantees privacy.
 
     Edge cases: with ``personal=()`` this is FedAvg bit for bit; with ``personal="*"`` it is
     :func:`evenhand.personalization.local_only`.  With ``personal="output"`` it is FedPer.  Running statistics of a
@@ -145,14 +145,13 @@ def fedsim(
     """
     non_negative("fedsim", "ridge", ridge)
     method = variant(
-        work,
-        server_opt,
-        aggregator,
-        sampling,
-        keep_partial=keep_partial,
-        private=True,
-        statistics_stay=True,
+        work, server_opt, aggregator, sampling, keep_partial=keep_partial, private=True, statistics_stay=True
     )
+    if ridge > 0 and work.privacy is not None:
+        raise EvenhandError(
+            f"fedsim(ridge={ridge:g}): the ridge is added to gradients, and work that guarantees privacy takes noisy "
+            "answers alone: leave ridge= out, or give ordinary work."
+        )
     parts = division(work.model, personal)
     if (statistics := work.model.statistics) is not None and statistics.stay:
         if not stateful:
