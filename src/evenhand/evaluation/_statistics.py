@@ -345,6 +345,9 @@ _LEVEL = 0.05
 _MOST_EXACT = 16
 """Pairs up to which all signs are tried."""
 
+_ROUNDED = 1e-12
+"""What rounding may change of differences, relative to the numbers that they are of."""
+
 
 class PairedDifference(NamedTuple):
     """The difference of two methods at equal seeds.
@@ -432,6 +435,8 @@ def paired_difference(
         raise EvenhandError(
             "paired_difference() got a number that is not finite: leave out the seeds at which a method diverged."
         )
+    if np.ptp(d) <= _ROUNDED * max(np.max(np.abs(a)), np.max(np.abs(b))):
+        d = np.full_like(d, d[0])  # as 0.58 - 0.57 and 0.02 - 0.01, which show no noise
     mean, half = float(np.mean(d)), half_width(d, level)
     gains, losses = int(np.sum(d > 0)), int(np.sum(d < 0))
     return PairedDifference(
@@ -451,7 +456,9 @@ def half_width(values: Vector, level: float = 0.95) -> float:
     from scipy.special import stdtrit  # a tenth of a second that `import evenhand` need not take
 
     quantile = float(stdtrit(len(values) - 1, 0.5 + level / 2))
-    return quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    # Their mean is rounded, so that the deviation of equal values may not be exactly 0.
+    deviation = float(np.std(values, ddof=1)) if np.ptp(values) > 0 else 0.0
+    return quantile * deviation / math.sqrt(len(values))
 
 
 def least_pairs(comparisons: int = 1) -> int:
@@ -497,5 +504,5 @@ def _by_signs(d: npt.NDArray[np.float64]) -> float:
         signs = np.random.default_rng(0).choice([-1.0, 1.0], (2**_MOST_EXACT, n))
         signs[0] = 1.0
     # Rounding must not tell the mean from its mirror image.
-    reached = np.abs(signs @ d) >= abs(np.sum(d)) * (1 - 1e-12)
+    reached = np.abs(signs @ d) >= abs(np.sum(d)) - _ROUNDED * np.sum(np.abs(d))
     return float(np.mean(reached))

@@ -108,6 +108,24 @@ def test_one_pair_says_nothing_and_equal_methods_do_not_differ() -> None:
     assert (same.gains, same.losses) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("method", "baseline"),
+    [([0.1] * 6, [0.0] * 6), ([0.02, 0.81, 0.84, 0.3, 0.9, 0.13], [0.01, 0.8, 0.83, 0.29, 0.89, 0.12])],
+)
+def test_equal_differences_show_no_noise_however_they_are_rounded(
+    method: list[float], baseline: list[float]
+) -> None:
+    found = paired_difference(method, baseline)
+    assert found.low == found.high == pytest.approx(method[0] - baseline[0])
+    assert not found.is_sure and not found.may_be_marked()
+
+
+def test_rounding_breaks_no_tie_of_the_test_by_signs() -> None:
+    """In hundredths: -7, -9, 9, -8, 6, 9, of which no choice of signs has a sum nearer to 0."""
+    method, baseline = [0.14, 0.42, 0.94, 0.29, 0.34, 0.03], [0.21, 0.51, 0.85, 0.37, 0.28, -0.06]
+    assert paired_difference(method, baseline).p == 1.0
+
+
 def test_values_that_diverged_have_no_interval() -> None:
     """Without a warning of NumPy, which would stand above the sentence that says so."""
     assert math.isnan(half_width(np.array([1.0, math.inf, 2.0]))) and math.isinf(half_width(np.ones(1)))
