@@ -189,7 +189,10 @@ def test_bounded_variance_bounds_the_dissimilarity() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"B": 0.9}, {"gamma": 1.1}, {"gamma": -0.1}, {"cohort": 0}, {"lipschitz": 0.0}, {"concavity": -1.0}],
+    [
+        *({"B": 0.9}, {"gamma": 1.1}, {"gamma": -0.1}, {"cohort": 0}, {"cohort": math.inf}),
+        *({"lipschitz": 0.0}, {"concavity": -1.0}),
+    ],
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(eh.EvenhandError, match="give"):
@@ -201,7 +204,8 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
 def test_other_numbers_out_of_range_are_refused() -> None:
     with pytest.raises(eh.EvenhandError, match="above concavity=2"):
         fedprox_decrease(2.0, **_MANY, concavity=2.0)
-    for arguments in ((-1.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0), (math.nan, 1.0, 1.0)):
+    outside = ((-1.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0), (math.nan, 1.0, 1.0), (math.inf, 1.0, 1.0))
+    for arguments in outside:
         with pytest.raises(eh.EvenhandError, match="gap of at least 0"):
             fedprox_rounds(*arguments)
     with pytest.raises(eh.EvenhandError, match="variance of at least 0"):

@@ -115,6 +115,7 @@ def test_limits():
 
     assert best(examples=10**9) < 1e-6 and best(tau=1e4) < 1e-6
     assert best(tau=0.0) == math.inf
+    assert best(sigma=10.0, tau=1e-8) == pytest.approx(10.0 / 1e-16)
     assert best(tau=0.0, malicious=2, malicious_tau=0.5) == pytest.approx(0.1 * 12 * 11 / (2 * 0.25))
     assert best(malicious=3) == pytest.approx(best()) == pytest.approx(1.0 / (10 * 0.09))
     rising = [best(malicious=count, malicious_tau=1.0) for count in range(12)]
@@ -215,7 +216,9 @@ def test_the_librarys_ditto_and_l2sgd_reach_the_same_ridge():
         ({"malicious": 4}, "at least one must be benign"),
         ({"examples": 0}, "examples"),
         ({"beta": 0.0}, "above 0"),
-        ({"features": 0}, "at least 1"),
+        ({"features": 0}, "features"),
+        ({"features": 2.5}, "features"),
+        ({"examples": -1}, "examples"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, sentence):

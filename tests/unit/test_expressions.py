@@ -57,3 +57,9 @@ def test_texts_of_one_method_are_one_text_and_noise_is_filled_in() -> None:
     assert with_noise("fedavg()", 2.0) == "fedavg()"
     with pytest.raises(eh.expressions.ExpressionError, match="is not an expression"):
         with_noise("fedavg(", 2.0)
+
+
+@pytest.mark.parametrize("values", ["{[1]}", "{{1: 2}}"])
+def test_braces_in_braces_are_refused_whatever_is_in_them(values: str) -> None:
+    with pytest.raises(eh.expressions.ExpressionError, match="braces hold the values of one argument"):
+        eh.expressions.braced(f"fedprox(mu={{{values}}})")

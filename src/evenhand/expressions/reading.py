@@ -535,5 +535,5 @@ class _Without(ast.NodeTransformer):
 def _choice(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:  # a call
+    except (ValueError, TypeError):  # a call, or a set of what has no hash
         return ast.unparse(node)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.theory.point_estimation import NDArray, PointEstimation, point_estimation
 
 __all__ = ["FederatedRegression", "federated_regression", "posterior_means", "ridge"]
@@ -84,10 +84,10 @@ def federated_regression(
     Source: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, section 3.3 and
     appendix A.2.
     """
-    if not 0.0 < beta < math.inf or features < 1:
-        raise EvenhandError(
-            f"beta={beta}, features={features}: give a finite number above 0, and at least 1."
-        )
+    whole_number("features", features, 1)
+    whole_number("examples", examples, 1)
+    if not 0.0 < beta < math.inf:
+        raise EvenhandError(f"beta={beta}: give a finite number above 0.")
     per_unit = point_estimation(
         sigma=sigma * math.sqrt(examples / beta),
         examples=examples,

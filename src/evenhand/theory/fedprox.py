@@ -148,10 +148,10 @@ def fedprox_rounds(gap: float, decrease: float, epsilon: float) -> int:
 
     Source: as :func:`fedprox_decrease`, the theorem on the rate.
     """
-    if not gap >= 0.0 or not decrease > 0.0 or not epsilon > 0.0:
+    if not 0.0 <= gap < math.inf or not decrease > 0.0 or not epsilon > 0.0:
         raise EvenhandError(
-            f"fedprox_rounds(gap={gap}, decrease={decrease}, epsilon={epsilon}): give a gap of at least 0, and two "
-            "numbers above 0."
+            f"fedprox_rounds(gap={gap}, decrease={decrease}, epsilon={epsilon}): give a finite gap of at least 0, and "
+            "two numbers above 0."
         )
     return math.ceil(gap / (decrease * epsilon))
 
@@ -181,10 +181,10 @@ def dissimilarity_bound(variance: float, epsilon: float) -> float:
 
 def _check(B: float, lipschitz: float, cohort: float, gamma: float, concavity: float) -> None:
     """Checks the theorem's numbers."""
-    if not 1.0 <= B < math.inf or not 0.0 <= gamma <= 1.0 or not cohort >= 1:
+    if not 1.0 <= B < math.inf or not 0.0 <= gamma <= 1.0 or not 1.0 <= cohort < math.inf:
         raise EvenhandError(
-            f"B={B}, gamma={gamma}, cohort={cohort}: give a finite B of at least 1, a gamma from 0 to 1, and a cohort "
-            "of at least 1."
+            f"B={B}, gamma={gamma}, cohort={cohort}: give a finite B of at least 1, a gamma from 0 to 1, and a finite "
+            "cohort of at least 1."
         )
     if not 0.0 < lipschitz < math.inf or not 0.0 <= concavity < math.inf:
         raise EvenhandError(

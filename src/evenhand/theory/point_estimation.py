@@ -33,16 +33,20 @@ class PointEstimation(NamedTuple):
     malicious: int
 
     @property
+    def _apart(self) -> float:
+        """S without the noise: a difference would lose its digits where the clients are much alike."""
+        more = self.malicious * (self.malicious_spread - self.spread) / (self.clients - 1)
+        return self.clients * self.spread + more
+
+    @property
     def _other(self) -> float:
         """S: (K - 1) times the variance of what the mean of the others says of a benign client's number."""
-        more = self.malicious * (self.malicious_spread - self.spread) / (self.clients - 1)
-        return self.clients * self.spread + self.noise + more
+        return self._apart + self.noise
 
     @property
     def best_lambda(self) -> float:
         """The penalty with the smallest error; infinite where all clients have the same number."""
-        rest = self._other - self.noise
-        return math.inf if rest == 0.0 else self.clients * self.noise / rest
+        return math.inf if self._apart == 0.0 else self.clients * self.noise / self._apart
 
     @property
     def least_error(self) -> float:
