@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import lax
 
 import evenhand as eh
 from evenhand import tree
@@ -265,6 +266,15 @@ def _broken_methods():
         delta, client_state = phase.work(message, client_state, data, key)
         return tree.scale(jnp.sum(data.x), delta), client_state
 
+    def reads_labels(message, client_state, data, key):
+        delta, client_state = phase.work(message, client_state, data, key)
+        return tree.scale(jnp.mean(data.y), delta), client_state
+
+    def forgets_the_mask(message, client_state, data, key):
+        delta, client_state = phase.work(message, client_state, data, key)
+        window = lax.dynamic_slice_in_dim(data.x, data.start, data.capacity)
+        return tree.scale(jnp.sum(window), delta), client_state
+
     def grows(state, direction, reported, key):
         state, info = phase.server(state, direction, reported, key)
         return state._replace(extra=(state.extra, jnp.float32(0.0))), info
@@ -286,7 +296,8 @@ def _broken_methods():
     yield "sends parameters", base._replace(phases=(phase._replace(work=whole, server=to_the_mean),))
     yield "empty slot counts", reducing(_median_over_slots)
     yield "empty slot counts", reducing(_mean_over_slots)
-    yield "depends on other clients' rows", base._replace(phases=(phase._replace(work=peeks),))
+    for works in (peeks, reads_labels, forgets_the_mask):
+        yield "depends on other clients' rows", base._replace(phases=(phase._replace(work=works),))
     yield "structure, shapes or dtypes", base._replace(phases=(phase._replace(server=grows),))
     yield "global_params", base._replace(global_params=lambda state: state.params["w"])
     yield "personal_params", base._replace(personal_params=lambda server, state: server.params["b"])
@@ -347,6 +358,11 @@ def _biased(total, state, key):
     return tree.add(direction, tree.scale(1e-3, jax.tree.map(jnp.ones_like, direction))), state
 
 
+def _partly_unknown(total, state, key):
+    direction, state = MEAN.lower(total, state, key)
+    return {**direction, "w": jnp.nan * direction["w"]}, state
+
+
 def _as_if_alone(distance, weight, public):
     """As in the first pass from the mean, of which a check of that pass alone sees nothing."""
     return weight + 0 * distance
@@ -355,6 +371,7 @@ def _as_if_alone(distance, weight, public):
 @pytest.mark.parametrize(
     ("words", "aggregator"),
     [
+        ("not finite", MEAN._replace(lower=_partly_unknown)),
         ("order", Stack(lambda like, clients: (), _first_only)),
         ("empty slot counts", Stack(lambda like, clients: (), _median_over_slots)),
         ("empty slot counts", Stack(lambda like, clients: (), _mean_over_slots)),

@@ -22,7 +22,7 @@ def check_aggregator(
 ) -> None:
     """Checks that an aggregator obeys the laws every aggregator must obey.
 
-    * The direction has the structure, shapes and dtypes of a delta.
+    * The direction has the structure, shapes and dtypes of a delta, and is finite.
     * It does not depend on the order of the uploads.
     * Empty slots have no vote: the direction with some slots filled is that of these uploads alone.
     * Uploads that all agree are returned as they are (unless ``keeps_consensus=False``).
@@ -122,6 +122,8 @@ class _Rule:
 
     def check_form(self) -> None:
         assert form(self.once) == form(self.upload), "The direction does not look like a delta."
+        is_finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.once))
+        assert is_finite, "The direction of finite uploads is not finite."
 
     def check_same_bits(self) -> None:
         assert _gap(self.once, self.direction(self.uploads)) == 0, "The same uploads gave different bits."
@@ -221,10 +223,11 @@ def check_slots(aggregator: Aggregator, uploads: Upload, ids: Any, state: PyTree
 
 
 def _gap(a: PyTree, b: PyTree) -> float:
-    """The largest difference between two trees, relative to the larger of 1 and their entries."""
+    """The largest difference between two trees, relative to the larger of 1 and their entries; NaN if one is NaN."""
     pairs = [(np.array(x), np.array(y)) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
     gaps = [np.max(np.abs(x - y) / max(1.0, np.max(np.abs(x))), initial=0.0) for x, y in pairs]
-    return float(max(gaps, default=0.0))
+    # Python's own maximum would pass over a NaN.
+    return float(np.max(gaps, initial=0.0))
 
 
 # --- attacks --------------------------------------------------------------------------------------------------
@@ -295,6 +298,8 @@ class _Made:
         features = rng.integers(0, classes, (9, 4)) if tokens else rng.normal(size=(9, 4))
         self.x = features.astype(np.int32 if tokens else np.float32)
         self.y = rng.integers(0, classes, 9).astype(np.int32)
+        # From before anything saw them: what writes the same twice changes only the first time.
+        self.clean = (self.x.copy(), self.y.copy())
         self.w = rng.normal(size=(7, 3, 2)).astype(np.float32)
 
     @cached_property
@@ -314,9 +319,8 @@ class _Made:
         assert poisoned == clean, "Poisoned examples do not look like clean ones."
 
     def check_rows(self) -> None:
-        before = self.x.copy(), self.y.copy()
         assert are_equal(self.rows(), self.rows()), "The same stream gave other poisoned examples."
-        assert are_equal((self.x, self.y), before), "The attack wrote to the examples."
+        assert are_equal((self.x, self.y), self.clean), "The attack wrote to the examples."
 
     def fresh(self) -> tuple[Any, Any]:
         clean = (jnp.asarray(self.x), jnp.asarray(self.y))

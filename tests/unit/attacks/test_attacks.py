@@ -385,12 +385,19 @@ def test_a_broken_attack_is_found_out() -> None:
         ("look like a true one", Attack(upload=lambda delta, key: delta["w"])),
         ("draws at random", attacks.gaussian(0.2)),
         ("look like clean ones", Attack(rows=lambda x, y, rng: (x[:2], y))),
+        ("wrote to the examples", Attack(rows=_write_labels)),
         ("empty slots", Attack(collude=lambda uploads, malicious, present, key: jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf[6], leaf.shape), uploads.delta))),
     ):  # fmt: skip
         with pytest.raises(AssertionError, match=words):
             eh.testing.check_attack(attack)
         assert sum(_breaks(check) for check in eh.testing.attack_checks(attack)) == 1
+
+
+def _write_labels(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """The second time, nothing changes."""
+    y[:] = 0
+    return x, y
 
 
 def _breaks(check: eh.testing.Check) -> bool:
