@@ -120,6 +120,7 @@ class _UnderACell(Bar):
     def __init__(self, noun: str, total: int) -> None:
         self._noun, self._total, self._done, self._rate, self._latest = noun, total, 0, "", ""
         self._handle: Any = None
+        self._is_over = False
         self._begin = self._updated = time.monotonic()
         self._first: int | None = None
 
@@ -129,6 +130,7 @@ class _UnderACell(Bar):
         self._handle = display(self._shown(), raw=True, display_id=True)
 
     def stop(self) -> None:
+        self._is_over = True
         self._refresh()
         self._handle = None
 
@@ -157,10 +159,12 @@ class _UnderACell(Bar):
         return {"text/plain": ", ".join([*texts, *latest]), "text/html": html}
 
     def _time(self) -> str:
-        """The time that it took, or that is left; empty before anything is known."""
+        """The time that it took, also if it ended early, or that is left; empty before anything is known."""
         seconds, new = time.monotonic() - self._begin, self._done - (self._first or 0)
         if self._done >= self._total:
             return f"took {_clock(seconds)}"
+        if self._is_over:
+            return f"stopped after {_clock(seconds)}"
         return f"{_clock(seconds * (self._total - self._done) / new)} left" if new > 0 else ""
 
 

@@ -49,13 +49,14 @@ class TiltedClassifier(ClassifierMixin, BaseEstimator):
       over: ``"examples"``; or ``"classes"``, to tilt the mean losses of the classes, which evens these out.
       alpha: the penalty on the weights of standardised features, >= 0.
       max_iter: most iterations of L-BFGS from each start.
-      tol: the largest component of the gradient at which it stops.
+      tol: the largest component of the gradient at which it stops; it also stops at a step that lowers the objective by
+        less than 1e-11, or that share of it.
 
     Once fitted, it has ``classes_``, ``(C,)``; ``coef_`` and ``intercept_`` for features on their own scale, ``(C,
     features)`` and ``(C,)``, or one row for two classes; ``n_iter_``; and ``objective_``, the minimum.
 
     Raises:
-      EvenhandError: a number out of range, or labels of a single class.
+      EvenhandError: a number out of range, features above 1e150, or labels of a single class.
 
     Edge cases: for ``t < 0`` the problem is not convex.  The tilt is ramped from 0, and the lower of the two minima
     that this path and a start at 0 lead to is kept.
@@ -149,13 +150,14 @@ class TiltedRegressor(RegressorMixin, BaseEstimator):
       t: the tilt; 0 is least squares, ``t < 0`` gives examples of high loss less weight, ``t > 0`` more.
       alpha: the penalty on the weights of standardised features, >= 0.
       max_iter: most iterations of L-BFGS from each start.
-      tol: the largest component of the gradient at which it stops.
+      tol: the largest component of the gradient at which it stops; it also stops at a step that lowers the objective by
+        less than 1e-11, or that share of it.
 
     Once fitted, it has ``coef_``, ``(features,)``, and ``intercept_`` for features and targets on their own scales;
     ``scale_``, :math:`s`; ``n_iter_``; and ``objective_``, the minimum.
 
     Raises:
-      EvenhandError: a number out of range.
+      EvenhandError: a number out of range, or features or targets above 1e150.
 
     Edge cases: as for :class:`TiltedClassifier`.
 
@@ -269,7 +271,8 @@ class _Features(NamedTuple):
         means = p @ table
         centred = table - means
         deviations = np.sqrt(p @ np.square(centred))
-        scales = np.where(deviations > 1e-12 * np.maximum(1.0, np.abs(means)), deviations, np.inf)
+        # A mean is rounded, so that the deviation of a constant may not be exactly 0.
+        scales = np.where(deviations > 1e-12 * np.abs(means), deviations, np.inf)
         return _Features(np.hstack([centred / scales, np.ones((len(table), 1))]), means, scales)
 
     def scores(self, theta: NDArray) -> NDArray:
@@ -302,10 +305,20 @@ def _median(values: NDArray, p: NDArray) -> float:
     return float(values[order][np.searchsorted(np.cumsum(p[order]), 0.5 - 1e-12)])
 
 
+_LARGEST = 1e150
+"""The square of a difference of such numbers is finite."""
+
+
 def _table_and_labels(estimator: Any, X: Any, y: Any, *, numeric: bool) -> tuple[NDArray, NDArray]:
     """Features and labels as scikit-learn checks them, with the names of columns noted."""
-    table, labels = validate_data(estimator, X, y, dtype=np.float64, y_numeric=numeric)
-    return np.asarray(table), np.asarray(labels)
+    table, labels = map(np.asarray, validate_data(estimator, X, y, dtype=np.float64, y_numeric=numeric))
+    for name, numbers in (("X", table), ("y", labels)) if numeric else (("X", table),):
+        if np.max(np.abs(numbers)) > _LARGEST:
+            raise EvenhandError(
+                f"{type(estimator).__name__}: {name} has numbers above {_LARGEST:g}, whose squares are infinite: "
+                "give them in a larger unit."
+            )
+    return table, labels
 
 
 def _new_rows(estimator: Any, X: Any) -> NDArray:

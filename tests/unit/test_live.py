@@ -109,6 +109,8 @@ def test_a_notebook_says_how_much_time_is_left(monkeypatch: pytest.MonkeyPatch) 
         now[0] += 20
         bar.update(40)
         assert notebook.outputs[0]["text/plain"] == "round 40/100, 0:02:00 left"
+    # Interrupted: what stays under the cell must not look as if it went on.
+    assert notebook.outputs[0]["text/plain"] == "round 40/100, stopped after 0:00:20"
     with live.line("round", 100, show=False) as bar:
         bar.update(30)
     assert len(notebook.outputs) == 1

@@ -130,6 +130,12 @@ def test_a_weight_is_a_repetition() -> None:
         assert weighted.objective_ == pytest.approx(repeated.objective_, abs=1e-6)
 
 
+def test_the_unit_of_a_feature_does_not_matter() -> None:
+    """Farads instead of picofarads, say."""
+    usual = TiltedRegressor(t=0.0).fit(X, Y).predict(X)
+    np.testing.assert_allclose(TiltedRegressor(t=0.0).fit(1e-14 * X, Y).predict(1e-14 * X), usual, atol=1e-5)
+
+
 def test_they_are_searched_and_refuse_with_a_sentence() -> None:
     search = GridSearchCV(TiltedClassifier(max_iter=50, alpha=0.1), {"t": [0.0, 2.0]}, cv=2).fit(X, LABELS)
     assert search.best_params_["t"] in (0.0, 2.0)
@@ -145,6 +151,10 @@ def test_they_are_searched_and_refuse_with_a_sentence() -> None:
             estimator.fit(X, LABELS)
     with pytest.raises(eh.EvenhandError, match="at least 2 classes"):
         TiltedClassifier().fit(X, np.zeros(80, int))
+    with pytest.raises(eh.EvenhandError, match="X has numbers above 1e"):
+        TiltedClassifier().fit(1e200 * X, LABELS)
+    with pytest.raises(eh.EvenhandError, match="y has numbers above 1e"):
+        TiltedRegressor().fit(X, 1e200 * Y)
     with pytest.raises(ValueError, match="zero"):  # scikit-learn's own sentence, in later versions
         TiltedRegressor().fit(X, Y, sample_weight=np.zeros(80))
 

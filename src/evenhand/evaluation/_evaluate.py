@@ -29,7 +29,7 @@ from evenhand._jaxpr.programs import UnknownForm
 from evenhand._platform import check_process
 from evenhand.data import Split
 from evenhand.devices import Devices, dealt, everywhere
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation._classes import ClassIndex, ClassMetrics, NDArray
 from evenhand.evaluation.metrics import Vector, is_higher_better, of_global
 from evenhand.lowering import lowered
@@ -560,7 +560,8 @@ def serve_by_level(
       split: the split of the returned metrics.
 
     Raises:
-      EvenhandError: there is no run, the runs have different numbers of clients, or none has examples to choose on.
+      EvenhandError: there is no run, the runs have different numbers of clients, one lacks the metric, or no client has
+        examples to choose on.
 
     Edge cases: a client without examples to choose on takes the first model.
 
@@ -585,7 +586,13 @@ def serve_by_level(
         raise EvenhandError(
             "serve_by_level() needs at least one run, or one run of several methods side by side."
         )
-    by_run = [np.asarray(run.client_metrics(choose_on)[metric], np.float64) for run in runs]
+    measured = [run.client_metrics(choose_on) for run in runs]
+    if lacking := next((of_run for of_run in measured if metric not in of_run), None):
+        raise EvenhandError(
+            f"serve_by_level(metric={metric!r:.60}): a run has no such metric{perhaps(metric, lacking)}: choose one of "
+            f"{', '.join(lacking)}."
+        )
+    by_run = [np.asarray(of_run[metric], np.float64) for of_run in measured]
     if len({x.shape for x in by_run}) > 1:
         raise EvenhandError(
             "serve_by_level() got runs with different numbers of clients: use the same data for all."
@@ -598,6 +605,7 @@ def serve_by_level(
     level = best_level(by_run, metric)
     metrics = [run.client_metrics(split) for run in runs]
     names = [name for name in metrics[0] if not name.startswith(of_global(""))]
+    names = [name for name in names if all(name in of_run for of_run in metrics)]
     chosen = (level, np.arange(level.size))
     return Levels(level, {name: np.stack([of_run[name] for of_run in metrics])[chosen] for name in names})
 

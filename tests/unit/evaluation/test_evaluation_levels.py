@@ -43,5 +43,9 @@ def test_wrong_arguments_are_refused() -> None:
         eh.evaluation.serve_by_level([])
     with pytest.raises(ValueError, match="valid_fraction"):
         eh.evaluation.serve_by_level([Measured([np.nan, np.nan], [0.1, 0.2])])
+    with pytest.raises(
+        eh.EvenhandError, match=r"no such metric \(.*accuracy\): choose one of accuracy, loss"
+    ):
+        eh.evaluation.serve_by_level(RUNS, metric="acuracy")
     with pytest.raises(ValueError, match="same data"):
         eh.evaluation.serve_by_level([RUNS[0], Measured([0.1], [0.1])])
