@@ -200,14 +200,17 @@ _LONGEST_PARAMETER = 500
 """Characters of a parameter that every store takes."""
 _MOST_PARAMETERS = 100
 """Parameters that a server takes at once."""
+_LONGEST_NAME = 250
+"""Characters of a name that MLflow takes."""
 _MLFLOW_STATUS = {"failed": "FAILED", "diverged": "FAILED", "interrupted": "KILLED"}
 
 
 def mlflow(uri: str | None = None, *, experiment: str = "evenhand") -> Watcher:
     """Logs each run to MLflow: settings as parameters, measurements as metrics by round.
 
-    The tag ``"status"`` says how it ended.  A run that is resumed or repeated is another run there, with all of its
-    history.
+    The tag ``"status"`` says how it ended.  A name that MLflow refuses loses the characters that it does not take:
+    ``"test_loss (theta=0.5)"`` is ``"test_loss theta 0.5"``.  A run that is resumed or repeated is another run there,
+    with all of its history.
 
     Args:
       uri: a tracking server or a database, such as ``"sqlite:///runs.db"``; None: what ``MLFLOW_TRACKING_URI`` names,
@@ -224,13 +227,15 @@ def mlflow(uri: str | None = None, *, experiment: str = "evenhand") -> Watcher:
         existing = client.get_experiment_by_name(experiment)
         place = client.create_experiment(experiment) if existing is None else existing.experiment_id
         run = client.create_run(place, run_name=name).info.run_id
-        parameters = [entities.Param(key, str(x)[:_LONGEST_PARAMETER]) for key, x in config.items()]
+        parameters = [
+            entities.Param(_mlflow_name(key), str(x)[:_LONGEST_PARAMETER]) for key, x in config.items()
+        ]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             client.log_batch(run, params=parameters[first : first + _MOST_PARAMETERS])
 
         def log(round: int, numbers: Mapping[str, float]) -> None:
             now = int(time.time() * 1000)
-            metrics = [entities.Metric(metric, x, now, round) for metric, x in numbers.items()]
+            metrics = [entities.Metric(_mlflow_name(metric), x, now, round) for metric, x in numbers.items()]
             client.log_batch(run, metrics=metrics)
 
         def end(status: str) -> None:
@@ -240,6 +245,12 @@ def mlflow(uri: str | None = None, *, experiment: str = "evenhand") -> Watcher:
         return Watched(log, end)
 
     return Watcher(begin)
+
+
+def _mlflow_name(name: str) -> str:
+    """A name with spaces in place of the characters that MLflow refuses."""
+    plain = re.sub(r"[^/\w.\- ]", " ", name)
+    return name if plain == name else " ".join(plain.split())[:_LONGEST_NAME]
 
 
 def wandb(

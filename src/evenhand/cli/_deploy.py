@@ -437,7 +437,8 @@ def train(
                 watching.show(run.history)
             _say_round(console, run, file.rounds, time.perf_counter() - begin, len(carrier.connected()))
         status = "done"
-    except EvenhandError:
+    # As of a simulation: after Ctrl-C a run is interrupted, not failed.
+    except Exception:
         status = "failed"
         raise
     finally:

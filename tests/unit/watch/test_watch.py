@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 import evenhand as eh
+from evenhand.cli import _deploy
 from evenhand.errors import EvenhandError, EvenhandWarning
 from evenhand.simulation import Run, iterate
 from evenhand.simulation._checkpoint import Checkpoints
@@ -204,3 +209,59 @@ def test_a_package_that_is_missing_is_named(module: str, make: Any, monkeypatch:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(EvenhandError, match=rf"package {module}, .* pip install 'evenhand\[\w+\]'\.$"):
         make()
+
+
+def test_names_that_mlflow_refuses_are_written_without_what_it_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run of several methods side by side has columns such as ``train_loss (q=0)``."""
+    logged: list[str] = []
+
+    def log_batch(run: str, *, metrics: Any = (), params: Any = ()) -> None:
+        for key, *_ in (*metrics, *params):
+            assert re.match(r"^[/\w.\- ]*$", key), "what MLflow itself checks, on every system"
+            logged.append(key)
+
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: SimpleNamespace(experiment_id="0"),
+        create_run=lambda place, run_name: SimpleNamespace(info=SimpleNamespace(run_id="1")),
+        log_batch=log_batch,
+        set_tag=lambda *arguments: None,
+        set_terminated=lambda *arguments: None,
+    )
+    entities = SimpleNamespace(Param=lambda *parts: parts, Metric=lambda *parts: parts)
+    package: Any = ModuleType("mlflow")
+    package.MlflowClient, package.entities = lambda uri: client, entities
+    monkeypatch.setitem(sys.modules, "mlflow", package)
+    both = eh.algorithms.side_by_side({"q=0": fedavg(0.1), "q=1": fedavg(0.2)})
+    run = eh.simulate(both, DATA, watch=eh.watch.mlflow(), **HOW)
+    assert "train_loss (q=0)" in run.history and {"train_loss q 0", "train_loss q 1", "test_loss"} <= set(
+        logged
+    )
+    assert len(set(logged)) == len(run.history) - 1 + len(
+        ("method", "data", "clients", "rounds", "seed", "cohort", "eval_every")
+    )
+
+
+def test_a_federation_that_fails_for_any_reason_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, notes = eh.simulate(fedavg(0.1), DATA, **HOW), Notes()
+
+    def serve(*_: Any, **__: Any) -> Iterator[Run]:
+        yield run
+        raise OSError("no space left on device")
+
+    file = SimpleNamespace(options={}, method="fedavg", rounds=4, seed=0, run="1")
+    monkeypatch.setattr(_deploy, "serve_run", serve)
+    monkeypatch.setattr(_deploy.files, "read_server", lambda folder: file)
+    carrier: Any = SimpleNamespace(connected=list)
+    log: Any = None  # nothing is logged before the error
+    with pytest.raises(OSError, match="no space"):
+        _deploy.train(
+            Path(),
+            lambda form: fedavg(0.1),
+            carrier,
+            log,
+            Console(quiet=True),
+            [notes.watcher],
+        )
+    assert notes.runs[0]["status"] == ["failed"]
