@@ -16,6 +16,7 @@ from jax import lax
 from evenhand import local, tree
 from evenhand.aggregators import aggregate
 from evenhand.data import Split
+from evenhand.errors import whole_number
 from evenhand.evaluation._evaluate import Prepared, prepare
 from evenhand.types import Aggregator, Array, ClientData, Model, Params
 
@@ -105,7 +106,8 @@ def inexactness(
     .. math:: \gamma_k^t = \frac{\|\nabla h_k(w_k)\|}{\|\nabla h_k(w^t)\|}
                          = \frac{\|\nabla F_k(w_k) + \mu (w_k - w^t)\|}{\|\nabla F_k(w^t)\|}
 
-    where 0 / 0 is 0.  Infinite if the local work left a stationary point; above 1 if it led away from one.
+    where 0 / 0 is 0.  Infinite if the local work left a stationary point; above 1 if it led away from one.  NaN for a
+    client without examples.
 
     Args:
       model: gives the losses.
@@ -115,9 +117,15 @@ def inexactness(
       client: the client's position ``k``.
       mu: strength of the proximal term; 0 for FedAvg.
 
+    Raises:
+      EvenhandError: there is no such client.
+
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, Definition 2.
     """
     rows = prepare(rows) if isinstance(rows, Split) else rows
+    whole_number("client", client, 0, len(rows.sizes) - 1)
+    if not rows.sizes[client]:
+        return math.nan
     window = (np.int32(rows.offsets[client]), np.int32(rows.sizes[client]))
     clients = _Clients(model.apply, model.losses, int(rows.sizes.max()))
     after, before = _residuals(start, end, np.float32(mu), rows.x, rows.y, window, clients)

@@ -200,13 +200,13 @@ def statistics(
     if unknown:
         return report | dict.fromkeys(_names(), Estimate(math.nan, math.nan))
     low, high = np.repeat(ends[:-1], total), np.repeat(ends[1:], total)
-    slack = _ROUNDING * float(np.max(np.abs(ends)))
+    largest = float(np.max(np.abs(ends)))
     least_of, most_of = (_monotone(side, higher_is_better) for side in (low, high))
     spread = (_least_std(low, high), _largest_std(low, high))
     between = {name: (least_of[name], most_of[name]) for name in least_of}
     between |= {"std": spread, "variance": (spread[0] ** 2, spread[1] ** 2)}
     return report | {
-        name: Estimate((a + b) / 2, (b - a) / 2 + slack * (b if name == "variance" else 1.0))
+        name: Estimate((a + b) / 2, (b - a) / 2 + _ROUNDING * largest ** (2 if name == "variance" else 1))
         for name, (a, b) in between.items()
     }
 

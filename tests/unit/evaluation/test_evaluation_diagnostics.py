@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from evenhand import aggregators, privacy
 from evenhand.data._dataset import Split
+from evenhand.errors import EvenhandError
 from evenhand.evaluation import Dissimilarity, dissimilarity, follows_one_upload, inexactness, prepare
 from evenhand.types import Model
 
@@ -172,6 +173,14 @@ def test_inexactness_at_a_stationary_point() -> None:
     two = jnp.float32(2.0)
     assert inexactness(quadratic, two, two, split, 0, mu=1.0) == 0
     assert inexactness(quadratic, two, jnp.float32(2.5), split, 0, mu=1.0) == np.inf
+
+
+def test_inexactness_is_of_clients_that_there_are_and_that_have_examples() -> None:
+    split, two = quadratics([1, 2], [2, 2], [3, 0]), jnp.float32(2.0)
+    assert np.isnan(inexactness(quadratic, two, two, split, 1))
+    for client in (-1, 2):
+        with pytest.raises(EvenhandError, match="from 0 to 1"):
+            inexactness(quadratic, two, two, split, client)
 
 
 def test_inexactness_equals_numpy() -> None:

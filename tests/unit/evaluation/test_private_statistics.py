@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import scipy.optimize
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import evenhand as eh
@@ -46,18 +46,21 @@ def at_edges(counts: list[int], ends: npt.NDArray[np.float64]) -> tuple[npt.NDAr
 # --- the bounds ---------------------------------------------------------------------------------------------------
 
 
-@given(clients, st.integers(1, 120), st.booleans())
+@given(clients, st.integers(1, 120), st.booleans(), st.sampled_from([1.0, 1e-3, 1e4]))
+@example(
+    [0.0, *[1.0, 0.0] * 7], 28, False, 0.00797306
+)  # where rounding alone exceeds the variance's own bound
 def test_the_exact_statistics_are_within_their_bounds(
-    values: list[float], bins: int, is_higher_better: bool
+    values: list[float], bins: int, is_higher_better: bool, largest: float
 ) -> None:
-    ends = edges(bins)
+    ends, values = edges(bins, largest=largest), [largest * value for value in values]
     report = statistics(total(values, ends), ends, higher_is_better=is_higher_better, least=2)
     exact = eh.evaluation.summarize(values, higher_is_better=is_higher_better)
     assert set(report) == {"clients", "clipped", *NAMES}
     assert report["clients"] == Estimate(len(values), 0) and report["clipped"] == Estimate(0, 0)
     for name in NAMES:
         assert report[name].low <= exact[name] <= report[name].high, name
-        assert name == "variance" or report[name].bound <= 0.5 / bins * (1 + 1e-9), name
+        assert name == "variance" or report[name].bound <= 0.5 * largest / bins * (1 + 1e-9), name
 
 
 @given(histograms, st.booleans())
