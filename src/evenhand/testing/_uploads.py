@@ -355,6 +355,8 @@ class _Made:
         report = Report(jnp.float32(3.0), jnp.float32(0.5))
         false = self.attack.report(report, self.keys[0])
         assert form(false) == form(report), "A false report does not look like a true one."
+        again = self.attack.report(report, self.keys[0])
+        assert are_equal(false, again), "The same key gave another report."
 
     def agreed(self, deltas: PyTree, order: Any = slice(None)) -> PyTree:
         """What a coalition of two sends, where the last slot is empty."""
@@ -370,6 +372,9 @@ class _Made:
 
     def check_coalition(self) -> None:
         agreed = self.agreed(self.deltas)
+        assert are_equal(agreed, self.agreed(self.deltas)), (
+            "The same key gave other uploads of the coalition."
+        )
         other = jax.tree.map(lambda leaf: leaf.at[6].set(0.0), self.deltas)
         words = "The coalition depends on empty slots or on the order of the honest clients."
         for changed in (self.agreed(other), self.agreed(self.deltas, jnp.array([3, 1, 2, 0, 4, 5, 6]))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -386,12 +387,19 @@ def test_a_broken_attack_is_found_out() -> None:
         ("draws at random", attacks.gaussian(0.2)),
         ("look like clean ones", Attack(rows=lambda x, y, rng: (x[:2], y))),
         ("wrote to the examples", Attack(rows=_write_labels)),
+        ("another report", Attack(report=lambda report, key: report._replace(loss=next(_RISING)))),
+        ("other uploads of", Attack(collude=lambda uploads, malicious, present, key: jax.tree.map(
+            lambda leaf: leaf + 1e-4 * next(_RISING), uploads.delta))),
         ("empty slots", Attack(collude=lambda uploads, malicious, present, key: jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf[6], leaf.shape), uploads.delta))),
     ):  # fmt: skip
         with pytest.raises(AssertionError, match=words):
             eh.testing.check_attack(attack)
         assert sum(_breaks(check) for check in eh.testing.attack_checks(attack)) == 1
+
+
+_RISING = map(jnp.float32, itertools.count())
+"""What an attack that is no function of its key draws from."""
 
 
 def _write_labels(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
