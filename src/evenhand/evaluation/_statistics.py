@@ -8,7 +8,7 @@ equal seeds (:func:`paired_difference`).  Everything here is NumPy in float64 an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -107,6 +107,8 @@ def summarize(
             "jain": jain(a),
         }
         percentiles = np.percentile(a, _PERCENTILES).tolist()
+        if np.isnan(percentiles).any():  # NumPy's are, between two infinities
+            percentiles = _weighted_percentiles(a, np.ones_like(a), _PERCENTILES)
         report |= {f"p{p}": at for p, at in zip(_PERCENTILES, percentiles, strict=True)}
         return report | _error_statistics(a, c, higher_is_better=higher_is_better)
 
@@ -310,9 +312,11 @@ def _error_values(errors: Vector, weights: Vector) -> list[float]:
     return [*_weighted_percentiles(errors, weights), *worst, _tail(errors, weights, 0.1)]
 
 
-def _weighted_percentiles(errors: Vector, weights: Vector) -> list[float]:
+def _weighted_percentiles(
+    errors: Vector, weights: Vector, percentiles: Sequence[int] = _ERROR_PERCENTILES
+) -> list[float]:
     """Percentiles of ascending errors, each counted as often as its weight says."""
-    ends, shares, last = np.cumsum(weights), np.array(_ERROR_PERCENTILES) / 100, len(errors) - 1
+    ends, shares, last = np.cumsum(weights), np.array(percentiles) / 100, len(errors) - 1
     if np.all(weights == np.floor(weights)):
         position = shares * (ends[-1] - 1)
         below = np.floor(position)

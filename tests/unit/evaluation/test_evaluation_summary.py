@@ -258,6 +258,17 @@ def test_weights_that_are_shares_are_limits_of_many_copies() -> None:
         assert shares[f"weighted_{name}"] == pytest.approx(many[f"weighted_{name}"]), name
 
 
+def test_percentiles_among_infinite_losses_are_infinite() -> None:
+    """As those of the errors, which losses are; a number between two infinities is one."""
+    for losses, middle in (
+        ([1.0, np.inf], np.inf),
+        ([1.0, 2.0, *[np.inf] * 3], np.inf),
+        ([1.0, 2.0, np.inf], 2.0),
+    ):
+        report = summarize(losses, higher_is_better=False)
+        assert report["p50"] == report["error_p50"] == middle and report["p90"] == np.inf
+
+
 def test_an_infinite_loss_does_not_reach_the_others() -> None:
     report = summarize([*np.arange(29.0), np.inf], higher_is_better=False)
     assert report["error_superquantile90"] == np.inf
