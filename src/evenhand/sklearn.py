@@ -313,7 +313,7 @@ def _table_and_labels(estimator: Any, X: Any, y: Any, *, numeric: bool) -> tuple
     """Features and labels as scikit-learn checks them, with the names of columns noted."""
     table, labels = map(np.asarray, validate_data(estimator, X, y, dtype=np.float64, y_numeric=numeric))
     for name, numbers in (("X", table), ("y", labels)) if numeric else (("X", table),):
-        if np.max(np.abs(numbers)) > _LARGEST:
+        if float(np.max(np.abs(numbers))) > _LARGEST:  # which float32 cannot be compared with
             raise EvenhandError(
                 f"{type(estimator).__name__}: {name} has numbers above {_LARGEST:g}, whose squares are infinite: "
                 "give them in a larger unit."

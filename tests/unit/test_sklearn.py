@@ -155,6 +155,9 @@ def test_they_are_searched_and_refuse_with_a_sentence() -> None:
         TiltedClassifier().fit(1e200 * X, LABELS)
     with pytest.raises(eh.EvenhandError, match="y has numbers above 1e"):
         TiltedRegressor().fit(X, 1e200 * Y)
+    assert (
+        TiltedRegressor().fit(X, np.float32(Y)).n_iter_ > 0
+    )  # a type that has no number as large as the bound
     with pytest.raises(ValueError, match="zero"):  # scikit-learn's own sentence, in later versions
         TiltedRegressor().fit(X, Y, sample_weight=np.zeros(80))
 

@@ -51,7 +51,8 @@ def check_parts(model: object, optimiser: object) -> None:
 
 def check_risk(risk: Risk | Callable[[Array], Risk]) -> None:
     """Refuses a factory of risks that was not called: it would take the number of the step for its parameter."""
-    if isinstance(risk, FunctionType) and risk.__module__.startswith("evenhand.risks"):
+    # Code that is executed from a text has no module.
+    if isinstance(risk, FunctionType) and str(risk.__module__).startswith("evenhand.risks"):
         raise EvenhandError(
             f"risk={risk.__name__} is the function itself: call it, as in eh.risks.tilted(1.0)."
         )

@@ -273,3 +273,11 @@ def test_a_wrong_argument_gets_a_sentence(make: object, words: str) -> None:
     with pytest.raises(eh.EvenhandError) as caught:
         make()
     assert words in str(caught.value)
+
+
+def test_a_risk_by_step_may_come_from_a_text() -> None:
+    """Functions of executed code have no module."""
+    namespace: dict[str, Any] = {"eh": eh, "__name__": None}
+    exec("ramp = lambda step: eh.risks.tilted(0.1 * step)", namespace)
+    solver = batch(QUADRATIC, namespace["ramp"], optimiser=optax.sgd(0.3))
+    assert np.isfinite(jax.tree.leaves(fit(solver, POINTS, LABELS, steps=2).params)[0]).all()
