@@ -29,7 +29,7 @@ from evenhand.network import certificates, files
 from evenhand.network.carriers import Carrier, Log
 from evenhand.network.deployed import Admit, client_node, event_log, read_status, serve_run, written
 from evenhand.network.files import ClientFile, ServerFile
-from evenhand.network.terms import check_deployable, check_masked, slots_of
+from evenhand.network.terms import check_deployable
 from evenhand.records import read_arrays, write_arrays
 from evenhand.report import latest
 from evenhand.simulation import Run
@@ -143,7 +143,6 @@ class InitCommand:
         with suppress(ModelError):  # the toy model is not the user's: the rest shows once the data are known
             algorithm = Recipe(method, self.local.work).build(toy_model()) if "(" in method else build(_TOY)
             check_deployable(algorithm)
-            check_masked(algorithm, slots_of(algorithm, self.clients, cohort), self.colluding)
         server = ServerFile(
             run="",
             method=method,
@@ -187,8 +186,7 @@ class InitCommand:
         whole_number("clients", self.clients, 1)
         whole_number("rounds", self.rounds, 1)
         whole_number("min_answers", self.min_answers, 1, self.clients)
-        # Two clients of a secure sum do not collude, as one alone would be the sum of those left.
-        whole_number("colluding", self.colluding, 0, max(self.clients - 2, 0))
+        whole_number("colluding", self.colluding, 0)  # clients may be added before the server starts
         whole_number("port", self.port, 1, 65535)
         whole_number("seed", self.seed, 0, 2**63 - 1)
         if self.cohort != "all":

@@ -112,7 +112,7 @@ class ReportCommand:
         """Writes the page and returns the exit code."""
         is_of_study = study_in(self.run)
         path = self.out or self.run / (PAGE if is_of_study else REPORT)
-        if self.out is not None and path != self.run / REPORT:
+        if path.resolve() != (self.run / REPORT).resolve():
             check_page(path)
         if is_of_study:
             if self.headline is not None:

@@ -204,7 +204,7 @@ class FederatedDataset:
           >>> eh.data.load("digits", clients=10).select(["7", 2]).client_ids
           ('2', '7')
         """
-        if isinstance(ids, str | bytes | int):
+        if isinstance(ids, str | bytes | int | np.integer):
             raise EvenhandError(f"select({ids!r:.40}): give a list of client ids, such as [{ids!r:.40}].")
         names = [validation.canonical(validation.spelled(name)) for name in ids]
         position = {name: k for k, name in enumerate(self.client_ids)}
@@ -631,7 +631,7 @@ def hold_out(data: FederatedDataset, fraction: float = 0.2, *, seed: int = 0) ->
       >>> import evenhand as eh
       >>> data = eh.data.load("digits", clients=4)
       >>> hold_out(data, 0.25)
-      <FederatedDataset 'digits': 4 clients, 1079 + 358 + 360 rows, x float32 (64,), 10 classes>
+      <FederatedDataset 'digits': 4 clients, 1078 + 359 + 360 rows, x float32 (64,), 10 classes>
     """
     if data.valid.rows:
         raise EvenhandError(f"{data.name} has {data.valid.rows:,} validation examples already: use those.")

@@ -355,8 +355,8 @@ def check_class_numbers(
       source: the file.
       subject: what the labels are called, such as ``column 'score'``.
       cures: how to say what they are: the end of the sentence.
-      sampled: whether up to nine in ten classes may be absent, and the first be 1, so that a few users of many classes
-        can be read from a format that has no place to declare classes.
+      sampled: whether up to nine in ten classes may be absent, among them the first ten, so that a few users of many
+        classes can be read from a format that has no place to declare classes.
     """
     if values.dtype.kind not in "iuf" or values.ndim != 1:
         return
@@ -364,7 +364,7 @@ def check_class_numbers(
     if len(distinct) <= _FEW_CLASSES or (distinct != np.rint(distinct)).any():
         return
     first, last = int(distinct[0]), int(distinct[-1])
-    if sampled and first in (0, 1) and last < 10 * len(distinct):
+    if sampled and 0 <= first <= 10 and last < 10 * len(distinct):
         return
     if first != 0 or last != len(distinct) - 1:
         raise EvenhandError(
@@ -562,7 +562,7 @@ def object_ids(values: Sequence[Any], source: str, place: Place) -> NDArray:
     """
     present = {row: value for row, value in enumerate(values) if value is not None}
     _check_kinds(present, source, place)
-    nested = next((row for row, value in present.items() if isinstance(value, list | tuple | dict)), None)
+    nested = next((row for row, value in present.items() if isinstance(value, list | dict)), None)
     if nested is not None:
         raise _unlike(source, place(nested), values[nested])
     return np.array(["" if value is None else canonical(spelled(value)) for value in values], str)

@@ -90,7 +90,9 @@ def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> ND
     for members in _rows_of_classes(codes):
         rows = random.permutation(members)
         shares = random.dirichlet(np.full(clients, float(alpha)))
-        client[rows] = _dealt(len(rows), shares, owed)
+        # Of a class with fewer examples than clients, rounding decides who gets any.
+        is_small = len(rows) < clients
+        client[rows] = _dealt(len(rows), shares, owed) if is_small else _spread(len(rows), shares)
     return _no_empty_client(client, clients, random)
 
 

@@ -72,15 +72,15 @@ def event_log(path: Path, show: Callable[[str], None]) -> Log:
     """A log that appends a line of JSON to a file for each event, and shows its sentence.
 
     An absence is logged once in ten seconds: an exchange that is repeated until a client is back would fill the disk.
-    Absences are the same if their client and their round are, or where they have neither, if their sentences are.
+    Absences are the same if their sentences are, or of secure sums, if their round is.
     """
     lock, said = threading.Lock(), dict[Any, float]()
 
     def log(event: str, sentence: str, fields: Mapping[str, Any]) -> None:
         if event == "absent":
-            # Not the sentence alone: that of a secure sum has another tag each time.
-            place = fields.get("client"), fields.get("round")
-            name = sentence if place == (None, None) else place
+            # That of a secure sum, which is of a round and of no single client, has another tag each time.
+            is_of_sum = "round" in fields and "client" not in fields
+            name = fields["round"] if is_of_sum else sentence
             with lock:
                 now = time.monotonic()
                 for old in [old for old, moment in said.items() if now >= moment + _ABSENCE]:

@@ -504,13 +504,14 @@ def _spending(
 ) -> Spent:
     """The costs of all releases, added, at ``delta``."""
     checks.one_of("accountant", accountant, ("rdp", "pld"))
+    plain = list[Release]()
     for release in releases:
-        checks.noise("noise_multiplier", release.noise_multiplier)
-        checks.rate("rate", release.rate)
-        checks.count("times", release.times)
+        noise = checks.noise("noise_multiplier", release.noise_multiplier)
+        rate, times = checks.rate("rate", release.rate), checks.count("times", release.times)
+        plain.append(release._replace(noise_multiplier=noise, rate=rate, times=times))
         checks.one_of("sampling", release.sampling, ("poisson", "fixed"))
         checks.one_of("mechanism", release.mechanism, ("gaussian", "concentrated"))
-    costly = [release for release in releases if release.times > 0 and release.rate > 0.0]
+    costly = [release for release in plain if release.times > 0 and release.rate > 0.0]
     # Also where all take part: a unit that is replaced may move by twice as much as one that is added.
     if len({release.sampling for release in costly}) > 1:
         raise EvenhandError(

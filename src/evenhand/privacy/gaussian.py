@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from evenhand.privacy._checks import (
     checked_clip,
     one_of,
     positive,
+    probability,
 )
 from evenhand.privacy._checks import noise as checked_noise
 from evenhand.types import Array, Key, PyTree, Release, Sum, Upload
@@ -174,8 +174,7 @@ def adaptive_clip(
     checked_clip("adaptive_clip(initial=)", initial)
     positive("adaptive_clip(step=)", step)
     positive("adaptive_clip(noise=)", checked_noise("adaptive_clip(noise=)", noise))
-    if not isinstance(quantile, Real) or not 0.0 < quantile < 1.0:
-        raise EvenhandError(f"adaptive_clip(quantile={quantile!r}): give a share between 0 and 1.")
+    probability("adaptive_clip(quantile=)", quantile)
     return AdaptiveClip(initial, quantile, step, noise)
 
 

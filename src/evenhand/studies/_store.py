@@ -32,8 +32,8 @@ _NEWER = {"model (its first parameters and its metrics)", "attack (its fraction 
 """What version 0.2 did not save of it."""
 UNASKED = {"untrained": "global", "start": "the model's own"}
 """What runs do unasked, of their identity: results of earlier versions do not say so."""
-_IN_COMMON = ("data", "clients", "examples", "rounds")
-"""What studies of one folder have in common, of what a study says about its runs."""
+_IN_COMMON = ("examples", "rounds")
+"""What studies of one folder have in common, of what a study says about its runs; the user may name the data."""
 _REPEATED = "delete it, and the run is repeated"
 _T = TypeVar("_T")
 

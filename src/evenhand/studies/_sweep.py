@@ -171,7 +171,7 @@ def study(
     first = [run for case in cases for run in planner.runs(wanted, case, apart or seeds)]
     sources.warn()
     _check(first[0].job, algorithms, by, halving, checkpoint)
-    store = None if folder is None else _free_store(folder, first, _facts(first, seeds, apart, None))
+    store = None if folder is None else _free_store(folder, first, _facts(first, seeds, apart, about))
     measured = Measurements(measure, store)
     runs = [rounds] * (len(first) + (len(cases) * len(names) * len(seeds) if apart else 0))
     opened = _opened(store, executor, measure)

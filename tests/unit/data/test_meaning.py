@@ -99,11 +99,11 @@ def from_libsvm(folder, labels, **options):
 
 @pytest.mark.parametrize("read", [from_leaf, from_libsvm])
 def test_formats_without_declarations_ask_about_numbers_that_are_no_sample_of_classes(tmp_path, read):
-    for labels in (SCORES, CODES, SCORES.astype(float), 1.0 + 12 * (np.arange(ROWS) % 25)):
+    for labels in (SCORES + 20, CODES, SCORES + 20.0, 1.0 + 12 * (np.arange(ROWS) % 25)):
         with pytest.raises(EvenhandError, match="may be amounts or the numbers of classes: give regression="):
             read(tmp_path, labels)
         assert read(tmp_path, labels, regression=True).num_classes is None
-    for labels in (GAP, COUNTED, COUNTED + 1, 3 * (np.arange(ROWS) % 25) + 1):
+    for labels in (GAP, COUNTED, COUNTED + 1, COUNTED + 10, 3 * (np.arange(ROWS) % 25) + 1):
         assert read(tmp_path, labels, test_fraction=0).num_classes == labels.max() + 1
 
 

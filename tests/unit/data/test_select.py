@@ -59,6 +59,7 @@ def test_the_rest_is_the_complement(ids: set[str]) -> None:
         ([], "no client is named"),
         ("ann", "give a list of client ids, such as ['ann']"),
         (7, "give a list of client ids, such as [7]"),
+        (np.int64(7), "give a list of client ids, such as [np.int64(7)]"),
     ],
 )
 def test_what_names_no_clients_is_refused(ids: Any, words: str) -> None:

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import dp_accounting
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -687,3 +688,12 @@ def test_what_is_known_of_a_mechanism_is_used():
     release = Release(2.0, 0.1, times=10, mechanism="concentrated")
     any_mechanism, like_gaussian = (spent([release], delta=1e-5, kappa=kappa).epsilon for kappa in (3.0, 1.0))
     assert like_gaussian < any_mechanism == spent([release], delta=1e-5).epsilon
+
+
+def test_numbers_may_be_arrays_of_one() -> None:
+    """Of NumPy and JAX, as Python's own."""
+    own = epsilon(noise_multiplier=1.0, rate=0.5, steps=10, delta=1e-5)
+    for kind in (np.float32, jnp.float32):
+        release = Release(kind(1.0), kind(0.5), times=10)
+        assert spent([release], delta=1e-5).epsilon == own
+        assert epsilon(noise_multiplier=kind(1.0), rate=kind(0.5), steps=10, delta=1e-5) == own

@@ -232,7 +232,7 @@ def test_noise_follows_an_adaptive_clip_and_the_promise_is_that_of_mean_and_coun
         ),
         (lambda: eh.privacy.adaptive_clip(noise=1e-200), "noise=.*=1e-200: give"),
         (lambda: eh.privacy.adaptive_clip(0.0, noise=1.0), "above 0"),
-        (lambda: eh.privacy.adaptive_clip(quantile=1.0, noise=1.0), "between 0 and 1"),
+        (lambda: eh.privacy.adaptive_clip(quantile=1.0, noise=1.0), "above 0 and below 1"),
         (
             lambda: eh.privacy.noisy_mean(
                 eh.privacy.adaptive_clip(noise=0.4), noise_multiplier=1.0, rate=0.1

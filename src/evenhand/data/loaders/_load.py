@@ -114,7 +114,7 @@ def load(
     Class labels are whole numbers from 0 (4.0 counts as 4), or text, which is numbered in sorted order and kept in
     ``classes``; so are the whole numbers of a table that do not start at 0, such as -1 and 1.  More than 20 distinct
     whole numbers that do not start at 0 or leave gaps may be amounts: say which with ``regression`` or ``categorical``.
-    Those of LEAF, LIBSVM and MATLAB files may start at 1 and leave out nine in ten: a few users may lack many classes.
+    Those of LEAF, LIBSVM and MATLAB files may start as high as 10 and leave out nine in ten: few users lack classes.
 
     Args:
       source: what to load.
