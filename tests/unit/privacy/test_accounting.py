@@ -693,7 +693,8 @@ def test_what_is_known_of_a_mechanism_is_used():
 def test_numbers_may_be_arrays_of_one() -> None:
     """Of NumPy and JAX, as Python's own."""
     own = epsilon(noise_multiplier=1.0, rate=0.5, steps=10, delta=1e-5)
-    for kind in (np.float32, jnp.float32):
+    kinds: tuple[Any, ...] = (np.float32, jnp.float32)
+    for kind in kinds:
         release = Release(kind(1.0), kind(0.5), times=10)
         assert spent([release], delta=1e-5).epsilon == own
         assert epsilon(noise_multiplier=kind(1.0), rate=kind(0.5), steps=10, delta=1e-5) == own
