@@ -182,7 +182,7 @@ class InitCommand:
         return 0
 
     def _check(self) -> None:
-        """Refuses options that the files could not hold, or with which no run would go on."""
+        """Refuses options that are out of range, before anything is written."""
         whole_number("clients", self.clients, 1)
         whole_number("rounds", self.rounds, 1)
         whole_number("min_answers", self.min_answers, 1, self.clients)

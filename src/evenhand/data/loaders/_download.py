@@ -117,7 +117,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
     with _explained(remote, folder):
         folder.mkdir(parents=True, exist_ok=True)
         with _part(path) as part:
-            if remote.sha256 is None:  # nothing would tell the begin of another file from that of this one
+            if remote.sha256 is None:  # the part may be of another file, and no checksum would show it
                 part.unlink(missing_ok=True)
             was_begun = part.exists() and part.stat().st_size > 0
             _transfer(remote, part)
