@@ -25,7 +25,10 @@ from evenhand.errors import EvenhandError
 
 KEY = jax.random.key(0)
 # PyTorch says that projections are slow on this machine.
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:LSTM with projections"),
+    pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated"),
+]
 
 
 # --- modules ---------------------------------------------------------------------------------------------------------
@@ -552,6 +555,21 @@ REFUSED: dict[str, tuple[Any, torch.Tensor, str]] = {
         "running statistics in 0: ",
     ),
     "a moving average": (Moving, normal(1, 4), "Moving keeps running statistics in average: "),
+    "gradients by frequency": (
+        *(
+            lambda: nn.Sequential(nn.Embedding(9, 2, scale_grad_by_freq=True)),
+            torch.zeros(1, 3, dtype=torch.long),
+        ),
+        "whose embedding 0 has scale_grad_by_freq=True",
+    ),
+    "a computed tensor": (
+        *(lambda: nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 3))), normal(1, 4)),
+        "take torch.nn.utils.parametrizations.weight_norm",
+    ),
+    "orthogonal weights drawn": (
+        *(lambda: nn.utils.parametrizations.orthogonal(nn.Linear(4, 3)), normal(1, 4)),
+        "drawn by an operation that torchax lacks",
+    ),
     "no parameters": (nn.ReLU, normal(1, 4), "ReLU, which has no parameters that require gradients"),
     "no module": (
         lambda: lambda x: x,

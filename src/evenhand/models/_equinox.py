@@ -161,16 +161,20 @@ class _Parts(NamedTuple):
     Attributes:
       name: of its class.
       static: the module without its parameters.
-      structure: of its parameters.
+      arrays: the module that was taken apart, with its parameters only.
       paths: of each of them.
-      leaves: their values in the module that was taken apart.
     """
 
     name: str
     static: Any
-    structure: Any
+    # Not its structure: a sentinel of equinox in it is another one in the process of a worker.
+    arrays: Any
     paths: Sequence[KeyPath]
-    leaves: Sequence[Array]
+
+    @property
+    def leaves(self) -> list[Array]:
+        """The value of each parameter."""
+        return jax.tree.leaves(self.arrays)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -179,7 +183,8 @@ class _Parts(NamedTuple):
 
     def loaded(self, params: Params) -> Any:
         """The module with these parameters."""
-        arrays = jax.tree.unflatten(self.structure, [leaf_at(params, path) for path in self.paths])
+        structure = jax.tree.structure(self.arrays)
+        arrays = jax.tree.unflatten(structure, [leaf_at(params, path) for path in self.paths])
         return _equinox().combine(arrays, self.static)
 
 
@@ -216,9 +221,8 @@ def _parts(module: _Module) -> _Parts:
             f"The function must return an equinox.Module, but it returned {type(module).__name__}."
         )
     arrays, static = eqx.partition(module, eqx.is_inexact_array)
-    pairs, structure = jax.tree.flatten_with_path(arrays)
     return _Parts(
-        type(module).__name__, static, structure, [path for path, _ in pairs], [leaf for _, leaf in pairs]
+        type(module).__name__, static, arrays, [path for path, _ in jax.tree.leaves_with_path(arrays)]
     )
 
 

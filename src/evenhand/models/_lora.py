@@ -146,7 +146,8 @@ def lora(
         name: jnp.array(leaf, like.dtype)
         for name, leaf, (_, like) in zip(names, jax.tree.leaves(params), pairs, strict=True)
     }
-    fixed = _drawn_a(matrices, rank, jax.random.key(seed)) if train == "b" else None
+    # Clients must draw the same factors, whatever the default generator of their machines is.
+    fixed = _drawn_a(matrices, rank, jax.random.key(seed, impl="threefry2x32")) if train == "b" else None
     begin = [(path, values[name]) for path, name in zip(paths, names, strict=True) if name in trained]
 
     @jax.jit  # one program, else every small draw would compile its own

@@ -1,10 +1,13 @@
-"""What the adapters of modules share: their functions, the arguments that switch to training, and what is refused."""
+"""What the adapters of modules share: their functions, the arguments that switch to training, and what is refused.
+
+And layers of PyTorch that torchax computes slowly, or otherwise than PyTorch.
+"""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -271,3 +274,146 @@ def parted(whole: Mapping[Any, Any], like: Mapping[Any, Any]) -> tuple[dict[Any,
             is_variance = str(name) in ("var", "running_var")
             statistics[name] = jnp.maximum(part, 0.0) if is_variance else part
     return params, statistics
+
+
+# --- layers of PyTorch ---------------------------------------------------------------------------------------------
+
+
+@jax.custom_jvp
+def with_gradient_of(value: Array, old: Array) -> Array:
+    """The value, with the gradient of ``old``."""
+    del old
+    return value
+
+
+@with_gradient_of.defjvp
+def _as_old(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    return primals[0], tangents[1]
+
+
+def batch_norm_layer(environment: Any) -> Callable[..., Any]:
+    r"""``torch.nn.functional.batch_norm``, which measures its statistics on the rows of the batch that are inside.
+
+    .. math::
+        \mu = \tfrac{1}{n} \sum_i x_i, \quad \sigma^2 = \tfrac{1}{n} \sum_i (x_i - \mu)^2, \quad
+        y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
+
+    with the statistics moved by ``momentum`` towards :math:`\mu` and :math:`\tfrac{n}{n - 1} \sigma^2`.
+    """
+
+    def run(
+        x: Any,
+        mean: Any,
+        var: Any,
+        weight: Any = None,
+        bias: Any = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        values, scale, shift = environment.t2j_iso((x, weight, bias))
+        if mean is None:
+            raise EvenhandError(
+                "A BatchNorm without running statistics normalises by the batch in evaluation, too, so that the rows "
+                "of a batch change each other's predictions: leave track_running_stats=True, or use GroupNorm."
+            )
+        axes = (0, *range(2, values.ndim))
+        along = (1, -1, *[1] * (values.ndim - 2))
+        center, spread = environment.t2j_iso((mean, var))
+        if training:
+            inside = mask_like(values)
+            weights = jnp.ones((len(values), *[1] * (values.ndim - 1))) if inside is None else inside
+            weights = weights.astype(jnp.float32)
+            count = jnp.maximum(jnp.sum(weights) * (values.size // (values.shape[0] * values.shape[1])), 1.0)
+            center = jnp.sum(values * weights, axes) / count
+            spread = jnp.sum(jnp.square(values - center.reshape(along)) * weights, axes) / count
+            unbiased = spread * count / jnp.maximum(count - 1.0, 1.0)
+            for buffer, new in ((mean, center), (var, unbiased)):
+                old = environment.t2j_iso(buffer)
+                buffer.copy_(
+                    environment.j2t_iso((1.0 - momentum) * old + momentum * jax.lax.stop_gradient(new))
+                )
+        outputs = (values - center.reshape(along)) * jax.lax.rsqrt(spread + eps).reshape(along)
+        outputs = outputs if scale is None else outputs * scale.reshape(along)
+        return environment.j2t_iso(outputs if shift is None else outputs + shift.reshape(along))
+
+    return run
+
+
+def group_norm_layer(environment: Any) -> Callable[..., Any]:
+    """``torch.nn.functional.group_norm``, channel by channel first: a picture split into groups would be turned."""
+
+    def run(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+        values, scale, shift = environment.t2j_iso((input, weight, bias))
+        groups = num_groups
+        n, channels, *sizes = values.shape
+        axes, along = tuple(range(2, values.ndim)), (n, channels, *[1] * len(sizes))
+
+        def mean(x: Array) -> Array:
+            """Over each group, for each of its channels."""
+            by_group = jnp.mean(jnp.mean(x, axis=axes).reshape(n, groups, channels // groups), axis=-1)
+            return jnp.repeat(by_group, channels // groups, axis=1)
+
+        apart = values - mean(values).reshape(along)
+        factor = jax.lax.rsqrt(mean(jnp.square(apart)) + eps)
+        outputs = apart * (factor if scale is None else factor * scale[None]).reshape(along)
+        return environment.j2t_iso(outputs if shift is None else outputs + shift.reshape(along[1:]))
+
+    return run
+
+
+def average_pool_layer(environment: Any, plain: Callable[..., Array]) -> Callable[..., Any]:
+    """``aten.avg_pool2d`` and its kin: ``plain``, but for ``ceil_mode``, whose last windows torchax divides wrongly."""
+
+    def run(
+        x: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] | int = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        values = environment.t2j_iso(x)
+        if not ceil_mode:
+            options = (kernel_size, stride, padding, False, count_include_pad, divisor_override)
+            return environment.j2t_iso(plain(values, *options))
+        dims, strides = len(kernel_size), stride or kernel_size
+        pads = [(0, 0)] * (values.ndim - dims)
+        counts = np.ones(())
+        paddings = [int(pad) for pad in np.broadcast_to(padding, dims)]
+        for size, width, step, pad in zip(values.shape[-dims:], kernel_size, strides, paddings, strict=True):
+            windows = -(-(size + 2 * pad - width) // step) + 1
+            windows -= (windows - 1) * step >= size + pad  # the last one begins inside
+            starts = np.arange(windows) * step - pad
+            pads.append((pad, max(int(starts[-1]) + width - size, 0)))
+            # A window counts what it has of the padded input, or of the input.
+            low, high = (-pad, size + pad) if count_include_pad else (0, size)
+            counts = counts[..., None] * (np.minimum(starts + width, high) - np.maximum(starts, low))
+        leading = (1,) * (values.ndim - dims)
+        sums = jax.lax.reduce_window(
+            values, 0.0, jax.lax.add, (*leading, *kernel_size), (*leading, *strides), pads
+        )
+        return environment.j2t_iso(sums / jnp.asarray(divisor_override or counts, values.dtype))
+
+    return run
+
+
+def householder_layer(environment: Any) -> Callable[..., Any]:
+    r"""``torch.linalg.householder_product``, of which JAX has no gradient.
+
+    .. math::
+        \prod_i (I - \tau_i v_i v_i^\top) = I - V (I + D U)^{-1} D V^\top, \quad D = \operatorname{diag}(\tau)
+
+    where :math:`U` is the part of :math:`V^\top V` above its diagonal.
+    """
+
+    def run(reflectors: Any, scales: Any) -> Any:
+        lower, tau = environment.t2j_iso((reflectors, scales))
+        (m, n), k = lower.shape[-2:], tau.shape[-1]
+        v = jnp.tril(lower, -1)[..., :k] + jnp.eye(m, k)
+        above = jnp.triu(jnp.matrix_transpose(v) @ v, 1)
+        inner = jnp.linalg.solve(jnp.eye(k) + tau[..., None] * above, tau[..., None] * jnp.eye(k))
+        return environment.j2t_iso(jnp.eye(m, n) - v @ inner @ jnp.matrix_transpose(v[..., :n, :]))
+
+    return run

@@ -285,3 +285,30 @@ class Layers(NamedTuple):
             return LSTMState(output @ smaller.T, memory), output @ smaller.T
 
         return jax.lax.scan(body, state, gates)
+
+
+def lstm_layer(environment: Any) -> Callable[..., Any]:
+    """``torch.lstm`` as a loop over time, where torchax would write out every step."""
+
+    def run(x: Any, hidden: Any, weights: Any, *options: Any) -> Any:
+        sequence, (outputs, memories), kernels = environment.t2j_iso((x, tuple(hidden), tuple(weights)))
+        layers = Layers.of(kernels, *options)
+        states = [LSTMState(output, memory) for output, memory in zip(outputs, memories, strict=True)]
+        sequence, ends = layers.run(environment.get_and_rotate_prng_key, sequence, states)
+        return environment.j2t_iso((sequence, *map(jnp.stack, zip(*ends, strict=True))))
+
+    return run
+
+
+def gru_layer(environment: Any) -> Callable[..., Any]:
+    """``torch.gru`` as a loop over time."""
+
+    def run(x: Any, hidden: Any, weights: Any, *options: Any) -> Any:
+        sequence, outputs, kernels = environment.t2j_iso((x, hidden, tuple(weights)))
+        layers = Layers.of(kernels, *options)
+        sequence, ends = layers.run(
+            environment.get_and_rotate_prng_key, sequence, [GRUState(output) for output in outputs]
+        )
+        return environment.j2t_iso((sequence, jnp.stack([end.output for end in ends])))
+
+    return run

@@ -31,12 +31,16 @@ from evenhand.models._modules import (
     STATISTICS,
     Functions,
     State,
+    average_pool_layer,
+    batch_norm_layer,
     check_kind,
     check_rows_first,
-    mask_like,
+    group_norm_layer,
+    householder_layer,
     rows_inside,
+    with_gradient_of,
 )
-from evenhand.models._recurrence import GRUState, Layers, LSTMState
+from evenhand.models._recurrence import gru_layer, lstm_layer
 from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
 
@@ -101,7 +105,7 @@ def from_torch(
     """
     check_process()
     check_kind("from_torch", state)
-    environment = _environment()
+    _environment()  # before anything else, for its errors
     _check_loss(loss)
     row_loss = resolve(loss)
     inputs = _as_array(sample)
@@ -117,14 +121,12 @@ def from_torch(
             f"from_torch got {name}, which has no parameters that require gradients: there is nothing to train."
         )
     measured = _values(_statistics(example)) if state != "refuse" else {}
-    forward = _Forward(environment, example, measured)
+    forward = _Forward(example, measured)
     _check_state(forward, start, inputs, example)
     start |= measured
 
     def init(key: Key) -> Params:
-        drawn = (
-            jax.tree.map(jnp.array, start) if draw is None else {**start, **_drawn(environment, draw, key)}
-        )
+        drawn = jax.tree.map(jnp.array, start) if draw is None else {**start, **_drawn(draw, key)}
         return _nested({path: drawn[path] for path in start})
 
     @channels_last
@@ -207,13 +209,12 @@ class _Forward:
     """The forward pass of a module as a function of its weights.
 
     Args:
-      environment: of torchax.
       module: is copied, without its weights.
       measured: the running statistics that are parameters; other buffers are constants.
     """
 
-    def __init__(self, environment: Any, module: torch.nn.Module, measured: Mapping[str, Array]) -> None:
-        self.environment, self.measured = environment, measured
+    def __init__(self, module: torch.nn.Module, measured: Mapping[str, Array]) -> None:
+        self.measured = measured
         fixed = [(path, value) for path, value in module.named_parameters() if not value.requires_grad]
         buffers = [(path, value) for path, value in module.named_buffers() if path not in measured]
         self.constants = _values([*buffers, *fixed])
@@ -225,7 +226,7 @@ class _Forward:
         self, params: Mapping[str, Array], x: Array, key: Key, *, training: bool
     ) -> tuple[PyTree, Mapping[str, Array]]:
         """The outputs, and the constants and running statistics after the pass."""
-        environment = self.environment
+        environment = _environment()  # none of its own: it cannot be sent to another process
         with _LOCK, _traced(environment, key):
             tensors = environment.j2t_iso({**params, **self.constants})
             outputs = _pytorch().func.functional_call(
@@ -259,15 +260,26 @@ def _traced(environment: Any, key: Key) -> ExitStack:
 @contextmanager
 def _gradients_of_jax() -> Generator[None]:
     """Inside, PyTorch refuses gradients of a module's own; by one thread at a time, which holds the lock."""
+    from torchax.tensor import Tensor  # pyright: ignore[reportMissingImports]
+    from torchax.view import View  # pyright: ignore[reportMissingImports]
+
     # Not Function.apply: modules often keep that of their function under another name.
     functions, tensors = _pytorch().autograd.function._SingleLevelFunction, _pytorch().Tensor
     hook = tensors.register_hook
+    assign, assign_part, data = Tensor.__setitem__, View.__setitem__, Tensor.data
     functions.apply, tensors.register_hook = classmethod(_apply), _refuse_hook
+    # x[i] = y reaches no dispatch of torchax.
+    Tensor.__setitem__, View.__setitem__ = _assignment(assign), _assignment(assign_part)
+    # That of torchax is the tensor itself, with its gradient.
+    Tensor.data = View.data = property(_detached, lambda tensor, value: _detached(tensor).update(value))
     try:
         yield
     finally:
         del functions.apply  # which it inherits
         tensors.register_hook = hook
+        Tensor.__setitem__, View.__setitem__ = assign, assign_part
+        Tensor.data = data
+        del View.data
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
@@ -279,6 +291,19 @@ def _apply(function: Any, *arguments: Any) -> Any:
         "call: write its forward pass with operations of PyTorch. y + (x - y).detach() has the value of x and the "
         "gradient of y."
     )
+
+
+def _assignment(assign: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    def run(tensor: Any, index: Any, value: Any) -> None:
+        with _histories_kept([tensor]):
+            assign(tensor, index, value)
+
+    return run
+
+
+def _detached(tensor: Any) -> Any:
+    """``tensor.data``: another name of a tensor, without its gradient."""
+    return tensor._env.detached(tensor)
 
 
 def _refuse_hook(tensor: Any, hook: Any) -> Any:
@@ -418,6 +443,11 @@ def _check_module(module: torch.nn.Module) -> None:
                 f"from_torch got {type(module).__name__}, whose part {path or 'itself'} has backward hooks, which JAX "
                 "would not call: remove them, and change the forward pass instead."
             )
+        if isinstance(part, torch.nn.Embedding) and part.scale_grad_by_freq:
+            raise EvenhandError(
+                f"from_torch got {type(module).__name__}, whose embedding {path or 'itself'} has "
+                "scale_grad_by_freq=True, a gradient of PyTorch's own, which JAX does not compute: leave it False."
+            )
 
 
 def _check_initialised(module: torch.nn.Module) -> None:
@@ -431,13 +461,21 @@ def _check_initialised(module: torch.nn.Module) -> None:
             )
 
 
-def _drawn(environment: Any, draw: _Factory, key: Key) -> dict[str, Array]:
+def _drawn(draw: _Factory, key: Key) -> dict[str, Array]:
     """The weights of a new module, whose initialisers draw from the key."""
-    torch = _pytorch()
+    from torchax.tensor import OperatorNotFound  # pyright: ignore[reportMissingImports]
+
+    torch, environment = _pytorch(), _environment()
     with warnings.catch_warnings(), _LOCK, _traced(environment, key), torch.device("jax"):
         # Buffers of 64 bits, such as the number of batches that a BatchNorm has seen, are not drawn.
         warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
-        return {name: environment.t2j_iso(value) for name, value in draw().named_parameters()}
+        try:
+            return {name: environment.t2j_iso(value) for name, value in draw().named_parameters()}
+        except OperatorNotFound as error:
+            raise EvenhandError(
+                f"The weights are drawn by an operation that torchax lacks: {error}. Give from_torch an instance, "
+                "whose weights are then the start."
+            ) from error
 
 
 def _without_weights(module: torch.nn.Module) -> torch.nn.Module:
@@ -447,7 +485,13 @@ def _without_weights(module: torch.nn.Module) -> torch.nn.Module:
     hollow = {
         id(value): torch.nn.Parameter(value.detach().to("meta"), False) for value in module.parameters()
     }
-    return copy.deepcopy(module, hollow)
+    try:
+        return copy.deepcopy(module, hollow)
+    except RuntimeError as error:  # of PyTorch, which copies no tensor that was computed with gradients
+        raise EvenhandError(
+            f"from_torch cannot copy {type(module).__name__}, which keeps a tensor that was computed: compute it in "
+            "forward(). The old torch.nn.utils.weight_norm keeps one: take torch.nn.utils.parametrizations.weight_norm."
+        ) from error
 
 
 def _trained(module: torch.nn.Module) -> dict[str, Any]:
@@ -546,35 +590,7 @@ def _environment() -> Any:
       EvenhandError: PyTorch or torchax is missing, or their versions do not fit.
     """
     try:
-        torch = _pytorch()
-        from torch.utils._pytree import tree_map_only  # pyright: ignore[reportMissingImports]
-        from torchax.tensor import Environment, Tensor  # pyright: ignore[reportMissingImports]
-        from torchax.view import View  # pyright: ignore[reportMissingImports]
-
-        class Mixed(Environment):  # pyright: ignore[reportUntypedBaseClass]
-            """Tensors that PyTorch computed, such as masks, become constants where they meet those of JAX."""
-
-            def t2j_iso(self, torchtensors: Any) -> Any:
-                def converted(value: torch.Tensor) -> Any:
-                    # Those of one number stay numbers, whose type gives way to that of an array.
-                    is_kept = isinstance(value, (Tensor, View)) or value.ndim == 0
-                    return value if is_kept else self.j2t_iso(_as_array(value))
-
-                return super().t2j_iso(tree_map_only(torch.Tensor, converted, torchtensors))
-
-            def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-                results = super().dispatch(func, types, args, kwargs)
-                if torch.is_grad_enabled():
-                    return results
-                # Under the module's own no_grad(); what changes a tensor in place stays that tensor.
-                inputs = {id(x) for x in args}
-
-                def stopped(x: Any) -> Any:
-                    return x if id(x) in inputs else x.apply_jax(jax.lax.stop_gradient)
-
-                return tree_map_only(Tensor, stopped, results)
-
-        environment = Mixed()
+        torch, environment = _pytorch(), _mixed()
     except ModuleNotFoundError as error:
         raise EvenhandError(
             f"from_torch needs PyTorch and torchax, and {error.name} is missing: pip install 'evenhand[torch]'."
@@ -586,109 +602,92 @@ def _environment() -> Any:
             "that go together, such as pip install 'torch<2.13' 'torchax==0.0.13', and start Python again."
         ) from error
     layers = {
-        torch.lstm: _lstm,
-        torch.gru: _gru,
-        torch.nn.functional.batch_norm: _batch_norm,
-        torch.nn.functional.group_norm: _group_norm,
+        torch.lstm: lstm_layer,
+        torch.gru: gru_layer,
+        torch.nn.functional.batch_norm: batch_norm_layer,
+        torch.nn.functional.group_norm: group_norm_layer,
+        torch.ops.aten.linalg_householder_product: householder_layer,
     }
     for operation, layer in layers.items():
         environment.override_op_definition(operation, layer(environment))
+    for operation in (torch.ops.aten.avg_pool1d, torch.ops.aten.avg_pool2d, torch.ops.aten.avg_pool3d):
+        plain = environment._get_op_or_decomp(operation).func
+        environment.override_op_definition(operation, average_pool_layer(environment, plain))
     return environment
 
 
-def _lstm(environment: Any) -> Callable[..., Any]:
-    """``torch.lstm`` as a loop over time, where torchax would write out every step."""
+def _mixed() -> Any:
+    """An environment without the changes of single layers, in which ``no_grad()`` is that of PyTorch."""
+    torch = _pytorch()
+    from torch.utils._pytree import tree_map_only  # pyright: ignore[reportMissingImports]
+    from torchax.tensor import Environment, Tensor  # pyright: ignore[reportMissingImports]
+    from torchax.view import View, ViewInfo  # pyright: ignore[reportMissingImports]
 
-    def run(x: Any, hidden: Any, weights: Any, *options: Any) -> Any:
-        sequence, (outputs, memories), kernels = environment.t2j_iso((x, tuple(hidden), tuple(weights)))
-        layers = Layers.of(kernels, *options)
-        states = [LSTMState(output, memory) for output, memory in zip(outputs, memories, strict=True)]
-        sequence, ends = layers.run(environment.get_and_rotate_prng_key, sequence, states)
-        return environment.j2t_iso((sequence, *map(jnp.stack, zip(*ends, strict=True))))
+    class Detached(ViewInfo):  # pyright: ignore[reportUntypedBaseClass]
+        """All of a tensor, without its gradient."""
 
-    return run
+        def transform_tensor(self, jax_array: Array) -> Array:
+            return jax.lax.stop_gradient(jax_array)
 
+        def update_tensor(self, new_value: Array, jax_array: Array) -> Array:
+            return with_gradient_of(new_value, jax_array)
 
-def _gru(environment: Any) -> Callable[..., Any]:
-    """``torch.gru`` as a loop over time."""
+        def calculate_output_shape(self, source: Array) -> tuple[int, ...]:
+            return source.shape
 
-    def run(x: Any, hidden: Any, weights: Any, *options: Any) -> Any:
-        sequence, outputs, kernels = environment.t2j_iso((x, hidden, tuple(weights)))
-        layers = Layers.of(kernels, *options)
-        sequence, ends = layers.run(
-            environment.get_and_rotate_prng_key, sequence, [GRUState(output) for output in outputs]
-        )
-        return environment.j2t_iso((sequence, jnp.stack([end.output for end in ends])))
+    class Mixed(Environment):  # pyright: ignore[reportUntypedBaseClass]
+        """Tensors that PyTorch computed, such as masks, become constants where they meet those of JAX."""
 
-    return run
+        def t2j_iso(self, torchtensors: Any) -> Any:
+            def converted(value: torch.Tensor) -> Any:
+                # Those of one number stay numbers, whose type gives way to that of an array.
+                is_kept = isinstance(value, (Tensor, View)) or value.ndim == 0
+                return value if is_kept else self.j2t_iso(_as_array(value))
 
+            return super().t2j_iso(tree_map_only(torch.Tensor, converted, torchtensors))
 
-def _batch_norm(environment: Any) -> Callable[..., Any]:
-    r"""``torch.nn.functional.batch_norm``, which measures its statistics on the rows of the batch that are inside.
+        def detached(self, tensor: Any) -> Any:
+            return View(tensor, Detached(), self)
 
-    .. math::
-        \mu = \tfrac{1}{n} \sum_i x_i, \quad \sigma^2 = \tfrac{1}{n} \sum_i (x_i - \mu)^2, \quad
-        y = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta
+        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            with _histories_kept(args):
+                results = super().dispatch(func, types, args, kwargs)
+                part: Any = args[0] if args and isinstance(func, torch._ops.OpOverload) else None
+                if isinstance(part, View) and results is not part:
+                    alias = func._schema.arguments[0].alias_info
+                    # Of a part, torchax changes a copy in place, for many operations.
+                    if alias is not None and alias.is_write:
+                        part.update(results)
+                        results = part
+            if torch.is_grad_enabled():
+                return results
+            # Under the module's own no_grad(); what changes a tensor in place stays that tensor.
+            inputs = {id(x) for x in args}
 
-    with the statistics moved by ``momentum`` towards :math:`\mu` and :math:`\tfrac{n}{n - 1} \sigma^2`.
-    """
+            def stopped(x: Any) -> Any:
+                if id(x) in inputs:
+                    return x
+                return self.detached(x) if isinstance(x, View) else x.detach()
 
-    def run(
-        x: Any,
-        mean: Any,
-        var: Any,
-        weight: Any = None,
-        bias: Any = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Any:
-        values, scale, shift = environment.t2j_iso((x, weight, bias))
-        if mean is None:
-            raise EvenhandError(
-                "A BatchNorm without running statistics normalises by the batch in evaluation, too, so that the rows "
-                "of a batch change each other's predictions: leave track_running_stats=True, or use GroupNorm."
-            )
-        axes = (0, *range(2, values.ndim))
-        along = (1, -1, *[1] * (values.ndim - 2))
-        center, spread = environment.t2j_iso((mean, var))
-        if training:
-            inside = mask_like(values)
-            weights = jnp.ones((len(values), *[1] * (values.ndim - 1))) if inside is None else inside
-            weights = weights.astype(jnp.float32)
-            count = jnp.maximum(jnp.sum(weights) * (values.size // (values.shape[0] * values.shape[1])), 1.0)
-            center = jnp.sum(values * weights, axes) / count
-            spread = jnp.sum(jnp.square(values - center.reshape(along)) * weights, axes) / count
-            unbiased = spread * count / jnp.maximum(count - 1.0, 1.0)
-            for buffer, new in ((mean, center), (var, unbiased)):
-                old = environment.t2j_iso(buffer)
-                buffer.copy_(
-                    environment.j2t_iso((1.0 - momentum) * old + momentum * jax.lax.stop_gradient(new))
-                )
-        outputs = (values - center.reshape(along)) * jax.lax.rsqrt(spread + eps).reshape(along)
-        outputs = outputs if scale is None else outputs * scale.reshape(along)
-        return environment.j2t_iso(outputs if shift is None else outputs + shift.reshape(along))
+            return tree_map_only((Tensor, View), stopped, results)
 
-    return run
+    return Mixed()
 
 
-def _group_norm(environment: Any) -> Callable[..., Any]:
-    """``torch.nn.functional.group_norm``, channel by channel first: a picture split into groups would be turned."""
+@contextmanager
+def _histories_kept(values: Any) -> Generator[None]:
+    """Inside, what changes these tensors in place under the module's own ``no_grad()`` leaves them their gradients."""
+    from torchax.tensor import Tensor  # pyright: ignore[reportMissingImports]
+    from torchax.view import View  # pyright: ignore[reportMissingImports]
 
-    def run(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
-        values, scale, shift = environment.t2j_iso((input, weight, bias))
-        groups = num_groups
-        n, channels, *sizes = values.shape
-        axes, along = tuple(range(2, values.ndim)), (n, channels, *[1] * len(sizes))
-
-        def mean(x: Array) -> Array:
-            """Over each group, for each of its channels."""
-            by_group = jnp.mean(jnp.mean(x, axis=axes).reshape(n, groups, channels // groups), axis=-1)
-            return jnp.repeat(by_group, channels // groups, axis=1)
-
-        apart = values - mean(values).reshape(along)
-        factor = jax.lax.rsqrt(mean(jnp.square(apart)) + eps)
-        outputs = apart * (factor if scale is None else factor * scale[None]).reshape(along)
-        return environment.j2t_iso(outputs if shift is None else outputs + shift.reshape(along[1:]))
-
-    return run
+    before = list[tuple[Any, Array]]()
+    for value in () if _pytorch().is_grad_enabled() else values:
+        while isinstance(value, View):
+            value = value.parent
+        if isinstance(value, Tensor):
+            before.append((value, value.jax()))
+    yield
+    for tensor, old in before:
+        new = tensor.jax()
+        if new is not old and (new.shape, new.dtype) == (old.shape, old.dtype):
+            tensor.apply_jax_(with_gradient_of, old)

@@ -115,6 +115,16 @@ def test_a_module_that_draws_nothing_has_no_pass_of_its_own_for_training() -> No
     assert model_of(dropped).apply_train is not None
 
 
+@pytest.mark.parametrize("module", [perceptron(KEY), Net], ids=["instance", "drawn"])
+def test_a_model_that_was_sent_to_another_process_is_the_same(module: Any) -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+    model = model_of(module)
+    sent = cloudpickle.loads(cloudpickle.dumps(model))
+    params = sent.init(KEY)
+    assert same(params, model.init(KEY))
+    assert same(sent.apply(params, X), model.apply(params, X))
+
+
 def as_equinox(params: Any) -> Any:
     """Linen's parameters as those of the perceptron."""
     layers = (params["Dense_0"], params["Dense_1"])

@@ -248,8 +248,10 @@ def test_kept_optimisers_and_schedules_do_not_touch_what_is_measured() -> None:
     work = eh.local.sgd(AVERAGE, optax.adam(0.1), epochs=1, schedule=lambda t: 0.5, keep_optimiser=True)
     assert work.kept is not None
     in_round = client(2)._replace(round=jnp.int32(0))
-    end, _, _ = work.kept.solve(START, work.kept.init(START), in_round, KEY, optax.identity())
-    assert gap(end, step(named(START), np.arange(OFFSETS[2], OFFSETS[3])), *STATISTICS) < 1e-5
+    far = jax.tree.map(lambda leaf: leaf + 10.0, START)
+    for correction in (optax.identity(), eh.local.proximal(5.0, far)):
+        end, _, _ = work.kept.solve(START, work.kept.init(START), in_round, KEY, correction)
+        assert gap(end, step(named(START), np.arange(OFFSETS[2], OFFSETS[3])), *STATISTICS) < 1e-5
 
 
 def test_a_risk_of_the_batch_weighs_losses_and_not_what_is_measured() -> None:
@@ -341,6 +343,41 @@ def test_ditto_measures_for_each_client_beside_the_average() -> None:
     pulled = run_of(eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=2.0), rounds=2)
     free = run_of(eh.personalization.ditto(eh.algorithms.fedavg(work), work, lam=0.0), rounds=2)
     assert gap(pulled.personal_params(0), named(free.personal_params(0)), *LEARNED) > 1e-3
+
+
+def evaluated(w: Named, rows: np.ndarray) -> float:
+    """The mean loss on these rows, with the statistics that the model has."""
+    unit = (X[rows] @ w["first/kernel"] - w["norm/mean"]) / np.sqrt(w["norm/var"] + EPSILON)
+    normed = unit * w["norm/scale"] + w["norm/bias"]
+    return float(np.mean(np.square((normed @ w["last/kernel"])[:, 0] - Y[rows])))
+
+
+def test_dynamic_penalties_are_chosen_by_what_they_pull() -> None:
+    """The candidates of a step differ in what is learned, and keep the statistics that the client has measured."""
+    lams, held, shared = (0.1, 8.0), 0.4, named(START)
+    own, chosen = [named(START) for _ in SIZES], set[float]()
+    for _ in range(2):
+        for k in range(3):
+            cut = OFFSETS[k + 1] - int(np.ceil(held * SIZES[k] - 1e-4))
+            rest, valid = np.arange(OFFSETS[k], cut), np.arange(cut, OFFSETS[k + 1])
+            for _ in range(3):
+                plain, before = step(own[k], rest), own[k]
+
+                def pulled(lam: float, end: Named = plain, v: Named = before, w: Named = shared) -> Named:
+                    return {name: end[name] - LR * lam * (v[name] - w[name]) for name in LEARNED}
+
+                tried = {lam: evaluated(before | pulled(lam), valid) for lam in lams}
+                lam = min(lams, key=tried.__getitem__)
+                own[k] = plain | pulled(lam)
+                chosen.add(lam)
+        shared = averaged([full(shared, k) for k in range(3)])
+    assert chosen == set(lams)
+    work = whole(AVERAGE)
+    method = eh.personalization.dynamic_ditto(
+        eh.algorithms.fedavg(work), work, lams=lams, few=0, held_out=held
+    )
+    run = run_of(method)
+    assert max(gap(run.personal_params(k), own[k]) for k in range(3)) < 1e-5
 
 
 def test_finetuning_with_steps_of_size_zero_measures_alone() -> None:
@@ -623,12 +660,20 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: eh.algorithms.scaffold(KEPT),
         r'state="local"\), and this method sends whole models',
     ),
+    "delta_fl_levels, local": (
+        lambda: eh.algorithms.delta_fl_levels(KEPT),
+        r'state="local"\), and this method sends whole models',
+    ),
     "feddane": (
         lambda: run_of(eh.algorithms.feddane(WORK, mu=0.1)),
         "takes a gradient over all examples of a client at once",
     ),
     "ditto, local": (
         lambda: run_of(eh.personalization.ditto(eh.algorithms.fedavg(KEPT), KEPT, lam=1.0)),
+        "stay with their clients, so that no method that needs the whole model",
+    ),
+    "ditto, local, without own models": (
+        lambda: run_of(eh.personalization.ditto(eh.algorithms.fedavg(KEPT), KEPT, lam=float("inf"))),
         "stay with their clients, so that no method that needs the whole model",
     ),
     "fedsim, stateless": (
