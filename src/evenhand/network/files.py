@@ -353,7 +353,8 @@ method = {_toml(server.method)}
 metrics = {_toml(metrics)}  # numbers: its losses and metrics may leave it; histogram: only in a secure sum; none
 test_keys = {_toml(server.test_keys)}  # true: the server may know all keys, those of noise included
 colluding = {server.colluding}  # other clients that may collude with the server in secure sums
-{_lines(limits)}# noise_multiplier = 1.0 asks for at least so much; epsilon = 8.0 and clip = 1.0 for at most so much
+{_lines(limits)}# noise_multiplier = 1.0 asks for at least so much noise in each release, over its sensitivity
+# epsilon = 8.0 and clip = 1.0 ask for at most so much; epsilon is against the server if clients add the noise
 
 [data]  # options of the loader, as `evenhand run` has them
 {_lines(data)}"""

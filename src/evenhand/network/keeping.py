@@ -42,8 +42,8 @@ class Allowed(NamedTuple):
 
     Attributes:
       cohort: the fewest clients that may be drawn in a round in which it works.
-      noise_multiplier: the least of any release of the method.
-      epsilon: the most that the method may spend in the whole run.
+      noise_multiplier: the least of any release of the method, which may be below the argument of the method.
+      epsilon: the most that the method may spend in the whole run; against the server if clients add the noise.
       clip: the largest norm of an upload.
       most_examples: of the largest client, to which all pad their own.
       metrics: whether its losses and metrics may leave it.

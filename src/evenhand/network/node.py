@@ -42,6 +42,7 @@ from evenhand.network.summing import (
 from evenhand.network.terms import (
     Agreed,
     Terms,
+    guarantee_to_client,
     is_masked,
     is_published,
     occasion_of_sum,
@@ -283,22 +284,22 @@ class Node:
         least = min((release.noise_multiplier for release in releases), default=math.inf)
         if least < allowed.noise_multiplier:
             raise Refusal(
-                f"The method's noise multiplier is {least:g}, and this client's file asks for at least "
-                f"{allowed.noise_multiplier:g}: deploy the method with more noise."
+                f"The noise of a release is {least:g} times its sensitivity, and this client's file asks for a "
+                f"noise_multiplier of at least {allowed.noise_multiplier:g}: deploy the method with more noise."
             )
         self._check_epsilon(agreed, agreed.terms.rounds, "The run would spend")
 
     def _check_epsilon(self, agreed: Agreed, count: int, begin: str) -> None:
         """So many rounds spend no more than its own file allows."""
-        promise, most = agreed.algorithm.privacy, self._allowed.epsilon
+        (promise, against), most = guarantee_to_client(agreed.algorithm), self._allowed.epsilon
         if promise is None or math.isinf(most):
             return
         units = agreed.terms.clients if promise.unit == "client" else max(self._data.train.rows, 2)
         spent = account(promise, rounds=count, units=units).epsilon
         if not spent <= most:
             raise Refusal(
-                f"{begin} epsilon {spent:.3g}, and this client's file allows {most:g}: deploy the method with more "
-                "noise or fewer rounds."
+                f"{begin} epsilon {spent:.3g}{against}, and this client's file allows {most:g}: deploy the method with "
+                "more noise or fewer rounds."
             )
 
     def _placed(self, kept: ClientRecord, agreed: Agreed, place: tuple[int, int]) -> ClientRecord:

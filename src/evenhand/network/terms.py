@@ -19,7 +19,7 @@ from evenhand.data import Form
 from evenhand.errors import EvenhandError
 from evenhand.rounds import Wire
 from evenhand.text import counted
-from evenhand.types import Aggregator, Algorithm, Params, Phase, PyTree, Sum
+from evenhand.types import Aggregator, Algorithm, Params, Phase, Privacy, PyTree, Release, Sum
 from evenhand.wire.messages import Packet, encode, packed, unpacked, whole
 from evenhand.wire.secure_sums import SumForm, sum_form
 from evenhand.wire.sum_messages import MOST_CLIENTS, Occasion
@@ -32,6 +32,7 @@ __all__ = [
     "check_masked",
     "check_sum",
     "example_rows",
+    "guarantee_to_client",
     "is_masked",
     "is_published",
     "occasion_of_sum",
@@ -196,6 +197,26 @@ def is_masked(aggregator: Aggregator) -> bool:
     """Whether clients add what they send under masks, so that the server learns the sum alone."""
     summation = aggregator.summation if isinstance(aggregator, Sum) else None
     return summation is not None and summation.is_secure
+
+
+def guarantee_to_client(algorithm: Algorithm) -> tuple[Privacy | None, str]:
+    """The guarantee that a client's file limits, and the words for whom it is against.
+
+    Under masked sums of noise of its clients it holds against the server.  The server draws the cohorts, so their
+    sampling hides no client from it.
+    """
+    promise = algorithm.privacy
+    if (
+        promise is None
+        or promise.unit != "client"
+        or not all(is_masked(phase.aggregator) for phase in algorithm.phases)
+    ):
+        return promise, ""
+
+    def releases(rounds: int) -> tuple[Release, ...]:
+        return tuple(release._replace(rate=1.0) for release in promise.releases(rounds))
+
+    return promise._replace(releases=releases), " against the server, which knows who takes part"
 
 
 def sum_form_of(agreed: Agreed, index: int) -> SumForm:

@@ -10,15 +10,17 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 import evenhand as eh
 from evenhand import EvenhandError
 from evenhand.cli import main
-from evenhand.cli._deploy import builder, own_data
+from evenhand.cli._deploy import builder, own_data, train
 from evenhand.network import certificates, deployed, files, summing
 from evenhand.network.deployed import _moments, client_node, event_log, read_status, serve_run
 from evenhand.network.in_process import LocalCarrier
 from evenhand.network.keeping import FileStore
+from evenhand.watch import Watched, Watcher
 from evenhand.wire import Packet, PacketError, decode, encode
 from evenhand.wire.secure_sums import secure_total
 from evenhand.wire.sum_messages import Occasion, sum_terms
@@ -668,6 +670,17 @@ def test_a_tracker_follows_a_deployed_run(tmp_path, monkeypatch, capsys):
     for column in ("train_loss", "test_accuracy"):
         wanted = list(zip(history["round"].tolist(), history[column].tolist(), strict=True))
         assert logged[column] == [(done, pytest.approx(number)) for done, number in wanted]
+
+
+@pytest.mark.parametrize(("rate", "status"), [("0.2", "done"), ("1e5", "diverged")])
+def test_a_tracker_learns_how_a_deployed_run_ended(tmp_path, monkeypatch, rate, status):
+    monkeypatch.setattr(sys.modules[__name__], "LOCAL", ("--lr", rate, "--batch-size", "5"))
+    folder = federation(tmp_path / "fed", "--metrics", "numbers")
+    carrier, file, ends = Linked(nodes_of(folder)), files.read_server(folder), []
+    watcher = Watcher(lambda name, config: Watched(lambda round, numbers: None, ends.append))
+    build = builder(file.method, file.options)
+    train(folder, build, carrier, lambda *event: None, Console(quiet=True), [watcher], pause=0.0)
+    assert ends == [status]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,15 @@ from tests.unit.network.sites import (
 
 NAME = SCAFFOLD.name
 KRUM = eh.algorithms.fedavg(WORK, aggregator=eh.aggregators.krum(1))
+SUMMED = eh.privacy.private(
+    eh.algorithms.fedavg(
+        WORK,
+        aggregator=eh.privacy.discrete_mean(0.5, noise_multiplier=4.0, rate=0.2, fewest=15),
+        sampling=eh.sampling.fixed(0.2),
+    )
+)
+"""Clients add the noise, under a secure sum."""
+SUMMED_TERMS = {"rounds": 20, "clients": 100, "slots": 20}
 
 
 def refused(site, answer, sentence, event="refused"):
@@ -481,8 +490,8 @@ def test_it_refuses_a_method_without_the_privacy_that_it_asks_for():
 def test_it_refuses_less_noise_than_it_asks_for():
     site = Site(CENTRAL, allowed=Allowed(noise_multiplier=1.01))
     sentence = (
-        "The method's noise multiplier is 1, and this client's file asks for at least 1.01: deploy the method with "
-        "more noise."
+        "The noise of a release is 1 times its sensitivity, and this client's file asks for a noise_multiplier of at "
+        "least 1.01: deploy the method with more noise."
     )
     refused(site, site.begin(), sentence)
     assert site.store.writes == 0
@@ -502,6 +511,31 @@ def test_it_refuses_a_run_that_spends_more_than_it_allows():
     # Twice the rounds cost more.
     more = Site(CENTRAL, allowed=Allowed(epsilon=spent), rounds=8)
     assert "would spend epsilon" in more.begin().fields["sentence"]
+
+
+def test_it_compares_the_noise_of_a_release():
+    """It is half the argument of ``discrete_mean``, whose neighbours replace a client."""
+    site = Site(SUMMED, allowed=Allowed(noise_multiplier=4.0), **SUMMED_TERMS)
+    sentence = "The noise of a release is 2 times its sensitivity, and this client's file asks for a noise_multiplier"
+    assert site.begin().fields["sentence"].startswith(f"{sentence} of at least 4")
+    enough = Site(SUMMED, allowed=Allowed(noise_multiplier=2.0), **SUMMED_TERMS)
+    assert enough.begin().kind == "agreed"
+
+
+def test_under_noise_of_clients_it_compares_what_the_server_learns():
+    """The server draws the cohorts, so that their sampling, on which ``run.privacy`` counts, hides nobody from it."""
+    assert SUMMED.privacy is not None
+    spent = eh.privacy.account(SUMMED.privacy, rounds=20, units=100).epsilon
+    release = eh.types.Release(2.0, times=20, mechanism="concentrated")
+    known = eh.privacy.spent([release], delta=0.01).epsilon
+    assert (round(spent, 2), round(known, 2)) == (2.92, 8.07)
+    refusal = Site(SUMMED, allowed=Allowed(epsilon=0.99 * known), **SUMMED_TERMS).begin()
+    sentence = (
+        "The run would spend epsilon 8.07 against the server, which knows who takes part, and this client's file "
+        "allows 7.99"
+    )
+    assert refusal.fields["sentence"].startswith(sentence)
+    assert Site(SUMMED, allowed=Allowed(epsilon=known), **SUMMED_TERMS).begin().kind == "agreed"
 
 
 def test_repeated_rounds_spend_what_it_allows():
