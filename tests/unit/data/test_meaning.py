@@ -164,3 +164,5 @@ def test_the_command_line_asks_in_one_sentence_and_names_its_options(tmp_path, c
     assert (
         "leave it out with --drop patient, or choose the columns to learn from with --features NAMES" in shown
     )
+    quiet = [*words, "--out", str(tmp_path / "b"), "--categorical", "score", "--quiet"]
+    assert main(quiet) == 0 and capsys.readouterr().err == ""

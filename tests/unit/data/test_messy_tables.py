@@ -143,6 +143,53 @@ def test_other_spellings_of_an_empty_cell_are_empty_everywhere(messy: Path, tmp_
     assert Features.from_json(json.loads(json.dumps(features_of(data).to_json()))) == features_of(data)
 
 
+@pytest.mark.parametrize("word", ["NaN", "nan", "NAN", "-nan"])
+@pytest.mark.parametrize("empty", [0, 5, 11])
+def test_words_for_nan_are_empty_cells_of_text_as_well(word: str, empty: int, tmp_path: Path) -> None:
+    """As feature and as label, wherever the first of them is."""
+    options: dict[str, Any] = {"fill": "mean", "drop_empty": True, "test_fraction": 0.0}
+
+    def read(cell: str) -> Any:
+        rows = [(cell if i == empty else "pq"[i % 2], "yn"[i // 2 % 2]) for i in range(12)]
+        rows.append(("p", cell))
+        table = "".join(f"{'ab'[i % 2]},{text},{label}\n" for i, (text, label) in enumerate(rows))
+        (tmp_path / "t.csv").write_text(f"client,text,label\n{table}")
+        return load(tmp_path / "t.csv", **options)
+
+    assert_same(read(word), read(""))
+    assert read(word).notes == ("Dropped 1 of 13 rows: 1 without a label.",)
+
+
+@pytest.mark.parametrize("empty", ["", "NaN", "?"])
+def test_true_and_false_beside_empty_cells_are_numbers(empty: str, tmp_path: Path) -> None:
+    """As in a table in memory; new rows may have such a cell, too."""
+    flags = ["True", "False", empty, "true"]
+    rows = [f"{'ab'[i // 4]},{flags[i % 4]},{i % 3 % 2}\n" for i in range(8)]
+    (tmp_path / "t.csv").write_text("client,flag,label\n" + "".join(rows))
+    options: dict[str, Any] = {"fill": "mean", "test_fraction": 0.0, "standardize": False}
+    data = load(tmp_path / "t.csv", na=["?"], **options)
+    assert features_of(data).inputs == ("flag",)
+    np.testing.assert_allclose(data.train.x[:4, 0], [1, 0, 2 / 3, 1], rtol=1e-6)
+    columns = {
+        "client": ["a", "b"] * 4,
+        "flag": [True, False, None, True] * 2,
+        "label": [0, 1] * 4,
+    }
+    assert features_of(from_frame(pa.table(columns), **options)).inputs == ("flag",)
+    (tmp_path / "new.csv").write_text(f"client,flag\na,{empty}\na,False\n")
+    np.testing.assert_allclose(
+        encode_table(tmp_path / "new.csv", features=features_of(data))[:, 0], [2 / 3, 0], rtol=1e-6
+    )
+
+
+def test_text_beside_true_and_false_stays_text(tmp_path: Path) -> None:
+    rows = [f"{'ab'[i // 4]},{('True', 'False', 'unknown', '')[i % 4]},{i % 2}\n" for i in range(8)]
+    (tmp_path / "t.csv").write_text("client,flag,label\n" + "".join(rows))
+    data = load(tmp_path / "t.csv", fill="mean", test_fraction=0.0)
+    names = ("False", "True", "unknown", "(missing)")
+    assert features_of(data).inputs == tuple(f"flag = {name}" for name in names)
+
+
 def test_tables_in_memory_take_the_same_options() -> None:
     columns = {
         "client": [1, 1, -999, 2, None],

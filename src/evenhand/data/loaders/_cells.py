@@ -330,8 +330,11 @@ def show(text: str) -> str:
 
 def _flags(series: Series) -> Series:
     """Booleans as numbers: 0 for false and 1 for true."""
-    texts = [text.lower() for text in series.categories or ()]
-    if not texts or not set(texts) <= {"false", "true"}:
+    texts, flags = [text.lower() for text in series.categories or ()], {"false", "true"}
+    if not flags & set(texts):
+        return series
+    # Spellings of empty cells are categories, too, of no row.
+    if not {texts[code] for code in np.unique(series.values[~series.missing]).tolist()} <= flags:
         return series
     values = np.array([*(float(text == "true") for text in texts), np.nan])
     return Series(series.name, values[series.values])

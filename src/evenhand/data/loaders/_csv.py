@@ -202,7 +202,10 @@ class CellColumn:
             return Series(self.name, np.concatenate([np.zeros(0), *self.parts]))
         codes = self._codes
         if not self.fixed:
-            spelled = [code for cell, code in self.texts.items() if number(cell) is not None]
+            # NaN is a number to float(), and an empty cell here.
+            spelled = [
+                code for cell, code in self.texts.items() if number(cell) is not None and not is_missing(cell)
+            ]
             if spelled:
                 rows, texts = np.flatnonzero(np.isin(codes, spelled)).tolist(), list(self.texts)
                 cells = [(f"line {lines[i]}", texts[codes[i]]) for i in rows[:MOST_LISTED]]
