@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 __all__ = [
     "counted",
+    "extent",
     "isolated",
     "listed",
     "measured",
@@ -74,6 +75,18 @@ def counted(count: int, noun: str) -> str:
     """
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{ending}"
+
+
+def extent(counts: Iterable[float]) -> str:
+    """The smallest and the largest of some counts, or their only value.
+
+    Example:
+      >>> extent([7, 9, 8]), extent([1000, 1000])
+      ('7 to 9', '1,000')
+    """
+    values = [int(count) for count in counts]
+    low, high = min(values), max(values)
+    return f"{low:,} to {high:,}" if low < high else f"{high:,}"
 
 
 def listed(texts: Sequence[str]) -> str:

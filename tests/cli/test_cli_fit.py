@@ -82,6 +82,33 @@ def test_several_seeds_are_compared_in_one_folder(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == ""
 
 
+def test_several_seeds_report_what_one_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """What becomes of columns and rows, once; the rounds kept, here those before steps that are far too large."""
+    Path("ill.csv").write_text(Path("ill.csv").read_text() + "1,2,,yes\n")
+    words = ["fit", *FIT, "--groups", "age", "--drop-empty", "--seeds", "4,7", "--out", "f", "--overwrite"]
+    kept = [
+        "--metrics",
+        "auc",
+        "--keep",
+        "best:valid:mean:loss",
+        "--learning-rate",
+        "1000",
+        "--valid-fraction",
+        "0.2",
+    ]
+    assert main([*words, *kept, "--fresh-data"]) == 0
+    shown, sentence = capsys.readouterr(), "kept round 0 of 2: best validation loss, mean over clients"
+    for line in ("Features: 2 columns of numbers", "Dropped 1 of 91 rows: 1 without a client."):
+        assert shown.err.count(line) == 1
+    for seed in (4, 7):
+        assert f", seed {seed}: {sentence}." in shown.out
+    assert shown.out.count("auc: not measured, because --metrics are of the last round only") == 1
+    assert "`evenhand predict f/seed-4 --data FILE --metrics auc`" in shown.out
+    assert f" · {sentence} · " in Path("f/report.html").read_text()
+    assert main([*words, "--quiet"]) == 0
+    assert (shown := capsys.readouterr()).out == shown.err == ""
+
+
 def test_one_fit_takes_the_place_of_another(capsys: pytest.CaptureFixture[str]) -> None:
     """Of one seed by several, of those by others, and of several by one: nothing of the earlier one is left."""
     words = ["fit", *FIT, "--out", "f", "--overwrite", "--quiet"]

@@ -395,6 +395,9 @@ def test_arrays(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "there is no array 'x' among 'pixels', which the model was trained with" in refused(
         [str(folder), "--data", str(tmp_path / "bad.npz")], capsys
     )
+    # Booleans are the classes 0 and 1, as in training.
+    np.savez(tmp_path / "new.npz", x=x, y=y > 0)
+    assert "Over the 40 rows with a known label" in predicted(folder, tmp_path / "new.npz", capsys)[1]
     (tmp_path / "t.csv").write_text("a\n1\n")
     assert "trained on arrays: give an .npz file with the array 'x'" in refused(
         [str(folder), "--data", str(tmp_path / "t.csv")], capsys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from evenhand import data as federated
 from evenhand.cli._arguments import changed, typed
 from evenhand.data import Column, Features, FederatedDataset, Fill, Form, TextEncoding
 from evenhand.data.loaders import PUBLISHED, NewRows, is_name, new_rows, spreads
-from evenhand.errors import Argument, EvenhandError, whole_number
+from evenhand.errors import Argument, EvenhandError, EvenhandWarning, whole_number
 from evenhand.evaluation import unlabelled
 
 NDArray = npt.NDArray[Any]
@@ -158,8 +159,8 @@ class DataOptions:
             )
         return replace(self, client_column=self.groups)
 
-    def load(self) -> FederatedDataset:
-        """The data set.
+    def load(self, *, quiet: bool = False) -> FederatedDataset:
+        """The data set; ``quiet``: without warnings about it.
 
         Raises:
           EvenhandError: there is no such data, or it is malformed.
@@ -187,7 +188,10 @@ class DataOptions:
                 )
             return self._kept(self._synthetic(parameters))
         try:
-            return self._kept(self._loaded())
+            with warnings.catch_warnings():
+                if quiet:
+                    warnings.simplefilter("ignore", EvenhandWarning)
+                return self._kept(self._loaded())
         except EvenhandError as error:
             named = [part.name for part in error.parts if isinstance(part, Argument)]
             if self.groups is None or "client" not in named:
@@ -366,11 +370,16 @@ def _names(option: str, text: str) -> list[str]:
 
 def labels_of(rows: NewRows, form: Form) -> tuple[NDArray, NDArray]:
     """Class numbers or targets, and which rows have one that the model knows."""
-    texts = [] if rows.labels is None or form.targets != 1 else rows.labels.tolist()
+    texts: list[str] = [] if rows.labels is None or form.targets != 1 else rows.labels.tolist()
+    if form.names is None:  # an archive's booleans are numbers, to the model that was trained on them
+        texts = [_BITS.get(text, text) for text in texts]
     classes = {name: k for k, name in enumerate(form.names or map(str, range(form.classes or 0)))}
     values = [_value(text, classes, is_real=form.classes is None) for text in texts]
     kind = np.float32 if form.classes is None else np.int32
     return np.array([value or 0 for value in values], kind), np.array([v is not None for v in values], bool)
+
+
+_BITS = {"False": "0", "True": "1"}
 
 
 def _value(text: str, classes: Mapping[str, int], *, is_real: bool) -> float | int | None:

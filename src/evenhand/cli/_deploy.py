@@ -434,7 +434,10 @@ def train(
             if watching is not None:
                 watching.show(run.history)
             _say_round(console, run, file.rounds, time.perf_counter() - begin, len(carrier.connected()))
-        status = "done"
+            if run.info["rounds"] == file.rounds:
+                # Not may_win, as of a simulation: here the NaN of a client may mean that it was away.
+                grave = [finding for finding in run.view().findings if finding.kind == "diverged"]
+                status = "diverged" if any(finding.split != "test" for finding in grave) else "done"
     # As of a simulation: after Ctrl-C a run is interrupted, not failed.
     except Exception:
         status = "failed"

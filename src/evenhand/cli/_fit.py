@@ -19,10 +19,11 @@ from evenhand.cli._data import DataOptions
 from evenhand.cli._folder import claim, default_folder, seed_folders
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._options import TrainingOptions
-from evenhand.cli._run import RunCommand
+from evenhand.cli._run import RunCommand, unmeasured
 from evenhand.cli._study import seeds_of
-from evenhand.cli._terminal import say, show_comparison
+from evenhand.cli._terminal import kept_rounds, say, show_comparison
 from evenhand.errors import EvenhandError
+from evenhand.evaluation.metrics import resolved
 from evenhand.expressions import canonical
 from evenhand.expressions.reading import outermost
 from evenhand.records import held, json_text, write_text, writing
@@ -104,7 +105,8 @@ class FitCommand:
         if not self.fit.overwrite and folder.is_dir() and any(folder.iterdir()):
             raise EvenhandError(f"--out {folder} is not empty: name another folder, or add --overwrite.")
         for seed in seeds:
-            if (code := self._run(seed, folder / f"seed-{seed}", alone=False).execute()) != 0:
+            run = self._run(seed, folder / f"seed-{seed}", alone=False)
+            if (code := run.execute(with_remarks=seed == seeds[0] and not self.fit.quiet)) != 0:
                 return code
             if seed == seeds[0]:  # now the new fit trains, so an earlier one in this folder may go
                 with held(folder):
@@ -115,9 +117,11 @@ class FitCommand:
         with writing(folder / files.SUMMARY):
             write_text(folder / files.SUMMARY, json_text(_summary(self.expression, seeds, views)))
         if not self.fit.quiet:
-            show_comparison(compare(views), Console(highlight=False))
+            console, comparison = Console(highlight=False), compare(views)
+            show_comparison(comparison, console, lines=kept_rounds(comparison))
+            say(console, *self._unmeasured(folder, seeds, views, comparison.split))
             if not self.fit.fresh_data:
-                say(Console(highlight=False), _SAME)
+                say(console, _SAME)
             page = write_report(folder / files.REPORT, views)
             Console(stderr=True, highlight=False).print(f"The page is {page}.", soft_wrap=True)
         else:
@@ -145,6 +149,18 @@ class FitCommand:
         return canonical(
             f"fit({', '.join([*places, *(f'{name}={value}' for name, value in words.items())])})"
         )
+
+    def _unmeasured(
+        self, folder: Path, seeds: Sequence[int], views: Sequence[RunView], split: str
+    ) -> list[str]:
+        """On the metrics that the kept round of a seed lacks, a sentence about the first such seed."""
+        asked = [metric.name for metric in resolved(self.fit.metrics or ())]
+        sentences = [
+            sentence
+            for seed, view in zip(seeds, views, strict=True)
+            for sentence in unmeasured(folder / f"seed-{seed}", view.clients[split], asked)
+        ]
+        return sentences[:1]
 
     @property
     def _folder(self) -> Path:

@@ -165,7 +165,7 @@ class ResumeCommand:
             yield f"{self.run} was stopped before its first state was saved: the run starts over."
 
     def _train(self, path: Path, run: RunCommand, remarks: list[str]) -> int:
-        data, before = run.data.load(), read_json(path)
+        data, before = run.data.load(quiet=self.quiet), read_json(path)
         anew = f"start over with `evenhand run --config {quoted(self.run)} --out NEW`"
         if files.dict_in(before, "data").get("fingerprint") != data.fingerprint:
             raise EvenhandError(

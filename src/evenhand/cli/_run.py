@@ -7,7 +7,7 @@ whenever the run ends; what ``config.json`` says of it, which :mod:`evenhand.cli
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -77,19 +77,22 @@ class RunCommand:
     model: ModelOptions = field(default_factory=ModelOptions)
     local: LocalOptions = field(default_factory=LocalOptions)
 
-    def execute(self) -> int:
-        """Trains, writes the run folder and returns the exit code."""
-        if self.recipe.pools():
-            return replace(self, data=self.data.pooled())._execute()
-        return self._execute()
+    def execute(self, *, with_remarks: bool | None = None) -> int:
+        """Trains, writes the run folder and returns the exit code.
 
-    def _execute(self) -> int:
+        Args:
+          with_remarks: whether to print what to know about the data; None: unless the run is quiet.
+        """
+        run = replace(self, data=self.data.pooled()) if self.recipe.pools() else self
+        return run._execute(not self.training.quiet if with_remarks is None else with_remarks)
+
+    def _execute(self, with_remarks: bool) -> int:
         options = self.training
         names = (self.method[:60], Path(self.data.data).name, str(options.seed))
         folder = options.out or default_folder("runs", *names)
         trackers(options.watch, folder)  # one that is not installed is reported before anything is loaded
         with nullcontext() if options.dry_run else free(folder, overwrite=options.overwrite):
-            data = self.data.load()
+            data = self.data.load(quiet=not with_remarks)
             recipe = self.recipe
             if options.limit is not None:
                 beside = recipe.beside.read(partial(self.data.labelled_rows, data))
@@ -98,7 +101,9 @@ class RunCommand:
             # Of data with clients of their own, the one client of pooled examples says nothing.
             clients = None if recipe.pools() and data.num_clients > 1 else self.data.clients
             complete = replace(self, method=recipe.text, data=replace(self.data, clients=clients))
-            return complete._announce(data) if options.dry_run else complete._start(data, folder)
+            if options.dry_run:
+                return complete._announce(data)
+            return complete._start(data, folder, with_remarks)
 
     def _announce(self, data: FederatedDataset) -> int:
         """Prints what the run would take, and returns the exit code."""
@@ -131,9 +136,9 @@ class RunCommand:
             "start": None if options.start is None else started(Path(options.start), algorithm.model),
         }
 
-    def _start(self, data: FederatedDataset, folder: Path) -> int:
+    def _start(self, data: FederatedDataset, folder: Path, with_remarks: bool) -> int:
         config, options = self.recorded(data), self.training
-        if not options.quiet:
+        if with_remarks:
             say(Console(stderr=True, highlight=False), *remarks(data))
             remark(*idle(flat(self), flat(RunCommand(self.method)), data), *shadowed(self.method))
             remark(*([] if options.config is None else changes(options.config, config)))
@@ -466,14 +471,7 @@ def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *
     swung = swing(run.history, split, metric)
     if (kept := view.info.get("kept")) is not None:
         say(console, f"{kept[:1].upper()}{kept[1:]}.")
-        measured = view.clients[split]
-        if lacking := ",".join(metric.name for metric in run.metrics if metric.name not in measured):
-            measures = (
-                f"`evenhand predict {quoted(folder)} --data FILE --metrics {lacking}` measures the kept model"
-            )
-            say(
-                console, f"{lacking}: not measured, because --metrics are of the last round only; {measures}."
-            )
+        say(console, *unmeasured(folder, view.clients[split], [metric.name for metric in run.metrics]))
     elif swung is not None:
         say(console, f"Training has not settled: the {split} {metric} {swung.text}.")
     done = int(run.history["round"][-1])
@@ -482,6 +480,15 @@ def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *
         say(console, f"Stopped after round {done} of {rounds}; the folder holds the results so far{resume}.")
     say(console, f"Report: {folder / files.REPORT}")
     say(console, *_about_models(place, run, best))
+
+
+def unmeasured(folder: Path, measured: Collection[str], asked: Iterable[str]) -> Iterator[str]:
+    """Which metrics that were asked for a run lacks, as it keeps an earlier round than the last, in a sentence."""
+    if lacking := ",".join(name for name in asked if name not in measured):
+        measures = (
+            f"`evenhand predict {quoted(folder)} --data FILE --metrics {lacking}` measures the kept model"
+        )
+        yield f"{lacking}: not measured, because --metrics are of the last round only; {measures}."
 
 
 def _about_models(place: Place, run: Run, best: BestRound | None) -> Iterator[str]:

@@ -25,7 +25,7 @@ from evenhand.cli._data import SOURCES
 from evenhand.cli._folder import PAGE, check_page, load_saved, study_in
 from evenhand.cli._methods import first_line
 from evenhand.cli._models import MODELS
-from evenhand.cli._terminal import client_table, new_table, remark, say, show_comparison, tally
+from evenhand.cli._terminal import client_table, kept_rounds, new_table, remark, say, show_comparison, tally
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.evaluation.metrics import BUILT_IN
 from evenhand.expressions import signature
@@ -76,9 +76,7 @@ class CompareCommand:
         saved = load_saved(self.runs)
         comparison = compare([run.view for run in saved], self.headline)
         console = Console(highlight=False)
-        kept = ((name, run.info.get("kept")) for name, run in comparison.named_runs)
-        rounds = [f"{name}: {words}." for name, words in kept if words is not None]
-        show_comparison(comparison, console, lines=rounds)
+        show_comparison(comparison, console, lines=kept_rounds(comparison))
         if stopped := [str(run.folder) for run in saved if run.interrupted]:
             say(console, f"Interrupted before the last round: {', '.join(stopped)}.", style="yellow")
         if self.clients > 0 and comparison.same_clients:

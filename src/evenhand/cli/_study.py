@@ -126,7 +126,7 @@ class StudyCommand:
         names = (*[name[:30] for name in methods][:4], Path(self.data.data).name)
         folder = options.out or default_folder("studies", *names)
         watching = _options.trackers(options.watch, folder)
-        data = self._source.load()
+        data = self._source.load(quiet=options.quiet)
         notes = [text for method in methods.values() for text in shadowed(method.text)]
         say(console, *remarks(data), *notes)
         say(console, *self._too_few(), style="yellow")
@@ -332,7 +332,7 @@ class StudyCommand:
         ).checked()
 
     def _drawn(self, seed: int) -> FederatedDataset:
-        return replace(self._source, data_seed=self.data.data_seed + seed).load()
+        return replace(self._source, data_seed=self.data.data_seed + seed).load(quiet=self.study.quiet)
 
     @property
     def _source(self) -> DataOptions:

@@ -30,7 +30,7 @@ from evenhand.report import (
 from evenhand.report.formatting import Row, Table, Value, deviation, size
 from evenhand.report.tables import COMMUNICATION, communication, difference_text, gains_text
 from evenhand.simulation import Expectation
-from evenhand.text import counted, visible
+from evenhand.text import counted, extent, visible
 
 # --- sentences and names ------------------------------------------------------------------------------------
 
@@ -159,6 +159,12 @@ def show_comparison(
         console.print(_Drawn(f"{COMMUNICATION[:1].lower()}{COMMUNICATION[1:]}", sent._replace(head=heads)))
 
 
+def kept_rounds(comparison: Comparison) -> list[str]:
+    """Which round the numbers of a run are of, a sentence for each run that does not have those of its last one."""
+    kept = ((name, run.info.get("kept")) for name, run in comparison.named_runs)
+    return [f"{name}: {words}." for name, words in kept if words is not None]
+
+
 def show_private(run: RunView, console: Console) -> None:
     """Prints what a server learns that sees no client's number, if the run was asked for it."""
     summaries, refused = private_summaries(run)
@@ -190,8 +196,7 @@ def metric_table(subject: Comparison) -> RenderableType | None:
         unit = ", %" if about.is_share else ""
         for i, (name, *cells) in enumerate(zip(_names(subject), *columns, strict=True)):
             metric = about.metric + unit if i == 0 else ""
-            clients = f"{int(np.min(stats[i]['clients'])):,}"
-            rows.append([metric, *([name] if several else []), *cells, clients])
+            rows.append([metric, *([name] if several else []), *cells, extent(stats[i]["clients"])])
     if not rows:
         return None
     words = ["metric", *(["method"] if several else [])]

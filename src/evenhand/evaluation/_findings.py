@@ -341,7 +341,7 @@ def _constant(against: Baseline | None, noun: str) -> Finding | None:
     metric = against.metric.replace("_", " ")
     answer = "the best constant" if against.answer is None else f"{_text(against.answer)}, the best constant,"
     text = (
-        f"The model is no better than a guess: mean {metric} {_text(against.loss)}; predicting {answer} gives "
+        f"The model is no better than a guess in {metric}: mean {_text(against.loss)}; predicting {answer} gives "
         f"{_text(against.constant)} (means over the {counted(against.clients, noun)} with "
         f"{SPLIT_NAMES[against.split]} examples; the constant is fitted to the training examples)."
     )

@@ -47,8 +47,9 @@ def compare(runs: Runs, metric: str | None = None) -> Comparison:
     size, epochs, batch), the rounds and the cohort.  Runs that differ only in ``seed`` are one method, and so are runs
     that also differ in ``data_seed``: papers repeat experiments in this way, with clients or splits drawn anew, and the
     spread over the runs then includes that of the draw.  How fast or how often something was done (``lanes``,
-    ``eval_every``, ``checkpoint``) does not matter.  A second run with the settings and the seed of a first is a
-    separate method, because one draw would count twice.
+    ``eval_every``, ``checkpoint``) does not matter.  Nor does what was measured besides (``metrics``,
+    ``diagnostics``), what was kept (``keep_personal``), or whether masks were drawn, which cancel (``masks``).  A
+    second run with the settings and the seed of a first is a separate method, because one draw would count twice.
 
     **Methods may be compared** when they had the same data (by the fingerprint where known, else by the clients' names
     and numbers of examples), evaluated the same clients, and ran as many rounds with as large cohorts, as many
@@ -357,25 +358,39 @@ def may_win(run: RunView, splits: Collection[str] | None = None) -> bool:
 _OF_PROBABILITIES = ("loss", "brier", "calibration_error")
 """Metrics in which a run is no better than one constant answer if its loss is not: they judge its probabilities."""
 
+_OF_SQUARES = ("loss", "squared_error", "r2")
+"""The same for real targets: the loss, and what squared errors decide."""
+
 
 def may_be_starred(run: RunView, metric: str) -> bool:
     """Whether a run may be marked as the best in a metric: if it may win, and is better than one constant answer.
 
-    A run that guesses (the finding "guessing") is the best in none.  One whose accuracy alone is that of a guess, as of
-    a rare label, may be the best in any other metric: in its loss, and in metrics of its probabilities, if the loss is
-    below that of the best constant.
+    A run of classes that guesses (the finding "guessing") is the best in none.  One whose accuracy alone is that of a
+    guess, as of a rare label, may be the best in any other metric: in its loss, and in metrics of its probabilities, if
+    the loss is below that of the best constant.  A run of real targets whose loss is that of a guess may be the best in
+    other errors: outliers can decide the squared error, and hardly change the absolute one.
     """
-    if not may_win(run, _JUDGING) or any(map(_is_of_a_guess, run.findings)):
+    if not may_win(run, _JUDGING):
         return False
-    is_by_loss = metric in _OF_PROBABILITIES or "accuracy" not in run.clients.get("train", {})
-    if is_by_loss and _reached_by_a_constant(run):
+    is_guess = any(map(_is_of_a_guess, run.findings))
+    if "accuracy" not in run.clients.get("train", {}):
+        return not (_is_of_the_loss(run, metric) and (is_guess or _reached_by_a_constant(run)))
+    if is_guess or (metric in _OF_PROBABILITIES and _reached_by_a_constant(run)):
         return False
     of_accuracy = run.info.get("base_rate") or any(x.kind in ("base_rate", "guessing") for x in run.findings)
     return metric != "accuracy" or not of_accuracy
 
 
+def _is_of_the_loss(run: RunView, metric: str) -> bool:
+    """Whether a metric of real targets is of squared errors, or has the values of the loss under another name."""
+    return metric in _OF_SQUARES or all(
+        np.allclose(*(_view.client_values(run, split, x) for x in (metric, "loss")), atol=0, equal_nan=True)
+        for split in run.clients
+    )
+
+
 def _is_of_a_guess(finding: Finding) -> bool:
-    """Whether a run is no better than one constant answer in any metric."""
+    """Whether a run is no better than one constant answer, by more than its accuracy."""
     # Earlier versions had one kind for this and for what only the accuracy hides.
     return finding.kind == "guessing" and "Accuracy cannot show" not in finding.sentence
 
@@ -394,9 +409,9 @@ SEEDS = ("seed", "data_seed")
 
 _IDLE = (
     *("lanes", "checkpoint", "eval_every", "quiet", "out", "overwrite", "config", "watch", "headline"),
-    *("private_metrics", "private_limit"),
+    *("private_metrics", "private_limit", "metrics", "diagnostics", "keep_personal", "masks"),
 )
-"""Settings that do not affect the numbers."""
+"""Settings that do not affect the numbers that are compared."""
 
 _DATA = (
     *("data", "clients", "alpha", "test_fraction", "data_seed", "client_column", "label_column"),

@@ -22,7 +22,7 @@ from evenhand import evaluation
 from evenhand.errors import EvenhandError
 from evenhand.evaluation import CLASS_COLUMNS, RAREST, SPLIT_NAMES, SPLITS, Finding, column, is_share
 from evenhand.evaluation.metrics import OF_CLASSES
-from evenhand.text import counted, listed, spreadsheet_cell, spreadsheet_name, visible
+from evenhand.text import counted, extent, listed, spreadsheet_cell, spreadsheet_name, visible
 
 NDArray = npt.NDArray[Any]
 
@@ -197,7 +197,6 @@ def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     all_clients = counted(max(totals), "client")
     if min(totals) < max(totals):
         all_clients = f"{min(totals):,} to {all_clients}"
-    low, high = min(counts), max(counts)
     is_honest = any(run.whole is not None for run in runs)
     is_undefined, is_lacking = any(map(np.any, lost)), not all(map(np.all, having))
     is_sample = any(count < total for count, total in zip(evaluated, totals, strict=True))
@@ -206,15 +205,14 @@ def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     is_part = is_honest or is_lacking or is_undefined
     noun = f"{'honest ' if is_honest else ''}client{examples}"
     if all(run.malicious is not None for run in runs):
-        return Coverage(f"{counted(high, 'client')}, all of them malicious", False, "malicious client")
+        return Coverage(f"{counted(max(counts), 'client')}, all of them malicious", False, "malicious client")
     if not (is_part or is_sample):
         return Coverage(all_clients, True, noun)
-    count = f"{low:,} to {high:,}" if low < high else f"{high:,}"
     words = ("the honest ones" if is_honest else "those" if is_part else "drawn for evaluation") + examples
     base = all_clients
     if is_sample and is_part:
         base = f"the {counted(max(evaluated), 'client')} drawn for evaluation from {max(totals):,}"
-    return Coverage(f"{count} of {base}, {words}", False, noun)
+    return Coverage(f"{extent(counts)} of {base}, {words}", False, noun)
 
 
 def clients_of_data(run: RunView) -> int:
@@ -295,7 +293,7 @@ def undefined_at(run: RunView, split: str, metric: str) -> NDArray:
 
 
 def undefined_sentence(runs: Sequence[RunView], split: str, metric: str, reader: str = "") -> str:
-    """Of how many clients a metric is undefined in the run with the most of them; empty where it is for none.
+    """For how many clients a metric is undefined, at most where runs differ; empty where it is for none.
 
     Args:
       runs: the runs, at least one.
@@ -311,14 +309,19 @@ def undefined_sentence(runs: Sequence[RunView], split: str, metric: str, reader:
     reason = visible(run.info["metrics"][metric])
     clause = reason if count > 1 else reason.replace("have ", "has ", 1)
     name = f"The {SPLIT_NAMES[split]} {visible(metric)}{f', {reader},' if reader else ''}"
-    return f"{name} is undefined for {count:,} of {counted(clients, 'client')}, which {clause}."
+    return f"{name} is undefined for {_most(counts)} of {counted(clients, 'client')}, which {clause}."
+
+
+def _most(counts: Sequence[int]) -> str:
+    """The count of all runs, or the largest one where they differ."""
+    return f"{'up to ' if min(counts) < max(counts) else ''}{max(counts):,}"
 
 
 _FEW = 10
 
 
 def few_sentence(runs: Sequence[RunView], split: str, metrics: Sequence[str], reader: str = "") -> str:
-    """At how many clients metrics rest on fewer than ten examples of a class, in the run with the most of them.
+    """At how many clients metrics rest on fewer than ten examples of a class, at most where runs differ.
 
     Empty if there are none, if none of the metrics is of classes (:data:`evenhand.evaluation.metrics.OF_CLASSES`), and
     for runs saved by versions that did not count examples of classes.  ``reader`` as for :func:`undefined_sentence`.
@@ -330,11 +333,11 @@ def few_sentence(runs: Sequence[RunView], split: str, metrics: Sequence[str], re
         return ""
     at, count = int(np.argmax(counts)), max(counts)
     several, has = int(np.sum(rarest[at] > 0)), "has" if count == 1 else "have"
-    rests, are = ("rests", "is") if len(names) == 1 else ("rest", "are")
+    rests = "rests on few examples and is" if len(names) == 1 else "rest on few examples and are"
     whose, clause = "its" if count == 1 else "their", f", {reader}," if reader else ""
     return (
-        f"Of {counted(several, 'client')} with {SPLIT_NAMES[split]} examples of several classes, {count:,} {has} fewer "
-        f"than {_FEW} of {whose} rarest class: {whose} {listed(names)}{clause} {rests} on few examples and {are} noisy."
+        f"Of {counted(several, 'client')} with {SPLIT_NAMES[split]} examples of several classes, {_most(counts)} {has} "
+        f"fewer than {_FEW} of {whose} rarest class: {whose} {listed(names)}{clause} {rests} noisy."
     )
 
 

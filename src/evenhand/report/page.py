@@ -7,6 +7,7 @@ figures follow in that order.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -22,7 +23,7 @@ from evenhand.report import _comparison, _families, _levels, _private, _view, fo
 from evenhand.report._comparison import Comparison, Method, caution, compare, tail_name, verdict
 from evenhand.report._view import Runs, RunView, honest
 from evenhand.report.formatting import Cell, Row, Table, Value, capital, escape, note, number, section, value
-from evenhand.text import counted, isolated
+from evenhand.text import counted, isolated, listed
 
 __all__ = ["ReportPath", "Summary", "body", "document", "page", "run_html", "write_report"]
 
@@ -158,12 +159,28 @@ def _facts(subject: Comparison) -> str:
     facts = [None if method in subject.names else method, _shared(runs, "data")]
     if len(counts) == 1:
         facts.append(counted(counts.pop(), "client") + (f", one per {kind}" if kind else ""))
-    facts += [None if rounds is None else counted(rounds, "round"), _shared(runs, "kept")]
+    facts += [None if rounds is None else counted(rounds, "round"), *_kept(runs)]
     shared = {name: _shared(runs, name) for name in ("cohort", "seed")}
     facts += [f"{name} {fact}" for name, fact in shared.items() if fact is not None]
     seeds = dict.fromkeys(str(run.info.get("seed")) for run in runs)
     facts.append("seeds " + ", ".join(seeds) if subject.seeds > 1 and len(seeds) > 1 else None)
     return note(" · ".join(str(fact) for fact in facts if fact is not None), "facts")
+
+
+_KEPT = re.compile(r"kept round (\d+)(.*)")
+
+
+def _kept(runs: Sequence[RunView]) -> list[str]:
+    """Which rounds the numbers of clients are of, if no run has those of its last one."""
+    rounds = dict[str, set[int]]()
+    for run in runs:
+        if (words := _KEPT.fullmatch(str(run.info.get("kept")))) is None:
+            return [] if (shared := _shared(runs, "kept")) is None else [shared]
+        rounds.setdefault(words[2], set()).add(int(words[1]))
+    return [
+        f"kept round{'s' if len(numbers) > 1 else ''} {listed(list(map(str, sorted(numbers))))}{rule}"
+        for rule, numbers in rounds.items()
+    ]
 
 
 def _notices(subject: Comparison) -> str:

@@ -20,7 +20,7 @@ from evenhand.report import formatting
 from evenhand.report._comparison import Comparison, Method, clients_of, further, metric_remarks
 from evenhand.report._view import RunView, direction
 from evenhand.report.formatting import COMPARED, Cell, Row, Table, Value, bar, capital, escape, note, number
-from evenhand.text import counted
+from evenhand.text import counted, extent
 
 # What other packages take; the other names are for this package.
 __all__ = [
@@ -151,7 +151,9 @@ def _statistics_table(subject: Comparison, metric: str, splits: Sequence[str]) -
     stats = [method.statistics(split, metric) for split in splits for method in subject.methods]
     about = subject._replace(metric=metric, split=splits[0])
     rows = [[row.name, *_column(about, row.key, stats)] for row in _available_statistics(stats)]
-    caption, head = f"{metric.replace('_', ' ')} per client at the end of the run", subject.names
+    is_last = all(run.info.get("kept") is None for run in subject.runs)
+    at = "the end of the run" if is_last else "the kept round"
+    caption, head = f"{metric.replace('_', ' ')} per client at {at}", subject.names
     if len(subject.methods) > 1:
         caption = f"{SPLIT_NAMES[splits[0]]} {caption}s, over {about.covered.text}"
         caption += "; the best is bold" if subject.may_mark else ""
@@ -199,7 +201,7 @@ def _value(values: npt.ArrayLike, key: str, metric: str) -> Value:
     if not math.isfinite(mean):
         return shown
     if key == "clients":
-        return Value(f"{int(mean):,}")
+        return Value(extent(np.atleast_1d(np.asarray(values))))
     texts = {"\u202f%": f"{scale * mean:.1f}", " points": number(scale * mean, 3)}
     return shown._replace(text=texts.get(unit, shown.text), unit=unit)
 
@@ -225,7 +227,7 @@ def metric_section(subject: Comparison) -> str:
         columns = [_column(about, key, stats) for key in ("mean", "worst10")]
         for i, (method, *cells) in enumerate(zip(about.methods, *columns, strict=True)):
             name = [Cell(formatting.swatch(i, method.name), "number")] if several else []
-            clients = Value(f"{int(np.min(stats[i]['clients'])):,}")
+            clients = Value(extent(stats[i]["clients"]))
             rows.append([about.metric.replace("_", " "), *name, *cells, clients])
     if not rows:
         return ""

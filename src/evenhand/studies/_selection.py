@@ -223,8 +223,8 @@ class Choice(NamedTuple):
     Attributes:
       setting: what was chosen.
       remarks: in sentences.
-      edges: hyper-parameters whose chosen value is at the edge of its grid, as ``"lr 0.3 (of 0.1 to 0.3)"``; see
-        :func:`edge_remarks`.
+      edges: hyper-parameters whose chosen value is at the edge of its grid, as ``"lr 0.3 (of 0.1 to 0.3)"``, or as
+        good as those up to it, as ``"lr 0.2 (of 0.1 to 0.3, as good up to 0.3)"``; see :func:`edge_remarks`.
     """
 
     setting: Setting
@@ -299,9 +299,14 @@ def _at_edges(best: Setting, settings: Sequence[Setting], tied: Sequence[Setting
         grid = {other.numbers[name] for other in settings if name in other.numbers}
         # Without the settings that are as good as the best: where those reach the edge of the grid, so does the best.
         tried = {other.numbers[name] for other in settings if name in other.numbers and other not in tied}
-        is_line = len(grid) >= _FEWEST and len(tried) >= 2 and all(map(is_number, grid))
-        if is_line and value in (min(tried), max(tried)):
-            edges.append(f"{name} {shown(value)} (of {shown(min(tried))} to {shown(max(tried))})")
+        # Where all values are as good as the best, the hyper-parameter makes no difference.
+        matters = grid != {other.numbers.get(name) for other in (best, *tied)}
+        is_line = len(grid) >= _FEWEST and matters and all(map(is_number, grid))
+        if not is_line or value not in (min(tried), max(tried)):
+            continue
+        way, end = ("down", min(grid)) if value == min(tried) else ("up", max(grid))
+        alike = "" if value == end else f", as good {way} to {shown(end)}"
+        edges.append(f"{name} {shown(value)} (of {shown(min(grid))} to {shown(max(grid))}{alike})")
     return tuple(edges)
 
 

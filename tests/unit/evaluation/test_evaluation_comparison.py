@@ -40,6 +40,14 @@ def test_seeds_are_one_method_and_settings_are_not() -> None:
     assert found.seeds == 3
 
 
+@pytest.mark.parametrize(
+    "change", [{"metrics": "auc"}, {"diagnostics": True}, {"keep_personal": True}, {"masks": True}]
+)
+def test_what_is_measured_or_kept_besides_makes_no_other_method(change: dict[str, Any]) -> None:
+    plain = {name: type(value)() for name, value in change.items()}
+    assert compare([run(seed=0, **plain), run(seed=1, **change), run(seed=2)]).seeds == 3
+
+
 def test_data_drawn_anew_are_one_method_unless_they_changed_otherwise() -> None:
     drawn = [run(seed=i, data_seed=i) for i in range(3)]
     assert len(compare(drawn).methods) == 1
@@ -150,6 +158,8 @@ def test_a_run_that_is_not_finite_never_wins() -> None:
     assert may_win(run()) and not may_win(lost)
     text = verdict(compare([run("a"), lost, run("b", gain=0.1)]))
     assert "served best by b" in text and text.endswith("Left out (training diverged): lost.")
+    comparison = compare([run("a"), lost, run("b")])
+    assert comparison.winners([np.array([0.5])] * 3, ["50", "50", "50"], 1) == {0, 2}
     assert verdict(compare([run(), lost])) == "All methods but fedavg diverged, so none is called the best."
     assert verdict(compare([lost, lost._replace(title="too")])).startswith("All of these runs diverged")
 

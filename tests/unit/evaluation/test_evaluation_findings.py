@@ -585,6 +585,38 @@ def test_a_guess_is_the_best_in_no_metric_and_what_accuracy_hides_may_be_in_othe
     assert not may_be_starred(regression, "r2")
 
 
+def test_of_real_targets_a_guess_in_the_loss_may_be_the_best_in_other_errors():
+    """The loss of 4 is that of the constant; with an absolute error as the loss, that error is not the best either."""
+    errors = {"squared_error": 4.0, "absolute_error": 1.0}
+    wide, constant = ("loss", "squared_error", "r2"), {"metric": "loss", "split": "test", "mean": 4.0}
+    for loss, blocked in (("squared_error", wide), ("absolute_error", (*wide, "absolute_error"))):
+        clients = {name: np.full(2, x) for name, x in {**errors, "loss": errors[loss], "r2": 0.1}.items()}
+        run = view("x", [0.5, 0.5])._replace(clients={"train": clients, "test": clients}, info={})
+        about = {"constant": {**constant, "mean": errors[loss]}}
+        assert all(may_be_starred(run, metric) for metric in clients)
+        for guess in (run._replace(findings=(CARE,)), run._replace(info=about)):
+            assert {metric for metric in clients if not may_be_starred(guess, metric)} == set(blocked)
+        assert not may_be_starred(run._replace(findings=(LOST,)), "absolute_error")
+
+
+def test_a_study_by_the_absolute_error_names_its_winner():
+    """Outliers in the test rows give all runs the squared error of a constant."""
+    about = {"metric": "loss", "split": "test", "mean": 9.0}
+    runs = [
+        view(name, [0.5, 0.5])._replace(
+            clients={
+                split: {"loss": np.full(2, 9.5), "absolute_error": np.full(2, x)}
+                for split in ("train", "test")
+            },
+            info={"constant": about},
+            findings=(CARE,),
+        )
+        for name, x in (("huber", 1.0), ("mean", 2.0))
+    ]
+    assert "average client is served best by huber" in verdict(compare(runs, "absolute_error"))
+    assert verdict(compare(runs, "loss")).endswith("so none is called the best in test loss.")
+
+
 def test_by_loss_runs_are_judged_by_the_loss_of_the_constant():
     """Losses of .2 and .1 where the classes' shares give .3; the accuracies are those of a guess."""
     about = {"base_rate": True, "constant": {"metric": "loss", "split": "test", "mean": 0.3}}

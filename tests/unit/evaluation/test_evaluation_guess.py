@@ -202,7 +202,7 @@ def test_a_loss_above_that_of_the_best_constant_is_a_guess():
     (finding,) = found(against(9391.0, 360.0))
     assert finding.kind == "guessing"
     assert (
-        "no better than a guess: mean squared error 9,391; predicting 12.3, the best constant, gives 360 "
+        "no better than a guess in squared error: mean 9,391; predicting 12.3, the best constant, gives 360 "
         "(means over the 20 clients with test examples" in finding.sentence
     )
     assert [f.kind for f in found(against(360.0, 360.0))] == ["guessing"]
@@ -291,6 +291,9 @@ def test_an_auc_is_clearly_above_a_half_by_its_spread_under_random_scores():
     many = ClassMetrics(np.array([0, 0]), np.array([0, 1]), np.array([10**5, 10**5]), np.ones(2))
     assert ranking(many, np.array([0.54])) is None and ranking(many, np.array([0.56])) is not None
     assert ranking(held, np.full(3, np.nan)) is None
+    # Of two examples, one of each class, the AUC is 0 or 1 at random: its deviation is a half.
+    pairs = ClassMetrics(np.repeat(np.arange(100), 2), np.tile([0, 1], 100), np.ones(200, int), np.ones(200))
+    assert ranking(pairs, np.full(100, 0.59)) is None and ranking(pairs, np.full(100, 0.61)) is not None
 
 
 def test_a_guess_is_said_to_be_of_the_clients_that_were_measured():

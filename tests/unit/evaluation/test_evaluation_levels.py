@@ -31,6 +31,10 @@ def test_clients_choose_on_their_validation_rows_the_first_of_equals(metric: str
     served = eh.evaluation.serve_by_level(RUNS, metric=metric)
     assert served.level.tolist() == [1, 0, 0, 0]
     np.testing.assert_array_equal(served.metrics["accuracy"], [0.5, 0.2, 0.3, 0.4])
+    halves = [np.array([np.nan, 0.1]), np.array([0.2, np.nan])]
+    assert eh.evaluation.best_level(halves, metric).tolist() == [1, 0], (
+        "a model that diverged is not the best"
+    )
 
 
 def test_choosing_on_the_test_rows_gives_other_levels() -> None:

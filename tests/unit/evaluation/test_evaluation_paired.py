@@ -98,6 +98,8 @@ def test_many_pairs_are_tested_by_random_signs() -> None:
     found = paired_difference(differences, np.zeros(24))
     assert 0.02 < exact.pvalue < 0.3
     assert found.p == pytest.approx(exact.pvalue, abs=0.006)
+    # The signs that were found are among those that are drawn, so that no p is 0.
+    assert paired_difference(np.arange(1.0, 41.0), np.zeros(40)).p == 2.0**-16
 
 
 def test_one_pair_says_nothing_and_equal_methods_do_not_differ() -> None:

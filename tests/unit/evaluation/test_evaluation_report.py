@@ -9,15 +9,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from reported import view
+from rich.console import Console
 
+from evenhand.cli._terminal import show_comparison
 from evenhand.errors import EvenhandError
-from evenhand.evaluation import summarize
+from evenhand.evaluation import CLASS_COLUMNS, RAREST, summarize
 from evenhand.report import RunView, compare, read_clients_csv, tables, write_clients_csv, write_report
 
 pytestmark = pytest.mark.draws
@@ -280,6 +283,47 @@ def test_several_seeds_are_one_method(tmp_path: Path) -> None:
     assert 'class="number best"' not in few and 'class="number best"' in text
     single = report(tmp_path, *runs[1::2])[0]
     assert f"{np.mean(mean):.1f}\u202f%, the worst tenth" in single and "(means over 6 seeds)" in single
+
+
+@pytest.mark.parametrize(
+    ("undefined", "words", "clients"), [((1, 3), "up to 3", "26 to 28"), ((3, 3), "3", "26")]
+)
+def test_counts_that_differ_by_seed_are_not_those_of_one_seed(
+    undefined: Sequence[int], words: str, clients: str, tmp_path: Path
+) -> None:
+    """Of 30 clients, one of which has no test rows, an AUC is undefined for some, and few have a rare class."""
+    runs = list[RunView]()
+    for seed, count in enumerate(undefined):
+        run = view()
+        auc = np.where(np.arange(30) < count, np.nan, 0.5)
+        rarest = np.where(np.arange(30) < count, 4, 40)
+        runs.append(
+            run._replace(
+                clients={split: {**metrics, "auc": auc} for split, metrics in run.clients.items()},
+                classes={"test": {**dict.fromkeys(CLASS_COLUMNS, np.ones(30)), RAREST: rarest}},
+                info={**run.info, "seed": seed, "metrics": {"auc": "have examples of one class only"}},
+            )
+        )
+    text, _ = report(tmp_path, *runs)
+    console = Console(width=200, record=True, file=StringIO())
+    show_comparison(compare(runs), console)
+    shown = console.export_text()
+    for output in (text, shown):
+        assert f"is undefined for {words} of 29 clients, which have" in output
+        assert f"of several classes, {words} have fewer than 10" in output
+    assert f'<td class="number">{clients}</td>' in text
+    assert re.search(rf" auc +0\.5 +0\.5 +0\.5 +{clients} *\n", shown)
+
+
+def test_the_page_names_the_rounds_that_are_kept(tmp_path: Path) -> None:
+    """By the seeds' numbers; without them if a run has the numbers of its last round."""
+    words = [f"kept round {x} of 50: best validation loss" for x in (9, 10, 9)]
+    runs = [view()._replace(info={**view().info, "seed": i, "kept": kept}) for i, kept in enumerate(words)]
+    text, _ = report(tmp_path, *runs)
+    assert " · kept rounds 9 and 10 of 50: best validation loss · " in text
+    assert "per client at the kept round" in text and "end of the run" not in text
+    assert f" · {words[0]} · " in report(tmp_path, runs[0])[0]
+    assert "kept round 9" not in report(tmp_path, runs[0], view(seed=4))[0]
 
 
 def test_training_does_not_load_matplotlib() -> None:

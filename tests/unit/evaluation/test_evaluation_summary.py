@@ -274,6 +274,9 @@ def test_an_infinite_loss_does_not_reach_the_others() -> None:
     assert report["error_superquantile90"] == np.inf
     assert (report["error_p50"], report["error_best10"]) == (14.5, 1.0)
     assert np.isfinite(report["error_p95"])
+    # A tenth of twenty weights of 0.01 is, by rounding, more than two of them.
+    shares = summarize([1.0, 1.0, *np.full(18, np.inf)], np.full(20, 0.01), higher_is_better=False)
+    assert shares["weighted_error_best10"] == 1.0
 
 
 def test_published_table_of_23_devices() -> None:

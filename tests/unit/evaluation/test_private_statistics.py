@@ -201,12 +201,13 @@ def test_too_few_clients_are_refused() -> None:
         [8, 0, 0, 3],
         [12, -2, 0, 0],
         [np.uint64(2**64 - 2), np.uint64(8), np.uint64(0), np.uint64(0)],  # below zero, modulo 2**64
-        [2, 4, 7, 0],  # more clipped than there are at the ends
+        [2, 4, 7, 0],  # more clipped than there are
+        [2, 6, 2, 5, 0],  # more clipped than there are at the ends
     ],
 )
 def test_impossible_counts_are_refused(counts: list[Any]) -> None:
     with pytest.raises(EvenhandError, match="No 10 clients can have these counts"):
-        statistics(np.array(counts), edges(2), clients=10)
+        statistics(np.array(counts), edges(len(counts) - 2), clients=10)
 
 
 @pytest.mark.parametrize("counts", [[1, 2, 3], [5.0, 5.0, 0.0, 0.0], [[5, 5, 0, 0]]])

@@ -515,6 +515,8 @@ def test_the_rungs_are_evaluated_rounds(halving: Any, rounds: int, expected: lis
     assert _selection.rungs(eh.studies.Halving(*halving), rounds, 2) == expected
     assert _selection.rungs(None, rounds, 2) == []
     assert _selection.rungs(eh.studies.Halving(1, 1 / 3), 82, 1) == [1, 3, 9, 27, 81]
+    # 21 / 0.7 is a little above 30.
+    assert _selection.rungs(eh.studies.Halving(21, 0.7), 44, 1) == [21, 30, 43]
 
 
 @pytest.mark.parametrize("halving", [(0, 0.5), (1, 0.0), (1, 1.0), (1.5, 0.5)])

@@ -188,6 +188,34 @@ def test_ties_are_ties_up_to_rounding_and_only_what_is_not_tied_makes_an_edge() 
         )
     assert "edge" not in chosen({0.1: 0.2, 0.2: 0.9, 0.3: 0.1})[1]
     assert "edge" not in chosen({0.1: 0.2, 0.3: 0.9})[1]  # a grid of two values has no inside
+    for equal, entry in (
+        ((0.5, 2.0, 5.0), "lr 0.5 (of 0.02 to 5, as good up to 5)"),
+        ((0.5, 0.1, 0.02), "lr 0.5 (of 0.02 to 5, as good down to 0.02)"),
+        ((0.02, 0.1, 0.5), "lr 0.02 (of 0.02 to 5)"),
+        ((5.0, 0.02), "lr 5 (of 0.02 to 5)"),
+    ):
+        grid = (*equal, *(lr for lr in (0.02, 0.1, 0.5, 2.0, 5.0) if lr not in equal))
+        assert f"its grid: f, {entry}. Widen" in chosen({lr: 0.9 if lr in equal else 0.2 for lr in grid})[1]
+    assert (
+        "edge" not in chosen({lr: 0.9 if lr in (0.1, 2.0) else 0.2 for lr in (0.02, 0.1, 0.5, 2.0, 5.0)})[1]
+    )
+
+
+def test_a_hyper_parameter_without_effect_has_no_edge() -> None:
+    """Beside another one, whose best value is at the edge."""
+
+    def edges(ks: tuple[int, ...]) -> tuple[str, ...]:
+        settings = [Setting("f", {"lr": lr, "k": k}) for lr in (0.1, 0.2, 0.3) for k in (1, 2, 3)]
+        best = [
+            setting for setting in settings if setting.numbers["lr"] == 0.3 and setting.numbers["k"] in ks
+        ]
+        found = choose({s: [run([0.9 if s in best else 0.2] * 2)] for s in settings}, Rule(), "accuracy")
+        assert found is not None
+        return found.edges
+
+    assert edges((1, 2, 3)) == ("lr 0.3 (of 0.1 to 0.3)",)
+    assert edges((1, 2)) == edges((1, 3)) == ("lr 0.3 (of 0.1 to 0.3)", "k 1 (of 1 to 3)")
+    assert edges((2, 3)) == ("lr 0.3 (of 0.1 to 0.3)",)
 
 
 def test_remarks_on_a_choice_name_its_condition() -> None:
