@@ -53,14 +53,17 @@ def draw(path: Path) -> Path:
 
 
 def summary(path: Path) -> str:
-    """In Markdown: for each rule, its accuracy without attack and under the worst attack of each share, in percent."""
+    """In Markdown: for each rule, its accuracy without attack and under the worst attack of each share, in percent.
+
+    Without attack, a rule is set for the smallest share of malicious clients.
+    """
     content = json.loads(path.read_text())["percent"]
     fractions = sorted(content, key=float)
     head = [f"worst attack, {100 * float(each):.0f} %" for each in fractions]
-    lines = [f"| rule | no attack | {' | '.join(head)} |", f"|---|{'---|' * (len(head) + 1)}"]
+    calm = f"no attack, set for {100 * float(fractions[0]):.0f} %"
+    lines = [f"| rule | {calm} | {' | '.join(head)} |", f"|---|{'---|' * (len(head) + 1)}"]
     for rule in _order(content):
-        calm = fractions[min(1, len(fractions) - 1)]
-        first = content[calm].get(rule, {}).get("none")
+        first = content[fractions[0]].get(rule, {}).get("none")
         cells = ["" if first is None else f"{_mean(first, 'mean'):.1f} / {_mean(first, 'worst10'):.1f}"]
         for fraction in fractions:
             of = {name: cell for name, cell in content[fraction].get(rule, {}).items() if name != "none"}

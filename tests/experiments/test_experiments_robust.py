@@ -82,7 +82,7 @@ def test_the_map_at_a_tiny_size_goes_on_where_it_was_stopped(folder: Path, tmp_p
         assert all(0 <= cell["worst10"][0] <= cell["mean"][0] <= 100 for cell in of_rule.values())
     assert (tmp_path / "map.png").stat().st_size > 5_000
     lines = figure.summary(tmp_path / "map.json").splitlines()
-    assert lines[0].startswith("| rule | no attack | worst attack, 20 % |") and len(lines) == 4
+    assert lines[0].startswith("| rule | no attack, set for 20 % | worst attack, 20 % |") and len(lines) == 4
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("result.json")}
     run(folder, tmp_path, *how)
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("result.json")}
@@ -179,6 +179,13 @@ def test_the_saved_numbers_say_what_the_page_says_of_the_map() -> None:
         kept = {rule: least(rule, fraction) for rule in found[fraction]}
         assert max(kept, key=lambda rule: kept[rule]) == "CAF" and kept["CAF"] > bound
     calm = {rule: np.mean(cells["none"]["worst10"]) for rule, cells in found["0.2"].items()}
+    nnm = [f"NNM + {rule}" for rule in ("trimmed mean", "median", "Krum")]
+    assert all(1.9 < calm[rule] - calm["mean"] < 3 for rule in ("CAF", *nnm))
+    most = {rule: np.mean(cells["none"]["worst10"]) for rule, cells in found["0.45"].items()}
+    page = {"CAF": 67, "MeaMed": 65, "trimmed mean": 72, "NNM + Krum": 74, "NNM + median": 77, "Krum": 34}
+    assert {rule: round(most[rule]) for rule in page} == page
+    for rule in ("clip to median", "centered clipping", "geometric median"):
+        assert most[rule] == calm[rule] > calm["mean"] - 0.2
     assert calm["Krum"] < calm["mean"] - 30 and calm["Bulyan"] < calm["mean"] - 10 < calm["CAF"]
     assert least("geometric median", "0.2") < 12 < 79 < least("geometric median", "0.2", ["zero"])
     assert least("geometric median, nu", "0.2") > 79 > 70 > least("RFA (from the mean)", "0.2")
