@@ -159,7 +159,9 @@ def _shortening(phase: Phase, index: int) -> Phase:
         delta, own = phase.work(message, state.own, data, key)
         unsent = state.unsent
         if compression is not None and compression.shorten is not None:
-            delta, kept = compression.shorten(delta, unsent[index], stream(key, Purpose.COMPRESSION))
+            delta, kept = compression.shorten(
+                tree.real(delta), unsent[index], stream(key, Purpose.COMPRESSION)
+            )
             unsent = (*unsent[:index], kept, *unsent[index + 1 :])
         return delta, Compressing(own, unsent)
 

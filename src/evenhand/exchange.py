@@ -80,7 +80,8 @@ class ClientHalf(NamedTuple):
         """The client's work, with its report."""
         report = self.report(message, state, data, malicious, key)
         delta, state = self.phase.work(message, state, data, key)
-        delta = rounds.false_delta(self.attack, delta, jnp.asarray(malicious), _round(data), key)
+        # Aggregators multiply uploads by weights, and give them back in the uploads' precision.
+        delta = rounds.false_delta(self.attack, tree.real(delta), jnp.asarray(malicious), _round(data), key)
         return Worked(report, delta, state)
 
     def lift(

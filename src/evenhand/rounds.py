@@ -131,7 +131,8 @@ def cohort(
 ) -> Cohort:
     """The clients of one phase of ``round``.
 
-    Clients whose work would be dropped are left out, so that nothing is computed in vain.
+    Clients whose work would be dropped are left out, so that nothing is computed in vain; their slots are empty where
+    an aggregator counts these.
 
     Args:
       algorithm: the method.
@@ -167,7 +168,10 @@ def cohort(
     if systems is not None:
         # A key of its own, so that stragglers change no cohort.
         key = stream(keys.shared, Purpose.STRAGGLERS, round, draw)
-        drawn = systems.draw(key, drawn, algorithm.partial_work)
+        slots, drawn = drawn.ids.shape[0], systems.draw(key, drawn, algorithm.partial_work)
+        left_out, rules = slots - drawn.ids.shape[0], (phase.aggregator for phase in algorithm.phases)
+        if left_out and any(isinstance(rule, Sum) and rule.of_slots for rule in rules):
+            drawn = jax.tree.map(lambda leaf: jnp.pad(leaf, (0, left_out)), drawn)
     if drawn.ids.shape[0] == 0:
         # A cohort has at least one slot, so that an empty one needs no code of its own.
         return Cohort.of(jnp.zeros(1, jnp.int32), jnp.zeros(1, bool))
@@ -260,7 +264,7 @@ def wires(
             data = ClientData(*rows, *window, round=jnp.int32(0))
             message = phase.broadcast(algorithm.init(params, clients), jnp.int32(0))
             report = phase.report(message, client_state, data)
-            delta = phase.work(message, client_state, data, key)[0]
+            delta = tree.real(phase.work(message, client_state, data, key)[0])
             if not isinstance(phase.aggregator, Sum):
                 return Wire(message, report, delta, (), ())
             public = phase.aggregator.publish(phase.aggregator.init(tree.zeros(delta), clients))

@@ -102,7 +102,7 @@ def root_key(seed: int) -> Key:
 
     As JAX does without 64-bit numbers, it takes the last 32 bits of a seed: that of a deployment may be longer.
     """
-    return wrapped_key(np.array([0, seed % 2**32], np.uint32))
+    return wrapped_key(np.array([0, int(seed) % 2**32], np.uint32))
 
 
 def wrapped_key(words: Any) -> Key:

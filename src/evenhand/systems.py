@@ -270,10 +270,14 @@ def stragglers(fraction: float) -> Systems:
     seed have the same stragglers.
 
     Args:
-      fraction: share of the cohort that is slow, in [0, 1]; ``round(m * (1 - fraction))`` clients are fast.
+      fraction: share of the cohort that is slow, in [0, 1]; ``round(m * (1 - fraction))`` of its ``m`` slots are fast.
 
     Raises:
       EvenhandError: ``fraction`` is not a number in [0, 1].
+
+    Edge cases: the slow slots are drawn among all slots of a cohort, empty ones included.  If some are empty, as under
+    :func:`availability` or :func:`evenhand.sampling.poisson`, each client is slow with the same probability, but the
+    number of slow clients varies from round to round.
 
     Differs from the reference code, which draws from ``{1, ..., E - 1}`` and fails for ``E = 1``.
 

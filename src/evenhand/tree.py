@@ -19,6 +19,7 @@ __all__ = [
     "form",
     "mix",
     "norm",
+    "real",
     "scale",
     "select",
     "stack",
@@ -72,14 +73,20 @@ def scale(factor: Array | float, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
 
 
+def real(tree: PyTree) -> PyTree:
+    """``tree`` with whole numbers and truth values in float32; other leaves stay as they are."""
+
+    def as_real(leaf: Array) -> Array:
+        return leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.astype(jnp.float32)
+
+    return jax.tree.map(as_real, tree)
+
+
 def widened(tree: PyTree) -> PyTree:
     """``tree`` with whole numbers, and those of half precision, in float32."""
-
-    def wide(leaf: Array) -> Array:
-        is_wide = jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.dtype.itemsize >= 4
-        return leaf if is_wide else leaf.astype(jnp.float32)
-
-    return jax.tree.map(wide, tree)
+    return jax.tree.map(
+        lambda leaf: leaf if leaf.dtype.itemsize >= 4 else leaf.astype(jnp.float32), real(tree)
+    )
 
 
 def mix(share: Array | float, a: PyTree, b: PyTree) -> PyTree:
@@ -125,11 +132,14 @@ def norm(tree: PyTree) -> Array:
 
 
 def weighted_mean(trees: PyTree, weights: Array) -> PyTree:
-    """``sum_i weights_i * trees_i / sum_i weights_i`` over the leading axis; zeros where all weights are 0."""
+    """``sum_i weights_i * trees_i / sum_i weights_i`` over the leading axis; zeros where all weights are 0.
+
+    Each leaf keeps its dtype, but whole numbers and truth values count as float32.
+    """
     total = jnp.sum(weights)
     share = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), 0.0)
 
     def mean(leaf: Array) -> Array:
         return jnp.tensordot(share.astype(leaf.dtype), leaf, axes=1)
 
-    return jax.tree.map(mean, trees)
+    return jax.tree.map(mean, real(trees))

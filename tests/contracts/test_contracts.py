@@ -244,6 +244,15 @@ def test_empty_slots_have_no_vote_in_any_aggregator(name):
     check_slots(aggregator, uploads, range(8), state, 1e-4)
 
 
+def test_only_an_aggregator_that_says_so_counts_empty_slots():
+    deltas, weights = jnp.arange(8.0), jnp.ones(8)
+    uploads = Upload(deltas, weights, jnp.asarray([3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0]))
+    counting = eh.aggregators.risk_weighted(eh.risks.superquantile(0.5), of_slots=True)
+    check_slots(counting, uploads, range(8), (), 1e-4)
+    with pytest.raises(AssertionError, match="An empty slot counts"):
+        check_slots(counting._replace(of_slots=False), uploads, range(8), (), 1e-4)
+
+
 @pytest.mark.parametrize("check", eh.testing.aggregator_checks(MEAN), ids=lambda check: check.name)
 def test_the_mean_obeys_the_contract(check):
     check()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
+import shlex
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-from experiments.sources import DOCS, KINDS, VERDICTS, load, numbers, page, problems
+from experiments.sources import DOCS, KINDS, ROOT, VERDICTS, load, numbers, page, problems
 
 DATA = load()
 PAGE = (DOCS / "sources.md").read_text(encoding="utf-8")
@@ -23,6 +26,18 @@ def test_the_page_is_made_from_the_file() -> None:
 def test_nothing_is_wrong_with_the_file() -> None:
     """Names import, files exist, all results are used, verdicts are of four words, and no number is left out."""
     assert problems(DATA) == []
+
+
+def test_the_saved_command_of_each_result_runs_a_module_that_exists() -> None:
+    results = sorted(ROOT.glob("experiments/*/results/**/*.json"))
+    assert results
+    for path in results:
+        python, flag, module, *_ = shlex.split(json.loads(path.read_text(encoding="utf-8"))["command"])
+        assert (python, flag) == ("python", "-m"), path
+        spec = find_spec(module)
+        assert spec, f"{path}: {module} does not exist"
+        # A package runs by its __main__ alone.
+        assert not spec.submodule_search_locations or find_spec(f"{module}.__main__"), f"{path}: {module}"
 
 
 def test_the_sources_have_as_many_entries_as_were_counted() -> None:

@@ -324,6 +324,28 @@ def test_delta_fl_that_follows_is_delta_fl_while_all_slots_are_filled() -> None:
     np.testing.assert_allclose(counts, [[2, 1, 2, 2, 1, 2], [2] * 6], rtol=1e-5)
 
 
+def test_delta_fl_that_follows_counts_the_slots_of_stragglers_that_are_left_out() -> None:
+    """Of four slots half of which are slow, both fast clients count; alone and beside another method."""
+    alike = eh.sampling.uniform(weighted=False)
+    follows = eh.algorithms.delta_fl(WORK, theta=0.5, follow=True, sampling=alike)
+    settings: dict[str, Any] = {**SETTINGS, "cohort": 4, "rounds": 2, "systems": stragglers(0.5)}
+    alone = eh.simulate(follows, DATA, **settings)
+    assert alone.per_round["reported"].tolist() == [2, 2]
+    np.testing.assert_allclose(alone.per_round["effective_cohort"], [2, 2], rtol=1e-5)
+    pair = eh.algorithms.side_by_side({"mean": eh.algorithms.fedavg(WORK, sampling=alike), "tail": follows})
+    np.testing.assert_allclose(
+        flat(eh.simulate(pair, DATA, **settings).params[1]), flat(alone.params), atol=1e-6
+    )
+
+
+def test_delta_fl_follows_no_cohorts_of_random_size() -> None:
+    with pytest.raises(
+        eh.EvenhandError, match=r"draws each client independently: .* eh\.sampling\.uniform\(\)"
+    ):
+        eh.algorithms.delta_fl(WORK, theta=0.5, follow=True, sampling=eh.sampling.poisson(0.5))
+    eh.algorithms.delta_fl(WORK, theta=0.5, follow=True, sampling=eh.sampling.fixed(0.5))
+
+
 @pytest.mark.parametrize("kind", ["superquantile", "smoothed", "filtered"])
 @given(data=st.data())
 @hypothesis.settings(max_examples=25, deadline=None)

@@ -62,6 +62,54 @@ def test_bytes_follow_from_what_each_number_takes_on_the_wire() -> None:
         assert (received.bytes, sent.bytes) == (down, up), method.name
 
 
+_TYPES = ("float32", "int32", "uint8", "bool")
+
+
+def counting(aggregator: Any) -> Any:
+    """FedAvg whose clients also upload, in several types, whether they have more than five examples."""
+    method = eh.algorithms.fedavg(WORK, aggregator=aggregator)
+    (phase,) = method.phases
+
+    def work(message: Any, state: Any, data: Any, key: Any) -> Any:
+        delta, state = phase.work(message, state, data, key)
+        return (delta, {name: (data.size > 5).astype(name) for name in _TYPES}), state
+
+    def server(state: Any, direction: Any, reported: Any, key: Any) -> Any:
+        delta, large = direction
+        state, info = phase.server(state, delta, reported, key)
+        return state, {**info, **large}
+
+    return method._replace(phases=(phase._replace(work=work, server=server),))
+
+
+@pytest.mark.parametrize(
+    "aggregator",
+    [
+        eh.aggregators.mean(),
+        eh.aggregators.secure(eh.aggregators.mean()),
+        eh.aggregators.trimmed_mean(0.2),
+        eh.aggregators.quantized(4),
+    ],
+    ids=["mean", "secure", "stacked", "compressed"],
+)
+def test_whole_numbers_and_truth_values_of_an_upload_are_sent_as_real_numbers(aggregator: Any) -> None:
+    method = counting(aggregator)
+    run = eh.simulate(method, DATA, rounds=2)
+    large = {name: run.per_round[name] for name in _TYPES}
+    assert np.all((large["float32"] > 0.1) & (large["float32"] < 0.9))
+    assert all(np.array_equal(shares, large["float32"]) for shares in large.values())
+
+
+def test_whole_numbers_are_sent_alike_by_the_engine_its_twin_and_a_network() -> None:
+    method = counting(eh.aggregators.mean())
+    names = ("the engine is its readable twin", "a network gives the same numbers")
+    for check in eh.testing.algorithm_checks(method):
+        if check.name in names:
+            check()
+    received, sent = once(method)
+    assert (received.bytes, sent.bytes) == (4 * P, 4 * (P + 1 + len(_TYPES)))
+
+
 def test_a_run_counts_every_client_that_took_part_in_every_round() -> None:
     run = eh.simulate(FEDAVG, DATA, rounds=5, cohort=4, eval_every=2)
     sent = run.info["communication"]

@@ -305,8 +305,10 @@ def test_under_attack_the_history_is_of_honest_clients(tmp_path):
     assert values[honest].mean() != pytest.approx(values.mean())
     expected = np.average(values[honest], weights=sizes[honest])
     assert run.history["test_accuracy"][-1] == pytest.approx(expected)
-    worst = run.summary(who="honest")["worst_class"]
-    assert run.history["test_worst_class"][-1] == pytest.approx(worst)
+    classes = run.summary(who="honest")
+    for name in ("worst_class", "class_spread"):
+        assert run.history[f"test_{name}"][-1] == pytest.approx(classes[name])
+    assert run.summary()["class_spread"] != pytest.approx(classes["class_spread"])
     assert run.summary()["mean"] == pytest.approx(values.mean()), "all clients, as documented"
     assert "Run(fedavg on data, over the honest clients, round=6" in repr(run)
     of = eh.report.compare(run)

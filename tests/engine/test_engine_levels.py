@@ -13,6 +13,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.report import by_level
+from evenhand.simulation.evaluating import Served
 
 MODEL = eh.models.softmax_regression(6, classes=3)
 WORK = eh.local.sgd(MODEL, 0.5, epochs=2, batch_size=4)
@@ -229,3 +230,15 @@ def test_models_side_by_side_are_served_by_level_on_request() -> None:
 def test_the_average_of_levels_is_served_by_level() -> None:
     averaged = eh.simulate(eh.algorithms.averaged(METHOD), DATA, **HOW)
     assert averaged.level is not None and len(averaged.params) == 2
+
+
+def test_a_client_chooses_on_its_validation_examples_also_where_one_model_gives_no_numbers() -> None:
+    """The first client has none, and chooses on those for training; the other has some, and one accuracy of them."""
+
+    def served(train: list[float], valid: list[float]) -> Served:
+        clients = {"train": {"accuracy": np.array(train)}, "valid": {"accuracy": np.array(valid)}}
+        return Served(clients, {})
+
+    models = {"a": served([0.9, 0.9], [np.nan, np.nan]), "b": served([0.1, 0.1], [np.nan, 0.3])}
+    level = Served.best_of(models, ("valid", "train")).level
+    assert level is not None and level.tolist() == [0, 1]

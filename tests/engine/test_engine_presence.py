@@ -14,7 +14,7 @@ import evenhand as eh
 from evenhand import rounds, tree
 from evenhand.streams import Purpose, keys_of, stream
 from evenhand.systems import Systems
-from evenhand.types import Algorithm, Attack, Cohort, Report, Stack, Sum
+from evenhand.types import Algorithm, Attack, Cohort, Report, Stack, Sum, Summation
 
 MODEL, DATA = eh.testing.toy_model(), eh.testing.toy_data()
 CLIENTS = DATA.num_clients
@@ -130,6 +130,27 @@ def test_client_noise_differs_by_client_round_and_pass() -> None:
     assert len({tuple(one.tolist()) for one in sums}) == 4
     alone = list(eh.simulation.iterate(still, DATA, rounds=1, cohort=1))[-1]
     assert abs(np.var(sums) / np.var([flat(one) for one in alone.state.aggregators[0]]) - 2) < 1.2
+
+
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_masks_and_noise_of_a_pass_have_keys_of_their_own(is_secure: bool) -> None:
+    """Instead of masks, the sums are what their key draws; beside them is what the key of the noise draws."""
+
+    def drawn(like: Any, key: Any) -> Any:
+        return jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), like)
+
+    def add(lifted: Any, present: Any, key: Any) -> Any:
+        return drawn(jax.tree.map(lambda leaf: leaf[0], lifted), key)
+
+    noted = Sum(
+        lambda like, clients: (like,) * 4,
+        lambda upload, public, key: upload.delta,
+        lambda total, state, key: (total, (*state[2:], total, drawn(total, key))),
+        passes=2,
+        summation=Summation(bits=32, add=add, is_secure=is_secure),
+    )
+    run = eh.simulate(eh.algorithms.fedavg(WORK, aggregator=noted), DATA, rounds=1, masks=True)
+    assert len({tuple(flat(part).tolist()) for part in run.state.aggregators[0]}) == 4
 
 
 # --- uploads that no honest client can send ----------------------------------------------------------------------

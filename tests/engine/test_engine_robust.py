@@ -146,6 +146,16 @@ def test_a_coalition_acts_in_its_rounds_only_and_draws_anew_in_each() -> None:
     assert (np.abs(steps[1]) > 500).tolist() == [False, True, True, False], steps
 
 
+def test_what_a_coalition_agrees_on_is_left_out_where_it_is_no_number() -> None:
+    def collude(uploads: Any, malicious: Any, present: Any, key: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), uploads.delta)
+
+    attack = eh.types.Attack(clients=(1, 4), collude=collude)
+    with pytest.warns(EvenhandWarning, match="rejected"):
+        run = eh.simulate(eh.algorithms.fedavg(WORK), DATA, attack=attack, **{**HOW, "rounds": 2})
+    assert run.per_round["rejected"].tolist() == [2.0, 2.0] and np.isfinite(run.history["train_loss"]).all()
+
+
 def test_uploads_of_zeros_hold_a_median_from_zero_back_unless_nu_is_about_an_update() -> None:
     """Their weight is 1 / nu in the first pass; the median itself, of 80 % honest uploads, is not zero."""
     loss = {

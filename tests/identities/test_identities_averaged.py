@@ -70,6 +70,26 @@ def test_the_weights_never_overflow() -> None:
     assert gap(flat(end.mean), flat(state.mean)) < 1e-6
 
 
+def test_the_mean_of_a_model_in_half_precision_is_in_float32() -> None:
+    """After a first step from 4 to 6 its steps, of 2 / t^2, are soon below the 1/32 between two numbers of bfloat16."""
+
+    def init(key: jax.Array) -> Any:
+        return jax.tree.map(lambda leaf: jnp.full(leaf.shape, 4, jnp.bfloat16), MODEL.init(key))
+
+    work = eh.local.sgd(MODEL._replace(init=init), 0.05, steps=1)
+    method = eh.algorithms.averaged(eh.algorithms.fedavg(work))
+    (phase,), state = method.phases, method.init(init(jax.random.key(0)), DATA.num_clients)
+
+    def body(t: jax.Array, state: Any) -> Any:
+        step = jax.tree.map(
+            lambda leaf: jnp.full_like(leaf, jnp.where(t == 0, 2.0, 0.0)), method.global_params(state)
+        )
+        return phase.server(state, step, jnp.int32(6), jax.random.key(0))[0]
+
+    model = method.global_params(jax.jit(lambda state: jax.lax.fori_loop(0, 200, body, state))(state))
+    assert all(leaf.dtype == jnp.bfloat16 and (leaf == 6).all() for leaf in jax.tree.leaves(model))
+
+
 def test_a_bad_growth_and_a_method_that_observes_its_loss_are_refused() -> None:
     for growth in (0.9, float("inf"), float("nan")):
         with pytest.raises(eh.EvenhandError, match="grow by a finite factor"):
@@ -89,3 +109,33 @@ def test_a_round_without_uploads_does_not_count_where_the_method_counts_rounds()
     assert 0 < empty.sum() < len(empty)
     np.testing.assert_array_equal(loss[1:][empty], loss[:-1][empty])
     assert (loss[1:][~empty] != loss[:-1][~empty]).all()
+
+
+def test_the_method_inside_counts_rounds_without_uploads() -> None:
+    base = ALL["fedavg"]
+    counting = base.phases[0]._replace(
+        server=lambda state, direction, reported, key: (state._replace(extra=state.extra + 1), {}),
+        steps_if_empty=True,
+    )
+    method = eh.algorithms.averaged(
+        base._replace(
+            init=lambda params, n: base.init(params, n)._replace(extra=jnp.int32(0)), phases=(counting,)
+        )
+    )
+    state = method.init(MODEL.init(jax.random.key(0)), DATA.num_clients)
+    totals, counts = [], []
+    for reported in (2, 0, 2):
+        state, _ = method.phases[0].server(state, state.mean, jnp.int32(reported), jax.random.key(0))
+        totals.append(float(state.total))
+        counts.append(int(state.inner.extra))
+    assert (totals, counts) == ([2.0, 2.0, 3.0], [1, 2, 3])
+
+
+def test_where_the_count_of_uploads_is_private_the_mean_does_not_depend_on_it() -> None:
+    private = eh.privacy.dp_fedavg(STEP, clip=1.0, noise_multiplier=1.0, rate=0.5)
+    method = eh.algorithms.averaged(private)
+    (phase,), state = method.phases, method.init(MODEL.init(jax.random.key(0)), DATA.num_clients)
+    step = jax.tree.map(jnp.ones_like, state.mean)
+    means = [flat(phase.server(state, step, jnp.int32(n), jax.random.key(0))[0].mean) for n in (0, 3)]
+    assert np.array_equal(means[0], means[1])
+    assert gap(means[0], flat(state.mean)) > 1e-2

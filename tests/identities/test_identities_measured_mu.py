@@ -1,5 +1,6 @@
 """FedProx with the mu of its theorem: what it measures, in NumPy on parabolas, and what it then does."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -64,6 +65,14 @@ def test_it_takes_the_best_mu_of_what_it_measures():
         given = {"B": B, "gamma": gamma, "lipschitz": lipschitz, "cohort": len(A)}
         assert decrease == pytest.approx(fedprox_decrease(mu, **given), rel=5e-3)
         assert decrease > 0
+
+
+def test_the_rehearsal_is_averaged_whatever_the_aggregator_is():
+    method = eh.algorithms.fedprox(WORK, mu="theory", aggregator=eh.aggregators.coordinate_median())
+    median, mean = run(method, rounds=1), run(BY_THEORY, rounds=1)
+    for name in ("B", "gamma", "lipschitz", "mu"):
+        np.testing.assert_array_equal(median.per_round[name], mean.per_round[name])
+    assert float(median.params) != float(mean.params), "the updates are not"
 
 
 def test_with_the_mu_found_fedprox_does_the_same():
@@ -146,3 +155,21 @@ def test_rounds_without_uploads_count_for_the_schedule_of_mu():
     assert 0 < answered.sum() < 6
     assert (found.per_round["mu"][answered] <= 5.0 * 2.0 ** np.arange(6)[answered] * (1 + 1e-5)).all()
     assert found.per_round["mu"][answered] == pytest.approx(5.0 * 2.0 ** np.arange(6)[answered])
+
+
+def test_a_round_without_uploads_leaves_mu_as_it_was():
+    """With a schedule the server steps in such a round, too; the next rehearsal is at the last mu all the same."""
+
+    def draw(key, cohort, keep_partial):
+        return cohort._replace(present=cohort.present & (jax.random.bits(key, dtype=jnp.uint32) % 2 == 0))
+
+    constant = eh.local.sgd(MODEL, STEP, steps=STEPS, schedule=lambda round: 1.0)
+    plain, scheduled = (
+        eh.simulate(method, parabolas(A, C), rounds=6, systems=eh.systems.Systems(draw), eval_every=6)
+        for method in (BY_THEORY, eh.algorithms.fedprox_measured(constant))
+    )
+    answers = plain.per_round["reported"] > 0
+    assert not answers[answers.argmax() : 6 - answers[::-1].argmax()].all()
+    for name in ("gamma", "mu"):
+        values, expected = (run.per_round[name][answers] for run in (scheduled, plain))
+        np.testing.assert_allclose(values, expected, rtol=1e-4)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 from identity_runs import DATA, METHODS, MODEL, ROUNDS, flat, gap, path, runs
 
 import evenhand as eh
-from evenhand.streams import Purpose, stream
+from evenhand.streams import Purpose, keys_of, stream
+from evenhand.types import Cohort
 
 
 def _with_rows(x: np.ndarray, y: np.ndarray, offsets: np.ndarray) -> eh.data.FederatedDataset:
@@ -32,6 +35,23 @@ def test_feddane_on_identical_clients_is_fedprox() -> None:
 def test_feddane_with_one_client_is_fedprox() -> None:
     alone = _with_rows(DATA.train.x, DATA.train.y, np.array([0, DATA.train.rows]))
     assert gap(_final("feddane 1", alone), _final("fedprox 1", alone)) < 1e-6
+
+
+def test_feddane_without_answers_to_its_first_exchange_is_fedprox() -> None:
+    """Nor does it correct by the gradient of an earlier round: in the second round, the first exchange is empty."""
+    silence = jax.random.key_data(stream(keys_of(0).shared, Purpose.STRAGGLERS, 1, 1))
+
+    def draw(key: Any, cohort: Cohort, keep_partial: bool) -> Cohort:
+        return cohort._replace(present=cohort.present & (jax.random.key_data(key) != silence).any())
+
+    work, systems = eh.local.sgd(MODEL, 0.1, steps=3), eh.systems.Systems(draw)  # of all examples
+    dane = eh.algorithms.feddane(work, mu=1.0)
+    _, first, second = eh.simulation.iterate(dane, DATA, rounds=2, eval_every=1, systems=systems)
+    assert second.per_round["gradient_norm"][0] > 1e-2 and second.per_round["reported"].tolist() == [6.0, 6.0]
+    prox = eh.simulate(eh.algorithms.fedprox(work, mu=1.0), DATA, rounds=1, start=first.params)
+    assert gap(flat(second.params), flat(prox.params)) < 1e-6
+    usual = eh.simulate(dane, DATA, rounds=2)
+    assert gap(flat(usual.params), flat(prox.params)) > 1e-3
 
 
 def test_scaffold_begins_as_fedavg() -> None:

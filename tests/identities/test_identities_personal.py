@@ -167,6 +167,21 @@ def test_the_three_batches_of_per_fedavg_are_independent_and_each_a_pass_over_th
     assert abs(float(run(P.per_fedavg(epoch, alpha=0.1), 1, 1, data).params) - (1.0 - 0.5 * 4.0)) < 1e-6
 
 
+@pytest.mark.parametrize("name", ["per_fedavg", "mapper"])
+def test_two_gradients_in_a_row_have_noise_of_their_own(name):
+    """F = (w + noise)^2, in steps that lead to minus the noise: there the same noise has no slope."""
+    model = eh.models.from_functions(
+        init=lambda key: jnp.ones(()), apply=lambda w, x: w + x[:, 0], losses=lambda z, y: jnp.square(z)
+    )
+    noisy = model._replace(apply_train=lambda w, x, key: w + jax.random.normal(key, x.shape[:1]))
+    data = eh.data.from_arrays(np.zeros((1, 1)), np.zeros(1), np.zeros(1), test_fraction=0.0)
+    method = {
+        "per_fedavg": P.per_fedavg(eh.local.sgd(noisy, 0.1, steps=1), alpha=0.5, first_order=True),
+        "mapper": P.mapper(eh.local.sgd(noisy, 2.0, steps=1), gammas=(0.5,)),
+    }[name]
+    assert abs(float(run(method, 1, 1, data).params) - 1.0) > 1e-3
+
+
 def test_l2sgd_keeps_the_exact_mean_of_all_models_and_the_authors_form_does_not():
     for exact in (True, False):
         for rounds in (1, 5):
@@ -207,6 +222,20 @@ def test_finetuning_around_finetuning_goes_on_from_there():
     )
     np.testing.assert_allclose(twice, longer, atol=1e-6)
     assert np.abs(twice - once).max() > 1e-3
+
+
+def test_finetuning_around_finetuning_draws_batches_of_its_own():
+    """Steps on one of two examples, 1 and 3: the same batch twice would never move the model by 4."""
+    model = eh.models.from_functions(
+        init=lambda key: jnp.zeros(()), apply=lambda w, x: w * x[:, 0], losses=lambda z, y: z + 0.0 * y
+    )
+    data = eh.data.from_arrays(
+        np.array([[1.0], [3.0]] * 20), np.zeros(40), np.arange(40) // 2, test_fraction=0.0
+    )
+    work = eh.local.sgd(model, 1.0, steps=1, batch_size=1)
+    method = P.finetune(P.finetune(eh.algorithms.fedavg(work), work), work)
+    result = eh.simulate(method, data, rounds=0)
+    assert {-round(float(result.personal_params(k))) for k in range(20)} == {2, 4, 6}
 
 
 def test_finetuning_goes_around_ditto_and_is_left_out_within():
@@ -325,6 +354,7 @@ SEVERAL = eh.algorithms.side_by_side({"a": AVERAGE, "b": AVERAGE})
     [
         (lambda: P.ditto(AVERAGE, WORK, lam=-1.0), "give a number >= 0, or infinite"),
         (lambda: P.ditto(AVERAGE, WORK, lam=math.nan), "lam=nan"),
+        (lambda: run(P.ditto(P.fedsim(WORK, personal="b"), WORK, lam=math.inf)), "Only a part of"),
         (lambda: P.ditto(AVERAGE, OTHER), "different models"),
         (lambda: P.ditto(WORK, WORK), "method"),  # pyright: ignore[reportArgumentType]
         (lambda: P.ditto(AVERAGE, AVERAGE), "work"),  # pyright: ignore[reportArgumentType]

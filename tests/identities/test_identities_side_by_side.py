@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from fair_runs import EQUAL_WEIGHTS, METHODS, STEP, WORK
 from identity_runs import DATA, flat, gap
@@ -159,6 +160,23 @@ def test_two_exchanges_side_by_side_draw_two_cohorts() -> None:
     )
     for j, method in enumerate(pair.values()):
         assert gap(flat(run.params[j]), flat(eh.simulate(method, DATA, rounds=2, cohort=3).params)) < 1e-6
+
+
+def test_scheduled_qfedavg_shares_its_rounds() -> None:
+    """With methods that need no count of rounds, too, whose servers rest where nobody answers."""
+    schedule = eh.local.steps(0.5, every=1)
+    halved = eh.local.sgd(STEP.model, 0.1, epochs=1, batch_size=8, schedule=schedule)
+    members = {f"q {q}": eh.algorithms.qfedavg(halved, q=q) for q in (0.0, 1.0)}
+    alike, momentum = eh.sampling.proportional(replace=False), optax.sgd(1.0, momentum=0.5)
+    members["momentum"] = eh.algorithms.fedavg(halved, sampling=alike, server_opt=momentum)
+    how: dict[str, Any] = {"rounds": 4, "cohort": 2, "systems": eh.systems.dropouts(0.5)}
+    run = eh.simulate(eh.algorithms.side_by_side(members), DATA, **how)
+    assert (run.per_round["reported"] == 0).any()
+    for params, method in zip(run.params, members.values(), strict=True):
+        assert gap(flat(params), flat(eh.simulate(method, DATA, **how).params)) < 1e-6
+    members["running"] = eh.algorithms.term(halved, t=1.0, running=0.5, sampling=alike)
+    with pytest.raises(eh.EvenhandError, match="rounds without uploads alike"):
+        eh.algorithms.side_by_side(members)
 
 
 def test_work_and_traffic_are_sums_over_the_methods() -> None:

@@ -125,6 +125,13 @@ def test_fedex_lora_serves_the_mean_of_the_clients_weights(count: int) -> None:
         near(run.per_round["residual_norm"][-1], shown, 1e-4)
 
 
+def test_partial_work_is_kept_or_dropped_as_asked() -> None:
+    work = eh.local.sgd(model_of(), RATE, epochs=STEPS)
+    exact = eh.algorithms.fedex_lora
+    assert [exact(work, keep_partial=keep).partial_work for keep in (True, False)] == [True, False]
+    assert not exact(work).partial_work
+
+
 def test_what_is_trained_in_full_is_averaged_beside() -> None:
     run = exact_run(2, "bias")
     w, weights = rounds(begin_of(model_of()), exact=True, train_bias=True)[1]

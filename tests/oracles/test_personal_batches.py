@@ -26,6 +26,9 @@ METHOD = eh.algorithms.fedavg(WORK)
 KEY = jax.random.key(11)
 W = {name: np.asarray(leaf, np.float64) for name, leaf in MODEL.init(jax.random.key(1)).items()}
 STEPS = 2 * 5
+NOISY = MODEL._replace(
+    apply_train=lambda params, x, key: MODEL.apply(params, x) + jax.random.normal(key, (x.shape[0], 3))
+)
 
 
 def client(progress: float = 1.0) -> ClientData:
@@ -75,6 +78,25 @@ def test_ewc_estimates_the_fisher_information_from_several_batches() -> None:
     assert min(gap(found, expected(other)) for other in ((0, 0, 0), (0, 1), (1, 2, 3))) > 1e-4
 
 
+def test_ewc_draws_the_noise_of_training_anew_for_each_batch() -> None:
+    """Batches of all examples differ in their noise alone."""
+    work = eh.local.sgd(NOISY, LR, steps=2)
+    single, double = (P.ewc(eh.algorithms.fedavg(work), work, lam=20.0, batches=n).adapt for n in (1, 2))
+    assert single is not None and double is not None
+    assert gap(single(W, client(), KEY), double(W, client(), KEY)) > 1e-4
+
+
+def test_without_a_penalty_skl_has_the_noise_of_finetuning() -> None:
+    work = eh.local.sgd(NOISY, LR, **SCHEDULE)
+    method = eh.algorithms.fedavg(work)
+    penalised, plain = (made.adapt for made in (P.skl(method, work, lam=0.0), P.finetune(method, work)))
+    quiet = P.finetune(METHOD, WORK).adapt
+    assert penalised is not None and plain is not None and quiet is not None
+    expected = plain(W, client(), KEY)
+    assert gap(penalised(W, client(), KEY), expected) < 1e-6
+    assert gap(quiet(W, client(), KEY), expected) > 1e-3
+
+
 def test_mapper_uploads_a_step_on_the_last_batch() -> None:
     """With ``gammas=(0,)``, one step of FedAvg, on the last of ten batches."""
     method = P.mapper(WORK, gammas=(0.0,))
@@ -87,6 +109,14 @@ def test_mapper_uploads_a_step_on_the_last_batch() -> None:
 
     gaps = [gap(delta, expected(i)) for i in range(STEPS)]
     assert gaps[-1] < 1e-6 and min(gaps[:-1]) > 1e-3
+
+
+def test_mapper_keeps_no_candidate_that_diverged() -> None:
+    """A mixture of nothing takes no steps, however long these are."""
+    _, own = one_round(P.mapper(eh.local.sgd(MODEL, 1e38, **SCHEDULE), gammas=(0.0, 1.0)), 1.0)
+    assert own.gamma == 0.0 and gap(own.params, W) == 0.0
+    _, own = one_round(P.mapper(eh.local.sgd(MODEL, 1e38, **SCHEDULE), gammas=(1.0,)), 1.0)
+    assert not np.isfinite(own.params["w"]).all()
 
 
 @pytest.mark.parametrize(
@@ -107,6 +137,15 @@ def test_the_batches_of_both_parts(name: str, make: Any) -> None:
     gaps = {own: np.abs(bias - expected(key)).max() for own, key in _KEYS.items()}
     right, wrong = ("own", "shared") if name == "fedalt" else ("shared", "own")
     assert gaps[right] < 1e-6 and gaps[wrong] > 1e-3
+
+
+def test_losses_are_reported_with_the_parameters_that_a_client_keeps() -> None:
+    method = P.fedalt(WORK, personal="b", aggregator=eh.aggregators.loss_filter(1))
+    [phase] = method.phases
+    message = phase.broadcast(method.init(jax.tree.map(jnp.float32, W), len(DATA.train.sizes)), jnp.int32(K))
+    kept = {"b": jnp.arange(3.0)}
+    expected = eh.local.full_loss(MODEL, {"w": jnp.float32(W["w"]), **kept}, client())
+    np.testing.assert_allclose(phase.report(message, kept, client()).loss, expected, rtol=1e-6)
 
 
 def one_round(method: Any, progress: float) -> tuple[Any, Any]:

@@ -3,9 +3,11 @@
 As in test_personal_loops: full batches, three of six clients in each of ten rounds, float64.
 """
 
+import itertools
 import math
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from personal_oracle import (
@@ -26,6 +28,7 @@ from personal_oracle import (
 from softmax_oracle import DATA, MODEL, SIZES, accuracy, combine, gradient, loss
 
 import evenhand as eh
+from evenhand.types import ClientData
 
 P = eh.personalization
 FEW, SHARE = 3, 0.3
@@ -108,12 +111,23 @@ def test_dynamic_ditto_equals_its_numpy_loop(name):
         assert distance(run, final(*CHOICES[other][1])) > 1e-4, other
 
 
+def test_a_share_of_the_examples_is_held_out_exactly():
+    """In float32, 0.3 * 50 is a little above 15."""
+    method = P.dynamic_ditto(GLOBAL, WORK, held_out=0.3)
+    x, y = jnp.zeros((50, *DATA.train.x.shape[1:])), jnp.zeros(50, DATA.train.y.dtype)
+    data = ClientData(x, y, jnp.int32(0), jnp.int32(50), jnp.float32(1.0), 50)
+    rest, counted = data._replace(size=jnp.int32(35)), method.phases[-1].effort
+    assert counted is not None
+    assert int(counted(data).rows) == int(WORK.effort(data).rows + WORK.effort(rest).rows)
+
+
 def test_dynamic_ditto_with_one_candidate_and_nothing_held_out_is_ditto():
-    for per_run in (False, True):
-        method = P.dynamic_ditto(GLOBAL, WORK, lams=(0.7,), few_lam=0.7, held_out=0.0, per_run=per_run)
+    few = eh.local.sgd(MODEL, LR, steps=3, batch_size=2)
+    for work, per_run in itertools.product((WORK, few), (False, True)):
+        method = P.dynamic_ditto(GLOBAL, work, lams=(0.7,), few_lam=0.7, held_out=0.0, per_run=per_run)
         chosen = eh.simulate(method, DATA, rounds=3, cohort=COUNT, eval_every=3)
         fixed, other = (
-            eh.simulate(P.ditto(GLOBAL, WORK, lam=lam), DATA, rounds=3, cohort=COUNT, eval_every=3)
+            eh.simulate(P.ditto(GLOBAL, work, lam=lam), DATA, rounds=3, cohort=COUNT, eval_every=3)
             for lam in (0.7, 0.9)
         )
         for k in range(len(SIZES)):
@@ -124,6 +138,18 @@ def test_dynamic_ditto_with_one_candidate_and_nothing_held_out_is_ditto():
             np.abs(chosen.personal_params(k)["w"] - other.personal_params(k)["w"]).max() > 1e-4
             for k in range(len(SIZES))
         )
+
+
+def test_ties_go_to_the_smallest_penalty():
+    """With nothing held out, all candidates are equally good."""
+
+    def personal(*lams):
+        method = P.dynamic_ditto(GLOBAL, WORK, lams=lams, few=0, held_out=0.0, per_run=True)
+        result = eh.simulate(method, DATA, rounds=3, cohort=COUNT, eval_every=3)
+        return np.stack([result.personal_params(k)["w"] for k in range(len(SIZES))])
+
+    np.testing.assert_allclose(personal(2.0, 0.1), personal(0.1), atol=1e-6)
+    assert np.abs(personal(0.1) - personal(2.0)).max() > 1e-3
 
 
 @pytest.mark.filterwarnings("ignore::evenhand.errors.EvenhandWarning")  # it is meant to diverge

@@ -4,6 +4,7 @@ Full batches and all clients, unless a test says otherwise; each loop takes its 
 """
 
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -171,6 +172,11 @@ def test_rounds_without_uploads_count_in_the_curvature_of_qfedavg():
     expected = qfedavg([f for f, came in zip(FACTORS, there, strict=True) if came])
     assert distance(run.params, expected) < 2e-6
     assert distance(run.params, qfedavg(FACTORS[: sum(there)])) > 1e-4
+    # Nothing else changes in a round without uploads: the server's momentum takes no step.
+    method = eh.algorithms.qfedavg(work(HALVED), q=1.0, server_opt=optax.sgd(1.0, momentum=0.5))
+    runs = eh.simulation.iterate(method, DATA, rounds=ROUNDS, systems=systems, eval_every=1)
+    moves = [distance(after.params, before.params) > 0 for before, after in pairwise(runs)]
+    assert moves == there and not all(there[there.index(True) :])
 
 
 @pytest.mark.parametrize("name", ["fedavg", "qfedavg"])

@@ -319,6 +319,54 @@ def test_the_numbers_of_the_linear_rate_on_two_parabolas() -> None:
 
 
 @pytest.mark.parametrize(
+    ("numbers", "least"),
+    [
+        ((1.0, 1.0, 6.0, 0.5, 0.01, 1000, 3000, 1), (1, 0)),
+        ((1.0, 4.0, 6.0, 0.01, 1.0, 1000, 10**6, 1), (1, 1)),
+        ((89.0, 1.0, 1.0, 1e-4, 0.5, 20, 25 * 10**6, 1), (2, 1)),
+        ((1.0, 1.0, 6.0, 0.9, 0.01, 1, 10**8, 1), (0, 2)),
+        ((1.0, 4.0, 0.1, 0.01, 1.0, 1000, 10**8, 4), (1, 3)),
+    ],
+)
+def test_any_term_of_the_linear_rate_can_be_the_least(
+    numbers: tuple[Any, ...], least: tuple[int, int]
+) -> None:
+    """The smoothing has three bounds and the step four."""
+    distance, lipschitz, slope, ridge, theta, m, rounds, tau = numbers
+    kappa, ratio = (lipschitz + ridge) / ridge, ridge**2 * distance / slope**2
+
+    def at_least(a: float, b: float) -> float:
+        return max(1.0, math.log(a / b)) if b else math.inf
+
+    deltas = [
+        1 / (16 * kappa**1.5),
+        at_least(ratio * rounds, math.log(m)) / rounds,
+        at_least(ratio * rounds**2, kappa**2 * math.log(m)) / rounds,
+    ]
+    nu = 8 * slope**2 * min(deltas) / ridge * max(1, 32 * kappa**2 * min(deltas))
+    smooth = lipschitz + ridge + slope**2 / nu
+    steps = [
+        1 / (4 * tau * smooth),
+        1 / (8 * tau * kappa * math.sqrt(2 * ridge * smooth)),
+        at_least(ratio * theta * m * rounds, 1.0) / (ridge * tau * rounds),
+        at_least(ratio * rounds**2, kappa**2 * (1 - 1 / tau)) / (ridge * tau * rounds),
+    ]
+    assert (int(np.argmin(deltas)), int(np.argmin(steps))) == least
+    rate = delta_fl_convex(
+        distance=distance,
+        lipschitz=lipschitz,
+        slope=slope,
+        ridge=ridge,
+        theta=theta,
+        cohort=m,
+        rounds=rounds,
+        local_steps=tau,
+    )
+    growth = 1 / (1 - min(steps) * ridge * tau / 2)
+    assert rate == pytest.approx((nu, min(steps), growth, 16 * kappa**1.5), rel=1e-9)
+
+
+@pytest.mark.parametrize(
     ("make", "wrong"),
     [
         (lambda: cohort_bias(largest_loss=0.0, theta=0.5, cohort=9), "above 0"),

@@ -440,6 +440,7 @@ def in_parts(parts: Sequence[Sum]) -> Sum:
         needs_loss=any(part.needs_loss for part in parts),
         summation=_joined([summation for summation in summations if summation is not None]),
         needs=tuple(dict.fromkeys(need for part in parts for need in part.needs)),
+        of_slots=any(part.of_slots for part in parts),
     )
 
 

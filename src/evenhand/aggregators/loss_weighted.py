@@ -34,7 +34,7 @@ def risk_weighted(risk: Risk, *, of_slots: bool = False) -> Sum:
       of_slots: whether an empty slot counts as a client of mean weight :math:`\omega` whose loss is the lowest, so that
         a tail fraction is one of the slots.  Of :math:`m` slots with :math:`c` clients, ``superquantile(theta)`` then
         is that of the clients at :math:`\theta m / c`, at most 1: the same number of clients counts, however many are
-        there.
+        there.  Not meant for :func:`evenhand.sampling.poisson`, whose :math:`m` is that of its largest cohorts.
 
     Edge cases: a client of weight 0 is left out; without any client the direction is zero.
 
@@ -60,7 +60,7 @@ def risk_weighted(risk: Risk, *, of_slots: bool = False) -> Sum:
         weights = risk.weights(losses, jnp.where(there, reports.weight, mean_weight))
         return jnp.where(there, weights, 0.0), state
 
-    return mean()._replace(weigh=weigh_slots if of_slots else weigh, needs_loss=True)
+    return mean()._replace(weigh=weigh_slots if of_slots else weigh, needs_loss=True, of_slots=of_slots)
 
 
 # --- AFL ---------------------------------------------------------------------------------------------------------
@@ -85,8 +85,8 @@ def ascending_mixture(step_size: float, *, unbiased: bool = False) -> Sum:
       EvenhandError: ``step_size`` negative or not finite.
 
     Edge cases: meant for cohorts of all clients, where both forms are the same.  In a smaller cohort, only the members'
-    weights are updated.  A loss so large that its step is not finite updates nothing, and its client is left out of
-    that round.
+    weights climb; the projection lowers those of all clients.  A loss so large that its step is not finite updates
+    nothing, and its client is left out of that round.
 
     Source: Mohri et al., *Agnostic Federated Learning*, ICML 2019, in the deterministic form that q-FFL is compared to;
     ``unbiased``: Collins, Mokhtari and Shakkottai, *Task-Robust Model-Agnostic Meta-Learning*, NeurIPS 2020.
@@ -226,15 +226,16 @@ def running_tilt(t: float, rate: float = 0.5) -> Sum:
 
     Args:
       t: the tilt.
-      rate: :math:`\rho \in (0, 1]`; 1 is ``risk_weighted(eh.risks.tilted(t))``.
+      rate: :math:`\rho \in (0, 1]`; 1 is ``risk_weighted(eh.risks.tilted(t))`` while no upload is rejected.
 
     Raises:
       EvenhandError: ``t`` not finite, or ``rate`` outside (0, 1].
 
-    Edge cases: where losses fall, ``a`` lags: it falls by at most :math:`\log\frac{1}{1-\rho}` a round.  If ``t`` times
-    the fall in loss is well above that, all weights go to 0 and training stalls, which shows only in the norm of the
-    updates.  A single loss of :math:`t F` above about 1e7 stalls it for good: float32 does not hold falls so small
-    beside it.  A client whose :math:`t F` is not finite is left out of that round.
+    Edge cases: a rejected upload counts as one of zeros, since its loss is in ``a``.  Where losses fall, ``a`` lags: it
+    falls by at most :math:`\log\frac{1}{1-\rho}` a round.  If ``t`` times the fall in loss is well above that, all
+    weights go to 0 and training stalls, which shows only in the norm of the updates.  A single loss of :math:`t F`
+    above about 1e7 stalls it for good: float32 does not hold falls so small beside it.  A client whose :math:`t F` is
+    not finite is left out of that round.
 
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, the stochastic solver over devices.
     """

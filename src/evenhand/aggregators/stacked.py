@@ -110,6 +110,7 @@ def combined(weights: Array, deltas: PyTree) -> PyTree:
 
     As a product, since XLA's sums over a leading axis are many times slower on a CPU.
     """
+    deltas = tree.real(deltas)  # weights would be rounded to whole numbers
     return jax.tree.map(lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1), deltas)
 
 
@@ -129,7 +130,7 @@ def mean_of(uploads: Upload, shares: Array, weighted: bool = False, present: Arr
     """The mean of the uploads with these shares; zeros if all shares are 0.
 
     Args:
-      uploads: leaves ``(m, ...)``.
+      uploads: leaves ``(m, ...)``; whole numbers and truth values count as float32.
       shares: ``(m,)``, bool (which uploads count) or nonnegative; scaled to sum to 1.
       weighted: whether the shares are multiplied by the reported weights, which a malicious client can falsify.
       present: bool ``(m,)``, where the uploads are only :func:`cleared`; None: all slots hold numbers.

@@ -32,7 +32,7 @@ def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
     Raises:
       EvenhandError: ``gamma_w`` or ``gamma_lambda`` out of range.
 
-    Edge cases: meant for ``cohort=None``, all clients; a smaller cohort moves only the weights of its members
+    Edge cases: meant for ``cohort=None``, all clients; in a smaller cohort, only the weights of its members climb
     (:func:`evenhand.aggregators.ascending_mixture`).
 
     Differs from the paper, which samples examples: gradients are over all of them, as in the comparison with q-FFL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from evenhand import tree
@@ -15,7 +16,10 @@ __all__ = ["averaged"]
 
 
 class _Averaged(NamedTuple):
-    """The wrapped method's state, the mean of its global models, and the sum of their weights over the last one."""
+    """The wrapped method's state, the mean of its global models, and the sum of their weights over the last one.
+
+    The mean is in float32 where the model is in half precision, in which late rounds would not move it.
+    """
 
     inner: PyTree
     mean: Params
@@ -75,7 +79,7 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
             if not last:
                 return state._replace(inner=inner), info
             total = 1.0 + state.total * (1.0 / growth)
-            moved = tree.subtract(method.global_params(inner), state.mean)
+            moved = tree.subtract(tree.widened(method.global_params(inner)), state.mean)
             after = _Averaged(inner, tree.add(state.mean, tree.scale(1.0 / total, moved)), total)
             if phase.steps_if_empty and method.privacy is None:  # the count of uploads may be private
                 after = tree.select(reported > 0, after, state._replace(inner=inner))
@@ -83,12 +87,16 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
 
         return phase._replace(broadcast=broadcast, server=server)
 
+    def mean(state: _Averaged) -> Params:
+        shapes = jax.eval_shape(method.global_params, state.inner)
+        return jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), state.mean, shapes)
+
     *before, final = method.phases
     personal = method.personal_params
     return method._replace(
         name=f"averaged({method.name or 'method'})",
-        init=lambda params, n: _Averaged(method.init(params, n), params, jnp.float32(initial)),
+        init=lambda params, n: _Averaged(method.init(params, n), tree.widened(params), jnp.float32(initial)),
         phases=(*(wrap(phase, last=False) for phase in before), wrap(final, last=True)),
-        global_params=lambda state: state.mean,
+        global_params=mean,
         personal_params=None if personal is None else lambda state, client: personal(state.inner, client),
     )

@@ -60,8 +60,8 @@ def delta_fl(
     not in the losses that are compared, where it would be the same for all clients.
 
     Raises:
-      EvenhandError: ``theta`` or ``nu`` out of range, a ``nu`` or ``strict`` that would be ignored, or an argument of
-        the wrong kind.
+      EvenhandError: ``theta`` or ``nu`` out of range, a ``nu`` or ``strict`` that would be ignored, ``follow`` with
+        :func:`evenhand.sampling.poisson`, or an argument of the wrong kind.
 
     Edge cases: clients tied at the quantile share the remaining weight; ``filtered`` leaves them out, unless no client
     is above it.  With equal weights and no ties, ``filtered`` keeps ``floor(theta m)`` clients (at least one), and if
@@ -110,4 +110,9 @@ def delta_fl(
         keeps=True,
         statistics_stay=True,
     )
+    if follow and sampling.independent:
+        raise EvenhandError(
+            "delta_fl() got follow=True and sampling that draws each client independently: such cohorts have no "
+            "planned size that theta could follow; leave follow out, or sample with eh.sampling.uniform()."
+        )
     return staying(method._replace(name=f"delta_fl(theta={theta:g}{', follow=True' if follow else ''})"))

@@ -7,7 +7,7 @@ import optax
 from evenhand.algorithms.delta_fl import delta_fl
 from evenhand.algorithms.side_by_side import side_by_side
 from evenhand.errors import EvenhandError, expect
-from evenhand.local import Work
+from evenhand.local import Work, check_work
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Sampling
 
@@ -68,6 +68,7 @@ def delta_fl_levels(
     Learning 2023, figure 1 and section 4.1.
     """
     levels = check_levels("delta_fl_levels", theta)
+    check_work(work, keeps=True)  # delta_fl alone also takes statistics that stay with their client
     methods = {
         f"theta={level:g}": delta_fl(
             work,

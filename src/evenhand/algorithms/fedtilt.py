@@ -58,12 +58,13 @@ def fedtilt(
       server_steps: the server's descent steps in a round, if it has a tilt.
 
     Raises:
-      EvenhandError: a tilt is NaN, ``prox_mu`` negative, or infinite while ``tied``, or the loss of the work
-        cannot be tilted.
+      EvenhandError: a tilt is NaN, ``prox_mu`` negative, or infinite while ``tied`` or with ``personal``, or the loss
+        of the work cannot be tilted.
 
     Edge cases: without tilts the global model is that of FedAvg with equally weighted clients, and the personal models
     are Ditto's; equal tilts of classes and examples are one tilt of all examples.  Classes absent from a batch do not
     count.  The tilted risk of a batch is a biased estimate of that of all examples; ``batch_size=None`` is exact.
+    The server rejects the uploads of clients that have labels outside ``classes``.
 
     Differs from the paper only where it is silent: the server's step size; personal models start as the initial one,
     and a client never drawn is served the global one.
@@ -85,13 +86,14 @@ def fedtilt(
         raise EvenhandError(
             f"fedtilt(prox_mu={prox_mu}): the proximal weight must be a number >= 0, or infinite."
         )
-    if tied and prox_mu == math.inf:
-        raise EvenhandError(
-            "fedtilt(tied=True, prox_mu=inf): no client could leave the global model; give a finite prox_mu."
-        )
     local.check_work(work)
-    personal = work if personal is None else local.check_work(personal, "personal")
-    check_same("fedtilt() got work= and personal=", work.model, personal.model)
+    own_work = work if personal is None else local.check_work(personal, "personal")
+    if prox_mu == math.inf and (tied or personal is not None):
+        ignored = "tied=True" if tied else "personal=..."
+        raise EvenhandError(
+            f"fedtilt({ignored}, prox_mu=inf): no client could leave the global model; give a finite prox_mu."
+        )
+    check_same("fedtilt() got work= and personal=", work.model, own_work.model)
     outer, inner = tilted(tilt_class), tilted(tilt_sample)
 
     def two_level(y: Array) -> Risk:
@@ -115,7 +117,7 @@ def fedtilt(
     name = f"fedtilt(tilts {tilt_class:g}, {tilt_sample:g}, {tilt_server:g}; prox_mu={prox_mu:g})"
     if prox_mu == math.inf:
         return method._replace(name=name)
-    own = tilt(personal)
+    own = tilt(own_work)
     if tied:
         near = fedprox(own, mu=prox_mu, aggregator=aggregator, sampling=sampling, keep_partial=False)
         return near._replace(name=name)

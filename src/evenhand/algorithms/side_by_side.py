@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 
+from evenhand import tree
 from evenhand.aggregators import in_parts
 from evenhand.errors import EvenhandError, expect
 from evenhand.local import in_turn, step_per_row
+from evenhand.streams import root_key
 from evenhand.text import of_model
 from evenhand.types import Algorithm, Array, ClientData, Info, Key, Level, Model, Phase, PyTree, Report, Sum
 
@@ -117,15 +120,31 @@ def _check(methods: Sequence[Algorithm]) -> Algorithm:
             "side_by_side() got methods that draw their cohorts by different schemes: give all of them the same one, "
             "e.g. sampling=eh.sampling.uniform(weighted=False)."
         )
-    shapes = {(m.partial_work, *((p.fresh_cohort, p.steps_if_empty) for p in m.phases)) for m in methods}
+    shapes = {(m.partial_work, *(p.fresh_cohort for p in m.phases)) for m in methods}
     rules = [phase.aggregator for method in methods for phase in method.phases]
     sums = all(isinstance(rule, Sum) and rule.passes == 1 and rule.unmasked.streams for rule in rules)
-    if len(shapes) > 1 or not sums or any(method.observe for method in methods):
+    if len(shapes) > 1 or not sums or any(method.observe for method in methods) or not _rest_alike(methods):
         raise EvenhandError(
             "side_by_side() got methods that cannot share their rounds: all must have the same phases, treat "
-            "stragglers alike, aggregate by sums in one pass, and not adapt to the global loss."
+            "stragglers and rounds without uploads alike, aggregate by sums in one pass, and not adapt to the global "
+            "loss."
         )
     return methods[0]
+
+
+def _rest_alike(methods: Sequence[Algorithm]) -> bool:
+    """Whether each phase steps without uploads in all methods or in none, or no aggregator that rests has a state."""
+    params = jax.eval_shape(methods[0].model.init, root_key(0))
+
+    def has_state(phase: Phase) -> bool:
+        return bool(jax.tree.leaves(jax.eval_shape(lambda like: phase.aggregator.init(like, 1), params)))
+
+    for phases in zip(*(method.phases for method in methods), strict=True):
+        resting = [phase for phase in phases if not phase.steps_if_empty]
+        # A server that rests keeps its state; that of its aggregator goes on with those of the others.
+        if len(resting) < len(phases) and any(map(has_state, resting)):
+            return False
+    return True
 
 
 # --- one method made of several: its states, messages and updates are tuples with an entry for each --------------
@@ -182,8 +201,19 @@ def _phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
         done = _parts(lambda phase, *both: phase.work(*both, data, key), phases, messages, client_states)
         return _parts(lambda pair: pair[0], done), _parts(lambda pair: pair[1], done)
 
+    steps_if_empty = any(phase.steps_if_empty for phase in phases)
+
+    def step(
+        phase: Phase, state: PyTree, direction: PyTree, reported: Array, key: Key
+    ) -> tuple[PyTree, Info]:
+        stepped, info = phase.server(state, direction, reported, key)
+        rests = steps_if_empty and not phase.steps_if_empty
+        return tree.select(reported > 0, stepped, state) if rests else stepped, info
+
     def server(states: PyTree, directions: PyTree, reported: Array, key: Key) -> tuple[PyTree, Info]:
-        done = _parts(lambda phase, *both: phase.server(*both, reported, key), phases, states, directions)
+        done = _parts(
+            lambda phase, own, way: step(phase, own, way, reported, key), phases, states, directions
+        )
         infos = {
             of_model(metric, name): value
             for name, (_, info) in zip(names, done, strict=True)
@@ -199,5 +229,5 @@ def _phase_in_parts(phases: Sequence[Phase], names: Sequence[str]) -> Phase:
         server=server,
         fresh_cohort=phases[0].fresh_cohort,
         effort=in_turn(*(phase.effort or step_per_row for phase in phases)),
-        steps_if_empty=phases[0].steps_if_empty,
+        steps_if_empty=steps_if_empty,
     )

@@ -1,8 +1,9 @@
 """Attacks: what malicious clients do to their examples, their reports and their uploads.
 
 Each is a value for ``eh.simulate(..., attack=...)``.  A ``fraction`` of the clients is drawn once per run;
-:func:`by_clients` names them instead, :func:`during` limits the rounds, and :func:`both` puts one attack on top of
-another.  Attacks act before anything that the server does against them.
+:func:`by_clients` names them instead, and :func:`both` puts one attack on top of another.  :func:`during` limits false
+uploads and reports to some rounds; wrong labels and features stay in all rounds, except those of
+:func:`persistent_outliers`.  Attacks act before anything that the server does against them.
 """
 
 from evenhand.attacks.coalitions import alie, inner_product, mimic, min_max, min_sum, omniscient, same_value

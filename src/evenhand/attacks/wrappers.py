@@ -31,7 +31,7 @@ def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
 
 
 def during(attack: Attack, *, first: int = 1, last: int | None = None) -> Attack:
-    """The same attack in some rounds only; poisoned examples stay poisoned throughout.
+    """The same attack in some rounds only; examples that are poisoned before the run stay poisoned throughout.
 
     Args:
       attack: what malicious clients do.

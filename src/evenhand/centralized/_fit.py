@@ -30,7 +30,7 @@ from evenhand.live import line
 from evenhand.lowering import lowered
 from evenhand.report import RunView, write_report
 from evenhand.risks import hierarchical, mean
-from evenhand.streams import Purpose, stream
+from evenhand.streams import Purpose, root_key, stream
 from evenhand.types import Array, Key, Model, Params, PyTree, Risk
 
 NDArray = npt.NDArray[Any]
@@ -183,7 +183,7 @@ def fit(
             f"fit(patience={patience}): give valid_fraction=, the rows that say when to stop."
         )
     # Batches are keyed by the step's number, so that a fit in two parts draws those of one in a single part.
-    root = jax.random.key(seed)
+    root = root_key(seed)
     if after is None:
         initial = solver.model.init(stream(root, Purpose.INIT)) if params is None else params
         state, first = solver.init(initial, rows.train.x, rows.train.y), 0

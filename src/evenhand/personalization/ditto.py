@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import jax
 import optax
 
 from evenhand import local
 from evenhand.algorithms.beside import beside, check_method, non_negative
 from evenhand.errors import EvenhandError
 from evenhand.streams import Purpose, stream
-from evenhand.types import Algorithm, ClientData, Key, Params
+from evenhand.types import Algorithm, ClientData, Key, Params, PyTree
 
 __all__ = ["ditto"]
 
@@ -85,7 +86,7 @@ def ditto(
         )
     name = f"ditto({method.name or 'method'}, lam={lam:g})"
     if lam == math.inf:
-        return method._replace(personal_params=None, adapt=None, name=name)
+        return _without_own_models(method)._replace(name=name)
 
     def pull(received: Params, data: ClientData) -> optax.GradientTransformation:
         size = work.step_in(data) if implicit else None
@@ -112,3 +113,14 @@ def ditto(
         effort=work.effort,
         name=name,
     )
+
+
+def _without_own_models(method: Algorithm) -> Algorithm:
+    """The method, with its global model for every client; refused, as beside it, where clients get no whole model."""
+    *before, last = method.phases
+
+    def work(message: PyTree, state: PyTree, data: ClientData, key: Key) -> tuple[PyTree, PyTree]:
+        jax.eval_shape(method.received, message)  # raises while it is traced, and adds nothing to the program
+        return last.work(message, state, data, key)
+
+    return method._replace(phases=(*before, last._replace(work=work)), personal_params=None, adapt=None)

@@ -15,7 +15,7 @@ from evenhand._platform import check_process
 from evenhand.errors import EvenhandError, EvenhandWarning, expect, whole_number
 from evenhand.personalization._dual_ascent import Ascent, Send, ascent, padded, related, weights_of
 from evenhand.rounds import accepts_delta, colluding, false_delta, malicious_clients, poisoned
-from evenhand.streams import keys_of
+from evenhand.streams import keys_of, root_key
 from evenhand.types import Array, Attack, Cohort, Key, Model, Upload
 
 __all__ = ["Mocha", "mocha"]
@@ -161,7 +161,7 @@ def mocha(
     for turn in range(outer + 1):
         if turn:
             relations = related(weights_of(rows, now, relations, lam))
-        key = jax.random.fold_in(jax.random.key(seed), turn)
+        key = jax.random.fold_in(root_key(seed), turn)
         now, seen = ascent(rows, now, relations, key, lam, share, steps, inner, send)
         objectives.append(np.asarray(seen[0]))
         rejected.append(np.asarray(seen[1]))

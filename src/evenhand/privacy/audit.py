@@ -17,6 +17,7 @@ from evenhand import tree
 from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
 from evenhand.privacy._checks import probability
+from evenhand.streams import root_key
 from evenhand.types import Array, ClientData, Model, Params, Sum, Upload
 
 __all__ = ["Audit", "audit_mean", "audit_scores", "audit_work", "least_epsilon"]
@@ -294,4 +295,4 @@ def _runs(canaries: int, runs: int, seed: int) -> tuple[NDArray, Array]:
     whole_number("runs", runs, 1)
     whole_number("canaries", canaries, 10)
     coins = [np.random.default_rng(seed * runs + run).random(canaries) < 0.5 for run in range(runs)]
-    return np.stack(coins), jax.random.split(jax.random.key(seed), runs)
+    return np.stack(coins), jax.random.split(root_key(seed), runs)

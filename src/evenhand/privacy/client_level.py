@@ -65,12 +65,14 @@ class _State(NamedTuple):
 def private(method: Algorithm) -> Algorithm:
     r"""The same method with a client-level differential-privacy guarantee for its global models.
 
-    For any two sets of clients :math:`U, U'` of which one has one client more, and any set :math:`O` of sequences of
-    global models,
+    For any two neighbouring sets of clients :math:`U, U'`, and any set :math:`O` of sequences of global models,
 
     .. math:: \Pr[\mathcal M(U) \in O] \le e^\varepsilon \Pr[\mathcal M(U') \in O] + \delta,
 
-    with :math:`\varepsilon` and :math:`\delta` from ``run.privacy``.  The server is trusted: it sees all uploads.
+    with :math:`\varepsilon` and :math:`\delta` from ``run.privacy``.  Under Poisson sampling, one of two neighbours has
+    one client more.  In cohorts of a fixed size, one client is replaced by another.  The server is trusted if it adds
+    the noise, since it sees all uploads.  With :func:`evenhand.privacy.discrete_mean` it sees noisy sums only, against
+    which :math:`\varepsilon` is larger, as the server knows who takes part.
 
     Args:
       method: one whose only look at its clients is through aggregators that add noise

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from evenhand.errors import EvenhandError
-from evenhand.risks._population import risk
+from evenhand.errors import EvenhandError, whole_number
+from evenhand.risks._population import at, risk
 from evenhand.types import Array, Risk
 
 __all__ = ["hierarchical"]
@@ -30,8 +30,9 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array | np.ndarray, num_group
       num_groups: the number of groups; empty ones do not count.
 
     Raises:
-      EvenhandError: there is not one group per loss, or a group is out of range; where groups are known only while a
-        program runs, a group out of range makes the value NaN instead.
+      EvenhandError: ``num_groups`` is not a whole number from 1, there is not one group per loss, or a group is out of
+        range; where groups are known only while a program runs, a group out of range makes the value, its gradient
+        and the weights NaN instead.
 
     Edge cases: equal tilts on both levels give that tilted risk of all losses, whatever the groups.  With an inner risk
     whose gradient is only a multiple of its weights (``power``, ``tilted_value_at_risk``) the weights are still the
@@ -47,6 +48,7 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array | np.ndarray, num_group
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, section on hierarchical multi-objective
     tilting; Zhang et al., *FedTilt*, 2025, footnote 3.
     """
+    whole_number("num_groups", num_groups, 1)
     if not isinstance(groups, Tracer):
         labels = np.asarray(groups)  # concrete even where the risk is made inside a compiled function
         if labels.dtype.kind not in "biu":
@@ -73,16 +75,21 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array | np.ndarray, num_group
         member = groups[None] == jnp.arange(num_groups, dtype=groups.dtype)[:, None]
         return jnp.where(member, p[None], 0.0)
 
+    def lost(losses: Array, p: Array) -> Array:
+        """For each loss, NaN if some loss is in no group, else 0."""
+        outside = jnp.any((p > 0) & ((groups < 0) | (groups >= num_groups)))
+        return jnp.full_like(losses, jnp.where(outside, jnp.nan, 0.0))
+
     def value(losses: Array, p: Array) -> Array:
-        parts = split(losses, p)
+        parts, nothing = split(losses, p), lost(losses, p)
         whole = outer.value(jax.vmap(inner.value, in_axes=(None, 0))(losses, parts), jnp.sum(parts, axis=1))
-        lost = jnp.any((p > 0) & ((groups < 0) | (groups >= num_groups)))
-        return jnp.where(lost, jnp.nan, whole)
+        # Added: a NaN that is chosen instead has the gradient 0.
+        return whole + at(nothing[0], nothing, losses)
 
     def weigh(losses: Array, p: Array) -> Array:
         parts = split(losses, p)
         within = jax.vmap(inner.weights, in_axes=(None, 0))(losses, parts)
         risks = jax.vmap(inner.value, in_axes=(None, 0))(losses, parts)
-        return outer.weights(risks, jnp.sum(parts, axis=1)) @ within
+        return outer.weights(risks, jnp.sum(parts, axis=1)) @ within + lost(losses, p)
 
     return risk(value, weigh)

@@ -97,6 +97,8 @@ def _capped_weights(losses: Array, p: Array, theta: float) -> Array:
 
 _STEEPEST = 1e30
 """The steepest slope of a weight in its loss; a steeper one would overflow a float32."""
+_NEAR = 0.1
+"""By what part of itself any weight may change where the smoothing counts as strong."""
 _STEPS = 60
 """Halvings of an interval: more than the bits of a float32, or of a float64 of ordinary size."""
 
@@ -132,7 +134,14 @@ def smoothed_superquantile(theta: float, nu: float) -> Risk:
 
     def total(weights: Array, losses: Array, p: Array) -> Array:
         ratio = jnp.where(weights > 0, weights / jnp.where(p > 0, p, 1.0), 1.0)
-        return jnp.sum(weights * (losses - nu * jnp.log(ratio)))
+        usual = jnp.sum(weights * (losses - nu * jnp.log(ratio)))
+        # Near the base weights, nu enlarges the rounding error of the weights' sum.  This form of the same divergence
+        # is of second order in what the weights change; below the mean, nothing but rounding is left of it.
+        change = jnp.where(p > 0, (weights - p) / jnp.where(p > 0, p, 1.0), 0.0)
+        small = jnp.clip(change, -_NEAR, _NEAR)  # a weight of 0 would make a NaN, even where it is not chosen
+        divergence = jnp.sum(p * ((1.0 + small) * jnp.log1p(small) - small))
+        strong = jnp.maximum(jnp.sum(weights * losses) - nu * divergence, jnp.sum(p * losses))
+        return jnp.where(jnp.max(jnp.abs(change)) < _NEAR, strong, usual)
 
     return dual(lambda losses, p: _entropic_weights(losses, p, theta, nu), total)
 

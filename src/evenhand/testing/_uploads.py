@@ -204,6 +204,8 @@ class _Rule:
 
 def check_slots(aggregator: Aggregator, uploads: Upload, ids: Any, state: PyTree, tolerance: float) -> None:
     """Checks that the direction with two of three slots filled is that of the uploads in them alone."""
+    if isinstance(aggregator, Sum) and aggregator.of_slots:
+        return  # its weights count empty slots, as it says
     key, noise = jax.random.key(5), jax.random.split(jax.random.key(6), len(ids))
     ids, filled = jnp.asarray(ids, jnp.int32), np.arange(len(ids)) % 3 != 1
 

@@ -178,6 +178,7 @@ class Upload(NamedTuple):
 
     Attributes:
       delta: what is aggregated: parameters after minus before local work, or that and more (SCAFFOLD sends a pair).
+        Whole numbers and truth values that the work gives are float32 in it.
       weight: as in :class:`Report`, or what :attr:`Sum.weigh` made of it.
       loss: as in :class:`Report`.
     """
@@ -358,6 +359,8 @@ class Sum(NamedTuple):
       needs: how many uploads its guarantees need; each of them must hold.
       compression: how clients shorten their uploads, which the server then lifts itself; None: they do not.
       radial: that the lift depends on a distance; None: it does not, or nobody says so.
+      of_slots: whether ``weigh`` counts empty slots, so that a cohort keeps as many slots as were drawn, also where
+        systems leave slots out.
     """
 
     init: Callable[[PyTree, int], State]
@@ -373,6 +376,7 @@ class Sum(NamedTuple):
     needs: tuple[Need, ...] = ()
     compression: Compression | None = None
     radial: Radial | None = None
+    of_slots: bool = False
     __repr__ = short
 
     @property

@@ -250,6 +250,20 @@ def test_of_a_tiny_share_one_number_is_sent() -> None:
     sent, memory = shorten_of(agg.top_k(1e-12))(jnp.array([5.0, -1.0]), jnp.zeros(2), jax.random.key(0))
     assert sent.tolist() == [5.0, 0.0] and memory.tolist() == [0.0, -1.0]
     assert compression_of(agg.top_k(1e-12)).bits(jnp.zeros(100)) == 64
+    assert compression_of(agg.top_k(1e-12)).bits(jnp.zeros(100, jnp.float16)) == 48
+
+
+@pytest.mark.parametrize(("fraction", "size", "count"), [(0.28, 100, 28), (0.07, 100, 7), (0.281, 100, 29)])
+def test_a_share_of_whole_numbers_is_not_one_more(fraction: float, size: int, count: int) -> None:
+    """28 % of 100 numbers are 28, though their product is 28.000000000000004; what is left of a number is one more."""
+    assert fraction * size > count or fraction == 0.281
+    assert compression_of(agg.top_k(fraction)).bits(jnp.zeros(size)) == count * 64
+
+
+def test_outside_of_training_each_upload_is_rounded_by_itself() -> None:
+    """A half between 0 and 1, from a hundred clients: rounded alike, their mean would be one of the two."""
+    direction = agg.aggregate(agg.quantized(2), jnp.tile(jnp.array([1.0, 0.5]), (100, 1)))
+    assert direction[0] == 1.0 and 0.3 < direction[1] < 0.7
 
 
 def test_of_real_numbers_none_is_changed_on_the_way() -> None:

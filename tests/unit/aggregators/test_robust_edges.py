@@ -136,6 +136,14 @@ def test_caf_tells_directions_apart_in_which_uploads_vary_almost_alike() -> None
     )
 
 
+def test_a_trimmed_share_of_whole_numbers_is_not_one_more() -> None:
+    """7 % of 100 uploads are 7, though their product is 7.000000000000001."""
+    x = np.arange(100.0) ** 2
+    wanted = x[7:93].mean()
+    assert 0.07 * 100 > 7 and abs(wanted - x[8:92].mean()) > 5
+    np.testing.assert_allclose(agg.aggregate(agg.trimmed_mean(0.07), jnp.asarray(x)), wanted, rtol=1e-6)
+
+
 def test_mda_of_nobody_malicious_is_the_mean() -> None:
     assert agg.aggregate(agg.mda(0), jnp.array([[1.0], [2.0], [6.0]])).tolist() == [3.0]
 
@@ -182,6 +190,8 @@ def test_what_wrappers_hand_on() -> None:
         lambda like, clients: (), lambda uploads, present, state, key: (jnp.full(2, jnp.nan), state)
     )
     assert agg.aggregate(agg.reject(8.0, then=broken), zero).tolist() == [0.0, 0.0]
+    for longest, kept in ((5.0, [0.0, 0.0]), (5.1, [3.0, 4.0])):
+        assert agg.aggregate(agg.reject(longest, then=agg.mean()), zero[1:]).tolist() == kept
     assert agg.nnm(1, then=agg.loss_filter(1)).needs_loss and not agg.nnm(1, then=agg.krum(1)).needs_loss
     bounded = agg.mean()._replace(sensitivity=lambda *_: 1.0)  # type: ignore[arg-type]
     clipped = agg.clip(1.0, then=bounded)
@@ -234,6 +244,7 @@ def test_uploads_with_impossible_reports_are_left_out() -> None:
     x = jnp.array([[1.0], [2.0], [9.0]])
     assert agg.aggregate(agg.mean(), x, jnp.array([1.0, 1.0, -1.0])).tolist() == [1.5]
     assert agg.aggregate(agg.coordinate_median(), x, jnp.array([1.0, 1.0, -1.0])).tolist() == [1.5]
+    assert agg.aggregate(agg.coordinate_median(), x, jnp.array([1.0, 1.0, 0.0])).tolist() == [2.0]
     filtered = agg.loss_filter(0, several=True)
     assert agg.aggregate(filtered, x, losses=jnp.array([1.0, 2.0, jnp.nan])).tolist() == [1.5]
     tilted = agg.risk_weighted(eh.risks.tilted(1.0))

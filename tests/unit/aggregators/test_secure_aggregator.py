@@ -254,6 +254,34 @@ def test_methods_side_by_side_may_share_secure_sums() -> None:
     assert run.info["floats"]["up"] == 2 * alone.info["floats"]["up"]
 
 
+def test_parts_that_share_a_sum_need_as_many_clients_as_any_of_them() -> None:
+    """Fewer would add too little noise for one of them."""
+    parts = [
+        eh.privacy.discrete_mean(1.0, noise_multiplier=1.0, rate=0.5, fewest=fewest) for fewest in (3, 6, 4)
+    ]
+    summation = agg.in_parts(parts).summation
+    assert summation is not None and summation.fewest == 6
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        eh.privacy.noisy_mean(1.0, noise_multiplier=1.0, rate=0.5),
+        eh.privacy.discrete_mean(1.0, noise_multiplier=1.0, rate=0.5, fewest=3),
+    ],
+    ids=["the server's", "the clients'"],
+)
+def test_parts_of_a_sum_have_noise_of_their_own(part: Any) -> None:
+    """With the same noise, the difference of two parts would give away that of what clients send."""
+    rule, key, zeros = agg.in_parts([part, part]), jax.random.key(0), jnp.zeros((4, 20))
+    uploads = Upload((zeros, zeros), jnp.ones((4, 2)), jnp.ones((4, 2)))
+    state = rule.init((zeros[0], zeros[0]), 8)
+    (one, other), _ = agg.reduce_uploads(
+        rule, uploads, jnp.ones(4, bool), state, key, jax.random.split(key, 4)
+    )
+    assert np.all(one != 0) and abs(np.corrcoef(one, other)[0, 1]) < 0.7
+
+
 def test_a_lost_round_leaves_the_state_of_the_rule_as_it_was():
     rule = agg.secure(agg.centered_clipping(1.0))
     state, key = jnp.full(2, 0.5), jax.random.key(0)

@@ -17,8 +17,9 @@ from scipy.stats import norm
 import evenhand as eh
 from evenhand import aggregators as agg
 from evenhand import attacks
-from evenhand.rounds import malicious_clients
-from evenhand.types import Attack, Report, Upload
+from evenhand.rounds import colluding, malicious_clients
+from evenhand.streams import keys_of
+from evenhand.types import Attack, Cohort, Report, Upload
 
 CASES, CLIENTS = 200, 9
 RNG = np.random.default_rng(3)
@@ -222,6 +223,15 @@ def test_long_and_short_uploads_are_attacked_alike(name: str) -> None:
             np.testing.assert_allclose(found, ask(X[0]), rtol=1e-3, atol=1e-3)
 
 
+def test_a_coalition_has_no_member_in_an_empty_slot() -> None:
+    """The id of an empty slot is arbitrary, and may be that of a malicious client."""
+    attack = Attack(collude=lambda uploads, malicious, present, key: jnp.full(3, jnp.sum(malicious), float))
+    uploads = Upload(jnp.array([5.0, 6.0, 0.0]), jnp.ones(3), jnp.zeros(3))
+    cohort = Cohort.of(jnp.array([1, 0, 1]), jnp.array([True, True, False]))
+    sent = colluding(attack, uploads, jnp.array([True, False, True]), cohort, keys_of(0), 0, 0)
+    assert sent.delta.tolist() == [1.0, 6.0, 0.0]
+
+
 # --- examples and uploads --------------------------------------------------------------------------------------------
 
 
@@ -249,6 +259,7 @@ def test_labels_become_what_each_attack_says() -> None:
     noise, image = attacks.feature_noise(std=0.5).rows, attacks.negative(highest=2.0).rows
     assert noise and image
     found = noise(np.zeros((4000, 2), np.float32), y, rng(0))[0]
+    assert abs(np.corrcoef(found.T)[0, 1]) < 0.1, "noise for each feature"
     assert 0.48 < found.std() < 0.52 and image(x + 0.5, y, rng(0))[0].max() == 1.5
     for rows in (noise, image):
         with pytest.raises(eh.EvenhandError, match="attack the labels"):
@@ -421,7 +432,7 @@ def test_persistent_outliers_hit_so_many_pixels_of_so_many_examples_of_a_class(
     shape: tuple[int, ...],
 ) -> None:
     x, y = jnp.zeros((50, *shape)), jnp.arange(50) % 5
-    make = partial(attacks.persistent_outliers, examples=0.29, pixels=0.3, low=1.0, high=3.0)
+    make = partial(attacks.persistent_outliers, examples=0.29, pixels=0.29, low=1.0, high=3.0)
 
     def hits(attack: Attack, size: int, seed: int) -> np.ndarray:
         assert attack.fresh
@@ -435,7 +446,8 @@ def test_persistent_outliers_hit_so_many_pixels_of_so_many_examples_of_a_class(
     for size, wanted in ((50, 14), (20, 5), (1, 0)):
         hit = hits(make(), size, 0)
         assert hit.any(axis=1).sum() == wanted and not hit[size:].any()
-        assert set(hit.sum(axis=1).tolist()) <= {0, 12}
+        assert set(hit.sum(axis=1).tolist()) <= {0, 12}, "0.29 of 40, to the nearest"
+    assert hits(make(examples=0.58), 50, 0).any(axis=1).sum() == 29 > 0.58 * 50, "whole but for rounding"
     assert (hits(make(), 50, 0) != hits(make(), 50, 1)).any(axis=1).sum() > 10
     of_class = hits(make(label=3), 47, 0)
     assert of_class.any(axis=1).sum() == 2 and not of_class[np.arange(50) % 5 != 3].any()

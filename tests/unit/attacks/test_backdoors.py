@@ -41,6 +41,7 @@ def trigger_of(**options: Any) -> Trigger:
         ((6, 5, 3), {"patch": 2}, lambda x: x[:, 4:, 3:, :]),
         ((40,), {}, lambda x: x[:, 31:]),
         ((40,), {"patch": 1}, lambda x: x[:, 39:]),
+        ((8,), {"patch": 2}, lambda x: x[:, 4:]),  # half of an example, the largest trigger
         ((40,), {"features": (0, 7)}, lambda x: x[:, (0, 7)]),
         ((2, 3), {"features": (4, -1)}, lambda x: x[:, 1, 1:]),
     ],
@@ -67,6 +68,10 @@ def test_a_share_of_a_clients_examples_is_poisoned_and_the_others_stay() -> None
     poisoned, labels = attack.rows(x, y, np.random.default_rng(1))
     hit = poisoned[:, 2] == 9.0
     assert hit.sum() == 30, "0.3 of 101, rounded down"
+    whole = attacks.trigger(0.2, features=(2,), value=9.0, examples=0.29).rows
+    assert whole is not None
+    stamped, _ = whole(x[:100], y[:100], np.random.default_rng(1))
+    assert (stamped[:, 2] == 9.0).sum() == 29 > 0.29 * 100, "whole but for rounding"
     assert (labels[hit] == 1).all()
     np.testing.assert_array_equal(labels[~hit], y[~hit])
     np.testing.assert_array_equal(poisoned[~hit], x[~hit])

@@ -17,9 +17,10 @@ from scipy import special
 from scipy.optimize import minimize
 
 import evenhand as eh
-from evenhand.centralized import fit, quasi_newton
+from evenhand.centralized import Weighed, Weighting, fit, quasi_newton
 from evenhand.centralized.methods import fit as method
 from evenhand.models.losses import focal
+from evenhand.types import ClientData, Risk
 
 logsumexp: Any = special.logsumexp  # SciPy declares no type of what it returns
 
@@ -112,6 +113,20 @@ def test_validation_rows_are_a_share_of_each_group_and_choose_the_parameters() -
     assert np.argmin(stopped.history["valid_risk"]) == len(steps) - 3
     other = fit(model, X, LABELS, eval_every=100, seed=4, **options)
     assert other.history["valid_loss"][0] != fitted.history["valid_loss"][0]
+    rounded = fit(model, np.zeros((100, 2)), np.zeros(100, int), steps=0, valid_fraction=0.29)
+    assert rounded.sizes["valid"].tolist() == [29], "0.29 * 100 is a little below 29"
+
+
+def test_a_risk_that_is_no_number_at_first_is_replaced_by_any_number() -> None:
+    def value(losses: jax.Array, weights: Any = None) -> jax.Array:
+        return jnp.where(jnp.mean(losses) < 2.0, jnp.mean(losses), jnp.nan)
+
+    risk = Risk(value, eh.risks.mean().weights)
+    fitted = fit(MODEL, X, Y, risk=risk, optimiser=optax.sgd(0.1), steps=50, valid_fraction=0.3)
+    assert np.isnan(fitted.history["valid_risk"][0])
+    assert fitted.by_group["valid"]["loss"][0] == pytest.approx(
+        np.nanmin(fitted.history["valid_risk"]), rel=1e-4
+    )
 
 
 def test_a_fit_in_two_parts_is_one() -> None:
@@ -140,6 +155,16 @@ def test_a_step_that_does_not_descend_is_not_taken() -> None:
     once = fit(solver, X, Y, steps=60)
     twice = fit(solver, X, Y, steps=60, after=once)
     np.testing.assert_array_equal(flat(once.params), flat(twice.params))
+    # After a first one, the next step has the gradient alone, which may descend.
+    missed = solver.init(MODEL.init(jax.random.key(0)), jnp.asarray(X), jnp.asarray(Y))._replace(missed=1)
+    risks = [
+        float(jnp.mean(MODEL.losses(MODEL.apply(state.params, jnp.asarray(X)), jnp.asarray(Y))))
+        for state in (
+            missed,
+            solver.step(missed, jnp.asarray(X), jnp.asarray(Y), jnp.int32(0), jax.random.key(0)),
+        )
+    ]
+    assert risks[1] < 0.9 * risks[0]
 
 
 @pytest.mark.parametrize(
@@ -229,6 +254,21 @@ def test_as_a_method_its_state_lives_on_from_round_to_round() -> None:
             updates, state = adam.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
     np.testing.assert_allclose(flat(one.params), flat(params), atol=1e-5)
+
+
+def test_as_a_method_its_steps_have_different_keys() -> None:
+    def weigh(model: Any, state: Any, batch: Weighed) -> tuple[Any, Any]:
+        number, keys = state
+        return jnp.ones(batch.losses.shape), (number + 1, keys.at[number].set(jax.random.bits(batch.key)))
+
+    recording = Weighting(lambda model, x, y: (0, jnp.zeros(3, jnp.uint32)), weigh, "recording")
+    pooled, key = method(SOFTMAX, weighting=recording, steps=3), jax.random.key(0)
+    assert pooled.pooled is not None
+    x, y = jnp.asarray(X), jnp.asarray(LABELS)
+    data = ClientData(x, y, jnp.int32(0), jnp.int32(60), jnp.float32(1.0), 60)
+    params = SOFTMAX.init(key)
+    _, state = pooled.phases[0].work(params, pooled.pooled(params, x, y), data, key)
+    assert len(set(state.solver.weighting[1].tolist())) == 3
 
 
 def test_as_a_method_it_takes_losses_weightings_and_batches() -> None:

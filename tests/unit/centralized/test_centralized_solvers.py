@@ -241,6 +241,12 @@ def test_a_group_that_was_never_drawn_begins_at_its_first_batch_or_where_the_pap
         np.testing.assert_allclose(risks[risks != 0], first, rtol=1e-5)
 
 
+def test_a_group_without_examples_is_never_drawn() -> None:
+    solver = grouped(QUADRATIC, groups=2 * GROUPS, t=0.0, tau=0.0, rate=0.25, batch_size=3, optimiser=FROZEN)
+    state = solver.init(jnp.float32(0.3), jnp.asarray(POINTS), jnp.asarray(LABELS))
+    assert np.asarray(after_one_step(solver, state, 50).seen).any(axis=0).tolist() == [True, False, True]
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

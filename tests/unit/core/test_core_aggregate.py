@@ -29,6 +29,17 @@ def test_mean_is_weighted() -> None:
     assert np.abs(plain["w"] - direction["w"]).max() > 0.1
 
 
+def test_clients_draw_noise_of_their_own() -> None:
+    """The sum of 1 from each of 400 clients has the deviation 20; that of the same noise from all, 400."""
+    rule = Sum(
+        lambda like, clients: (),
+        lambda upload, public, key: upload.delta + jax.random.normal(key, upload.delta.shape),
+        lambda total, state, key: (total, state),
+        publish=lambda state: (),
+    )
+    assert np.isclose(np.std(aggregate(rule, jnp.zeros((400, 300)))), 20.0, rtol=0.2)
+
+
 def test_uploads_of_whole_numbers_count_as_real_ones() -> None:
     numbers = {"w": np.array([[0, 2], [5, 2]]), "b": np.array([True, False])}
     for rule in (

@@ -145,6 +145,10 @@ def test_every_factory_refuses_models_and_optimisers_of_another_kind(name: str) 
             "personal= got an instance of evenhand's Model",
         ),
         (
+            lambda: A.fedtilt(DESCENT, prox_mu=math.inf, personal=DESCENT),
+            r"personal=\.\.\., prox_mu=inf.*: no client could leave the global model",
+        ),
+        (
             lambda: A.fedtilt(DESCENT, personal=eh.local.sgd(eh.models.mlp(3, classes=2), 0.1, epochs=1)),
             "work= and personal= with different models",
         ),

@@ -307,6 +307,14 @@ def test_a_negative_server_tilt_ignores_the_client_far_away() -> None:
     assert np.linalg.norm(once - point) > 0.5
 
 
+def test_an_empty_slot_does_not_slow_the_descent() -> None:
+    """Three clients far from the broadcast model, where an empty slot lies, within a small distance of each other."""
+    rule, deltas = drift_tilted(1.0, steps=3), jnp.array([[10.0, 0.0], [11.0, 0.0], [10.0, 2.0]])
+    beside = aggregate(rule, jnp.concatenate([deltas, jnp.full((1, 2), jnp.nan)]))
+    np.testing.assert_allclose(beside, aggregate(rule, deltas), rtol=1e-5)
+    assert np.linalg.norm(aggregate(rule, deltas - 10.0) + 10.0 - beside) > 0.1, "steps are not over by then"
+
+
 @pytest.mark.parametrize(("tilt", "goal"), [(1e3, 1e18), (-1e3, -8e17)])
 def test_drifts_whose_squares_overflow_have_weights(tilt: float, goal: float) -> None:
     """All the weight is that of the farthest client, or of the nearest."""

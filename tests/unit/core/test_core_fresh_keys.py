@@ -12,11 +12,12 @@ import optax
 import pytest
 
 import evenhand as eh
+from evenhand import rounds
 from evenhand.centralized import Solver, grouped, stochastic
 from evenhand.rounds import cohort
 from evenhand.streams import MAX_ROUNDS, Purpose, client_stream, keys_of, permutation_words, root_key, stream
 from evenhand.systems import Systems, stragglers
-from evenhand.types import Algorithm, Cohort, Model, Sampling
+from evenhand.types import Algorithm, Attack, ClientData, Cohort, Model, Report, Sampling
 
 MODEL = Model(
     init=lambda key: jnp.float32(0.0),
@@ -119,12 +120,34 @@ def test_which_clients_are_slow_and_how_slow_have_different_keys(
     assert np.array_equal(order, jax.random.key_data(stream(key, Purpose.COHORT)))
 
 
+def test_what_a_malicious_client_draws_for_examples_reports_and_uploads_differs() -> None:
+    seen: list[bytes] = []
+
+    def noted(made: Any, key: Any) -> Any:
+        seen.append(np.asarray(jax.random.key_data(key)).tobytes())
+        return made
+
+    attack = Attack(
+        fresh=lambda x, y, size, key: noted((x, y), key),
+        report=noted,
+        upload=noted,
+    )
+    rows, key, malicious = jnp.zeros((2, 1)), jax.random.key(5), jnp.array([True])
+    data = ClientData(rows, jnp.zeros(2, jnp.int32), jnp.int32(0), jnp.int32(2), jnp.float32(1.0), 2)
+    rounds.fresh_data(attack, data, malicious, jnp.int32(0), 0, key)
+    rounds.false_report(attack, Report(jnp.float32(1.0), jnp.float32(0.0)), malicious[0], 0, key)
+    rounds.false_delta(attack, rows, malicious[0], 0, key)
+    assert len({*seen, np.asarray(jax.random.key_data(key)).tobytes()}) == 4
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 20260101120000])
 def test_a_root_is_the_key_that_jax_makes_of_the_seed(seed: int) -> None:
     """Without its program; also of the longer seeds of deployments, and a stream of it in a program and outside."""
     expected = jax.random.key(seed)
     assert jnp.array_equal(jax.random.key_data(root_key(seed)), jax.random.key_data(expected))
     assert root_key(seed).dtype == expected.dtype
+    narrow: Any = np.array(seed).astype(np.uint32)[()]  # whose own modulus of 2**32 would overflow
+    assert jnp.array_equal(jax.random.key_data(root_key(narrow)), jax.random.key_data(expected))
     outside, inside = (make(stream)(root_key(seed), Purpose.WORK, 7) for make in (lambda f: f, _jitted))
     assert jnp.array_equal(jax.random.key_data(outside), jax.random.key_data(inside))
     folded = jax.random.fold_in(expected, int(Purpose.WORK) * 16 * MAX_ROUNDS + 7)

@@ -252,6 +252,9 @@ def test_fedtilt_ties_one_model_per_client() -> None:
     personal = method.personal_params
     assert personal is not None and float(personal(None, method.init_client(jnp.float32(5.0)))) == 5.0
     assert make("fedtilt", prox_mu=np.inf).personal_params is None
+    for tied, mu in ((True, 0.5), (False, 0.5), (False, np.inf)):
+        dropping = not make("fedtilt", tied=tied, prox_mu=mu).partial_work
+        assert dropping, "stragglers are dropped, unlike by FedProx"
 
 
 @pytest.mark.parametrize("q", [0.4, -0.4])

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import evenhand as eh
-from evenhand.streams import MAX_ROUNDS, Purpose, client_stream, stream
+from evenhand.streams import MAX_ROUNDS, Purpose, client_stream, root_key, stream
 from evenhand.types import Key
 
 
@@ -82,3 +84,35 @@ def test_clients_rounds_and_seeds_have_different_keys() -> None:
         for seed, t, client in itertools.product((0, 1), (0, 1), (0, 1, 2, 1000))
     ]
     assert len(set(keys)) == len(keys)
+
+
+def _audit() -> Any:
+    noisy = eh.privacy.noisy_mean(1.0, noise_multiplier=1.0, rate=1.0)
+    return eh.privacy.audit_mean(noisy, rounds=1, length=1.0, delta=1e-2, canaries=20, runs=2).scores
+
+
+def _fit() -> Any:
+    rows = eh.testing.toy_data().train
+    model, descent = eh.testing.toy_model(), optax.sgd(0.1)
+    solver = eh.centralized.stochastic(model, t=1.0, rate=0.5, batch_size=2, optimiser=descent)
+    return eh.centralized.fit(solver, rows.x, rows.y, steps=2).params
+
+
+def _lora() -> Any:
+    model = eh.testing.toy_model()
+    start = jax.tree.map(jnp.ones_like, model.init(root_key(0)))
+    factors = eh.models.lora(model, start, rank=1, on="*", train="b")
+    return eh.models.thaw(factors, jax.tree.map(jnp.ones_like, factors.init(root_key(0))))
+
+
+def _mocha() -> Any:
+    train = eh.testing.toy_data().train
+    return eh.personalization.mocha(train._replace(y=train.y % 2), lam=0.1, outer=1, inner=2).weights
+
+
+@pytest.mark.parametrize("draw", [_audit, _fit, _lora, _mocha])
+def test_another_default_generator_of_jax_changes_no_draw_outside_of_rounds(draw: Callable[[], Any]) -> None:
+    with jax.default_prng_impl("rbg"):
+        other = draw()
+    for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(draw()), strict=True):
+        np.testing.assert_array_equal(a, b)

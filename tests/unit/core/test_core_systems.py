@@ -200,6 +200,9 @@ def test_a_chain_applies_each_system_and_each_draws_as_it_does_alone() -> None:
     assert np.array_equal(both.present, dropouts(0.5).draw(key, cohort, True).present)
     assert 0 < both.present.sum() < 40
     assert chain(stragglers(0.5)) is chain(stragglers(0.5))
+    before = stragglers(0.5).draw(key, cohort, True).progress
+    after = chain(stragglers(0.5), stragglers(0.5)).draw(key, cohort, True).progress
+    assert (after == before).sum() == 20 and (after < 1).sum() > 20, "the fast ones keep what they had"
     twice = _present(chain(dropouts(0.5), dropouts(0.4)), jnp.arange(4))
     assert abs(twice.mean() - 0.3) < 4.5 * np.sqrt(0.3 * 0.7 / twice.size)
     nested = chain(chain(stragglers(0.5), dropouts(0.5)), dropouts(0.4))

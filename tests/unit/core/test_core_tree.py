@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from evenhand import tree
+from evenhand.build import mean_of
+from evenhand.types import Upload
 
 
 def _tree(seed: int) -> dict[str, object]:
@@ -66,6 +68,19 @@ def test_norm() -> None:
     assert float(tree.norm(a)) == pytest.approx(np.linalg.norm(_flat(a)), rel=1e-6)
     assert float(tree.norm(())) == 0.0
     assert float(tree.norm({"w": jnp.full(4, 300.0, jnp.float16)})) == pytest.approx(600.0), "no overflow"
+
+
+def test_whole_numbers_and_truth_values_are_averaged_as_real_numbers() -> None:
+    values, weights = np.array([[3, 0], [6, 1], [0, 1]]), jnp.array([1.0, 2.0, 0.0])
+    uploads = Upload(
+        {name: jnp.asarray(values, name) for name in ("int32", "uint8", "float32")}, weights, weights
+    )
+    for mean in (tree.weighted_mean(uploads.delta, weights), mean_of(uploads, weights > 0, weighted=True)):
+        assert all(np.array_equal(leaf, np.array([5.0, 2 / 3], np.float32)) for leaf in mean.values())
+    odd = tree.weighted_mean(jnp.array([True, False, True]), jnp.ones(3))
+    assert odd == jnp.float32(2 / 3)
+    half = jnp.ones((3, 2), jnp.bfloat16)
+    assert tree.weighted_mean(half, weights).dtype == tree.real(half).dtype == jnp.bfloat16
 
 
 def test_weighted_mean() -> None:

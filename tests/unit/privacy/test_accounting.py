@@ -533,14 +533,13 @@ def test_nothing_and_everything_given_away(accountant):
     assert spent([Release(1.0), Release(0.0, 0.1)], **kind) == (math.inf, None, False)
     assert epsilon(noise_multiplier=0.0, rate=1.0, steps=0, **kind) == 0.0
     assert epsilon(noise_multiplier=0.0, rate=0.1, steps=1, **kind) == math.inf
-    # So little that delta covers it.
-    for sigma in (1e9, 1e150):
+    # So little that delta covers it, with the first at the small orders alone.
+    for sigma in (5e4, 1e9, 1e150):
         assert epsilon(noise_multiplier=sigma, rate=0.1, steps=1, **kind) == 0.0
 
 
 def test_everyone_in_every_round():
-    costs = 10 * np.asarray(ORDERS_FINE) / (2.0 * 5.0**2)
-    wanted = epsilon_of_rdp(costs, orders=ORDERS_FINE, delta=1e-5).epsilon
+    wanted = epsilon_of_rdp(np.asarray(ORDERS_FINE) / 5.0, orders=ORDERS_FINE, delta=1e-5).epsilon
     assert epsilon(noise_multiplier=5.0, rate=1.0, steps=10, delta=1e-5) == pytest.approx(wanted, rel=1e-12)
     assert 0.0 <= wanted - epsilon_of_zcdp(10 / 50.0, delta=1e-5) < 1e-3
 
@@ -567,7 +566,8 @@ def test_the_best_order_at_an_end_is_told():
     assert told[0].filename == __file__
     with pytest.warns(EvenhandWarning, match="smallest order tried, 1.02"):
         epsilon(noise_multiplier=0.01, rate=0.5, steps=100, delta=1e-5)
-    assert not spent([Release(5.0)], delta=1e-5).at_edge
+    for sigma, orders in ((5.0, None), (1e-3, [1.005, 1.02, 2.0])):  # orders up to 1.01 do not count
+        assert not spent([Release(sigma)], delta=1e-5, orders=orders).at_edge
 
 
 # --- budgets -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import evenhand as eh
@@ -55,7 +56,7 @@ def test_each_local_step_is_divided_and_updates_are_clipped_as_a_whole(clip):
 
 
 def test_scales_of_one_are_dp_fedavg_to_the_bit():
-    how: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0, "rate": 0.5}
+    how: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 1.0, "rate": 0.5, "server_opt": optax.sgd(0.3)}
     ones = jax.tree.map(jnp.ones_like, A)
     plain, one, scaled = (
         of(run(method).params)

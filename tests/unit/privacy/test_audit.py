@@ -1,5 +1,6 @@
 """Audits: sound mechanisms pass, and those with half of the noise, a client twice or a layer unclipped are caught."""
 
+import jax
 import numpy as np
 import pytest
 from scipy import stats
@@ -8,6 +9,7 @@ import evenhand as eh
 from evenhand import tree
 from evenhand.privacy import audit_mean, audit_scores, audit_work, dp_sgd, epsilon, least_epsilon, noisy_mean
 from evenhand.privacy.per_example import clipped_sum
+from evenhand.types import Sum
 
 DELTA, NOISE = 1e-7, 2 / 0.3
 CLAIMED = epsilon(noise_multiplier=NOISE, rate=1.0, steps=4, delta=DELTA)
@@ -131,6 +133,7 @@ def test_an_audit_repeats_itself_with_its_seed():
     rule = noisy_mean(1.0, noise_multiplier=2.0, rate=1.0)
     one, same, other = (audited(rule, canaries=200, runs=2, seed=seed) for seed in (0, 0, 1))
     assert np.array_equal(one.scores, same.scores) and not np.array_equal(one.scores, other.scores)
+    assert len({coins.tobytes() for audit in (one, other) for coins in audit.included.reshape(2, 200)}) == 4
 
 
 def test_the_bound_is_that_of_the_theorem():
@@ -149,6 +152,29 @@ def test_scores_that_say_nothing_convict_nobody_more_often_than_is_told():
         audit_scores(rng.normal(size=200), rng.random(200) < 0.5, delta=0.0).epsilon > 0 for _ in range(300)
     ]
     assert sum(found) <= 15
+
+
+def test_each_try_at_the_highest_and_at_both_ends_has_a_part_of_the_doubt():
+    """All guesses are right: 12 numbers of them are tried, for the highest alone and for both ends."""
+    included = np.arange(1000) < 500
+    found = audit_scores(-np.arange(1000.0), included, delta=0.0)
+    assert found.correct == found.guesses == 1000
+    part = least_epsilon(1000, 1000, canaries=1000, delta=0.0, confidence=1 - 0.05 / 24)
+    assert found.epsilon == pytest.approx(part, rel=1e-6)
+
+
+def test_clients_of_an_audit_add_noise_of_their_own():
+    """The sum of 1 from each of some 200 clients has the deviation 14; that of the same noise from all, 200."""
+    rule = Sum(
+        lambda like, clients: (),
+        lambda upload, public, key: jax.tree.map(
+            lambda leaf: leaf + jax.random.normal(key, leaf.shape), upload.delta
+        ),
+        lambda total, state, key: (total, state),
+        publish=lambda state: (),
+    )
+    found = audit_mean(rule, rounds=1, length=1e-3, delta=DELTA, canaries=400, runs=1)
+    assert np.isclose(found.scores.std(), found.included.sum() ** 0.5, rtol=0.2)
 
 
 def test_guesses_at_both_ends_are_counted_apart():

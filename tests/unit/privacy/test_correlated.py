@@ -113,6 +113,21 @@ def test_any_streaming_matrix_does_and_its_sensitivity_is_that_of_its_inverse():
     np.testing.assert_allclose(streamed(correlated, fresh), whole @ fresh, rtol=1e-5, atol=1e-6)
 
 
+def test_the_sensitivity_is_that_of_a_column_where_rows_are_of_other_lengths():
+    """Each round's fresh noise is divided by its number."""
+
+    class Falling(NamedTuple):
+        init_multiply = staticmethod(lambda like: (jnp.float32(1.0), jnp.zeros_like(like)))
+        multiply_next = staticmethod(
+            lambda row, state: (row / state[0] - 0.5 * state[1], (state[0] + 1.0, row))
+        )
+
+    whole = np.diag(1 / np.arange(1.0, 5.0)) - 0.5 * np.eye(4, k=-1)
+    columns, lines = (np.linalg.norm(np.linalg.inv(whole), axis=axis).max() for axis in (0, 1))
+    assert abs(columns / lines - 1) > 0.1
+    assert streamed_noise(Falling())(4).sensitivity == pytest.approx(columns, rel=1e-6)
+
+
 def test_a_matrix_without_an_inverse_is_refused():
     class Zero(NamedTuple):
         init_multiply = staticmethod(lambda like: ())

@@ -12,6 +12,7 @@ from scipy import stats
 
 from evenhand import EvenhandError
 from evenhand.privacy import (
+    _discrete_gaussian,
     discrete_gaussian,
     discrete_gaussian_error,
     discrete_gaussian_law,
@@ -109,6 +110,12 @@ def test_psi_is_the_sum_and_not_the_printed_bound_on_it():
         assert psi(sigma, clients=256) > 10 * 255 * np.exp(-2 * np.pi**2 * sigma**2)
         assert psi(sigma, clients=256) <= 10 * 255 * np.exp(-(np.pi**2) * sigma**2)
     assert psi(1.0, clients=1) == 0.0
+
+
+def test_terms_of_psi_that_are_not_computed_are_bounded(monkeypatch):
+    exact = psi(0.2, clients=100)
+    monkeypatch.setattr(_discrete_gaussian, "_MOST_TERMS", 10)
+    assert exact < psi(0.2, clients=100) < 1.1 * exact
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, 2.0, 7.5])

@@ -164,7 +164,9 @@ def test_it_is_private_with_cohorts_of_a_fixed_size_only():
         ("fewest", {"fewest": 1}, 10),
         ("a cohort has 8 clients", {"fewest": 9}, 10),
         ("rounded by more than is left", {"noise_multiplier": 2.0}, 2_000_000),
+        ("rounded by more than is left", {"noise_multiplier": 2.0}, 1_400_000),  # to 71 of 1254
         ("wrap around", {"noise_multiplier": 1e-6}, 10),
+        ("wrap around", {"noise_multiplier": 6**0.5 * 1024 / (2**28 - 5000)}, 10),  # by noise alone
     ],
 )
 def test_what_makes_no_sense_is_refused(words, change, numbers):

@@ -55,6 +55,8 @@ def test_the_mean_divides_by_the_size_of_the_cohort_and_not_by_its_exact_part_of
         state = rule.init(uploads[0], 39)
         found, _ = rule.lower((jnp.ones(3), jnp.float32(0)), state, jax.random.key(0))
         np.testing.assert_allclose(found, 1.0 / count, rtol=1e-6)
+    whole = noisy_mean(1.0, noise_multiplier=0.0, rate=0.29, sampling="fixed")
+    assert whole.init(uploads[0], 100).expected == 29 > 0.29 * 100, "whole but for rounding"
 
 
 def test_replacing_a_client_moves_the_sum_twice_as_far_and_costs_what_the_bound_for_fixed_samples_says():
@@ -129,6 +131,14 @@ def test_central_moments_are_those_of_the_binomial_sum(sigma):
             assert found[power // 2 - 1] == pytest.approx(
                 float(sum(terms, Decimal(0)).ln()), rel=1e-12, abs=1e-11
             )
+
+
+def test_a_release_that_gives_nothing_away_may_have_another_sampling():
+    alone = [Release(2.0, 0.1, "fixed", times=5)]
+    for nothing in (Release(1.0, 0.1, times=0), Release(1.0, 0.0)):
+        assert spent([*alone, nothing], delta=1e-5) == spent(alone, delta=1e-5)
+    with pytest.raises(eh.EvenhandError, match="the same sampling"):
+        spent([*alone, Release(1.0, 0.1)], delta=1e-5)
 
 
 def test_a_fixed_sample_bounds_what_a_sum_of_few_numbers_gives_away():

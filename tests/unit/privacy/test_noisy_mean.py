@@ -156,6 +156,13 @@ def test_the_adaptive_clip_follows_the_quantile_as_in_numpy():
     assert clip > 0.5
 
 
+@pytest.mark.parametrize(("clip", "small"), [(4.9, -0.5), (5.0, 0.5), (5.1, 0.5)])
+def test_an_upload_as_long_as_an_adaptive_clip_is_not_above_it(clip, small):
+    rule = eh.privacy.noisy_mean(eh.privacy.adaptive_clip(1.0, noise=2.0), noise_multiplier=1.0, rate=0.5)
+    upload = Upload(jnp.array([3.0, 4.0]), jnp.float32(1), jnp.float32(0))
+    assert rule.lift(upload, jnp.float32(clip), jax.random.key(0))[1] == small
+
+
 def test_the_adaptive_clip_settles_at_the_quantile():
     adaptive = eh.privacy.adaptive_clip(0.01, quantile=0.5, step=0.2, noise=2.0)
     rule = eh.privacy.noisy_mean(adaptive, noise_multiplier=1.0, rate=0.5)

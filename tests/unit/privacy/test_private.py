@@ -126,7 +126,7 @@ def test_the_server_never_learns_how_many_took_part():
     assert not all(map(np.array_equal, jax.tree.leaves(few), jax.tree.leaves(many)))
 
 
-@pytest.mark.parametrize(("rate", "expected"), [(0.5, 10), (0.26, 5), (0.001, 1)])
+@pytest.mark.parametrize(("rate", "expected"), [(0.5, 10), (0.26, 5), (0.29, 6), (0.001, 1)])
 def test_the_server_gets_the_expected_number_which_is_never_0(rate, expected):
     noisy = noisy_mean(0.5, noise_multiplier=1.0, rate=rate)
     method = private(eh.algorithms.scaffold(WORK, aggregator=noisy, sampling=poisson(rate)))
@@ -222,6 +222,17 @@ def test_two_exchanges_give_away_twice_or_once_through_less_noise(fresh, expecte
     found = [(release.noise_multiplier, release.times) for release in promised(method).releases(10)]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert np.isfinite(flat(run(method).params)).all()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_several_looks_at_a_cohort_are_gaussian_only_if_the_noise_of_all_is(first):
+    method = eh.algorithms.feddane(WORK, mu=0.1, aggregator=NOISY, sampling=poisson(0.5), fresh_cohort=False)
+    assert NOISY.release is not None
+    other = NOISY._replace(release=NOISY.release._replace(mechanism="concentrated"))
+    one, two = method.phases
+    phases = (one._replace(aggregator=other), two) if first else (one, two._replace(aggregator=other))
+    (release,) = promised(private(method._replace(phases=phases))).releases(10)
+    assert release.mechanism == "concentrated"
 
 
 def test_one_exchange_without_noise_gives_everything_away():

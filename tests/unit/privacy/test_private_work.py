@@ -241,6 +241,13 @@ def test_an_empty_batch_steps_along_noise_alone():
     assert all((np.asarray(moved[name]) != np.asarray(start[name])).all() for name in start)
 
 
+def test_a_client_without_examples_takes_no_steps():
+    work, start = eh.privacy.dp_sgd(MODEL, LR, clip=CLIP, **COMMON), MODEL.init(jax.random.key(1))
+    nobody = client(X, Y)._replace(size=jnp.int32(0))
+    assert work.effort(client(X, Y)).steps == STEPS and work.effort(nobody) == (0, 0)
+    assert same(work.solve(start, nobody, jax.random.key(0), optax.identity())[0], start)
+
+
 def test_a_rate_of_one_takes_all():
     whole = answers(ids(SIZE), Query(1e9), 3, 1.0, 0.0, SIZE)["w"]
     np.testing.assert_allclose(whole, 1 / SIZE, rtol=1e-6)

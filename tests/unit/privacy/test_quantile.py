@@ -130,6 +130,14 @@ def test_without_noise_it_is_the_edge_nearest_to_the_target(losses, theta):
     assert found == exactly(np.float32(losses).tolist(), theta, EXACT.edges.tolist())
 
 
+def test_counts_equally_far_from_a_rounded_target_give_the_first_edge():
+    """None of 25 losses is below 1 and 15 are below 2, both 7.5 from a target that float32 rounds up."""
+    losses = jnp.repeat(jnp.array([1.5, 2.5]), jnp.array([15, 10]))
+    target = np.float32(1.0 - 0.7) * np.float32(25)
+    assert target > 7.5 and exactly(np.asarray(losses), 0.7, EXACT.edges.tolist()) == 1.0
+    assert float(quantile(EXACT._replace(scale=1), losses, keys(25), theta=0.7)) == 1.0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_filtering_by_an_edge_keeps_just_who_was_not_counted_below_it(seed):
     counting = histogram(64, largest=0.7, sigma=0.0)  # whose edges are not floats
@@ -219,6 +227,15 @@ def test_as_an_aggregator_it_finds_the_same_with_masks_and_without(theta):
         assert not rule.lift(upload, (), jax.random.key(0))[0].any()
 
 
+def test_noise_of_the_server_is_rounded_to_the_nearest_count():
+    """A tenth of a count moves none; rounded down, it would move half of them."""
+    rule = quantile_sum(EXACT._replace(sigma=0.1, scale=1), theta=0.5, at_server=True, fewest=5)
+    assert rule.summation is not None and rule.summation.fewest == 2, "no client has to add noise"
+    total = total_of(EXACT._replace(scale=1), LOSSES, keys(8))
+    edges = jax.vmap(lambda key: rule.lower((total, jnp.uint32(8)), (), key)[0])(keys(50))
+    assert set(edges.tolist()) == {3.0}
+
+
 def test_as_an_aggregator_it_leaves_out_the_broken_and_gives_up_on_too_few():
     exact = EXACT._replace(scale=1)
     losses = jnp.concatenate([LOSSES, jnp.array([jnp.nan, jnp.inf])])
@@ -278,6 +295,14 @@ def test_theorem_6a_has_the_known_values():
     assert tight == pytest.approx([0.15934, 0.38605, 0.38273], abs=6e-6)
     # The other term of the minimum.
     assert math.sqrt(36 / 256 + psi(1.0, clients=256) * 64) == pytest.approx(0.41950, abs=6e-6)
+
+
+def test_a_flat_histogram_has_a_number_for_each_bin():
+    counting = histogram(64, largest=1.0, sigma=1.0, flat=True)
+    multiplier = concentrated(counting, clients=256).noise_multiplier
+    for dimension, same in ((64, True), (128, False)):
+        loss = concentrated_epsilon(1.0, sigma=1.0, clients=256, dimension=dimension)
+        assert np.isclose(multiplier, 1 / loss, rtol=1e-12) == same
 
 
 def test_the_tight_sensitivity_is_the_norm_of_what_a_client_sends():

@@ -218,6 +218,15 @@ def test_a_tail_with_nobody_in_it_keeps_its_model_and_its_optimiser():
     assert (info["tail_weight (theta=1)"], info["tail_weight (theta=0.5)"]) == (1.0, 0.0)
 
 
+def test_counting_losses_takes_steps_and_no_gradient():
+    rows = DATA.train
+    data = eh.types.ClientData(
+        *map(jnp.asarray, (rows.x, rows.y, 0, rows.sizes[0], 1.0)), capacity=int(rows.sizes.max())
+    )
+    counting, training = (phase.effort(data) for phase in method(0.5).phases)
+    assert counting == (rows.sizes[0], 0) and training.rows > 0
+
+
 def test_a_loss_that_is_no_number_counts_as_the_largest():
     """Its client is counted in the last bin, rather than left out of the sum."""
     broken = MODEL._replace(losses=lambda outputs, y: MODEL.losses(outputs, y) * jnp.nan)
@@ -248,6 +257,7 @@ def test_it_promises_no_privacy_as_only_one_of_its_sums_is_noisy():
         ("power of two", {"bins": 12}),
         ("above 0", {"largest_loss": 0.0}),
         (r"8192 clients could wrap around modulo 2\*\*32", {"scale": 2**18}),
+        ("could wrap around", {"scale": 2**18 - 30_000, "sigma": 4096.0}),  # by ten deviations of the noise
         ("65536 clients|65,535 clients", {"cohort": 65536}),
         (
             "guarantees privacy",

@@ -231,6 +231,8 @@ def test_groups_that_do_not_fit_are_refused() -> None:
     risk = hierarchical(mean(), mean(), jnp.array([0, 1]), 2)
     with pytest.raises(eh.EvenhandError, match=r"groups of shape \(2,\) for losses of shape \(3,\)"):
         risk.value(jnp.ones(3))
+    with pytest.raises(eh.EvenhandError, match=r"num_groups=2\.5: give a whole number"):
+        hierarchical(mean(), mean(), jnp.array([0, 1, 2]), 2.5)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(("kind", "num_groups"), [(np.int8, 128), (np.uint8, 257), (bool, 2)])
@@ -254,8 +256,32 @@ def test_a_loss_without_a_group_does_not_vanish() -> None:
         ):
             eh.risks.hierarchical(mean, mean, groups, 2)
 
-    def value(groups: jax.Array) -> jax.Array:
-        return eh.risks.hierarchical(mean, mean, groups, 2).value(jnp.array([1.0, 2.0, 30.0]))
+    def all_of(groups: jax.Array) -> tuple[jax.Array, ...]:
+        risk, losses = eh.risks.hierarchical(mean, tilted(1.0), groups, 2), jnp.array([1.0, 2.0, 30.0])
+        return *jax.value_and_grad(risk.value)(losses), risk.weights(losses)
 
-    assert jnp.isnan(jax.jit(value)(jnp.array([0, 1, 2])))
-    np.testing.assert_allclose(jax.jit(value)(jnp.array([0, 1, 1])), 11.0, rtol=1e-6)
+    compiled = jax.jit(all_of)
+    for outside in ([0, 1, 2], [2, 2, 2], [-1, 0, 1]):  # of the second, no group has any loss
+        assert all(jnp.isnan(part).all() for part in compiled(jnp.array(outside)))
+    value, gradient, weights = compiled(jnp.array([0, 1, 0]))
+    np.testing.assert_allclose(value, (2 * (30 - np.log(2)) + 2) / 3, rtol=1e-6)
+    np.testing.assert_allclose(gradient, weights, atol=1e-6)
+
+    def padded(groups: jax.Array) -> jax.Array:
+        losses, weights = jnp.array([1.0, 2.0, 30.0]), jnp.array([1.0, 1.0, 0.0])
+        return eh.risks.hierarchical(mean, mean, groups, 2).value(losses, weights)
+
+    np.testing.assert_allclose(jax.jit(padded)(jnp.array([0, 1, -1])), 1.5, rtol=1e-6)
+
+
+def test_clients_with_a_label_beyond_the_classes_are_rejected() -> None:
+    """A gradient of 0 would train them on nothing, in silence."""
+    data = eh.data.from_arrays(
+        np.ones((4, 2), np.float32), np.array([0, 1, 2, 2]), client=np.array([0, 0, 1, 1]), test_fraction=0.0
+    )
+    work = eh.local.sgd(eh.models.softmax_regression(features=2, classes=3), 0.1, steps=1)
+    method = eh.algorithms.fedtilt(work, classes=2, tilt_class=1.0, prox_mu=np.inf)
+    with pytest.warns(eh.errors.EvenhandWarning, match="rejected 2 uploads"):
+        run = eh.simulate(method, data, rounds=2)
+    assert run.per_round["rejected"].tolist() == [1, 1] and run.per_round["reported"].tolist() == [1, 1]
+    assert (run.per_round["update_norm"] > 1e-3).all()

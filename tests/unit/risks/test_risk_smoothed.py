@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -116,6 +117,18 @@ def test_weak_smoothing_is_exact_in_float32(factory: Any) -> None:
         np.testing.assert_allclose(found.weights, [0, 0, 0, 1 / 3, 2 / 3], atol=1e-6)
 
 
+@pytest.mark.parametrize("nu", [1e2, 1e4, 1e6, 1e9, 1e30])
+def test_strong_smoothing_is_exact_in_float32(nu: float) -> None:
+    """The mean and half the variance over the strength, up to terms of third order."""
+    f, p = _cases(6, 20)
+    q = normal(p)
+    mean = np.sum(q * f, axis=1)
+    variance = np.sum(q * np.square(f - mean[:, None]), axis=1)
+    found = value_of(smoothed_superquantile(0.5, nu), f, p, dtype=np.float32)
+    np.testing.assert_allclose(found, mean + variance / (2 * nu), atol=2e-6 if nu > 1e3 else 2e-4)
+    assert nu > 1e2 or np.abs(found - mean).max() > 3e-3
+
+
 def test_without_caps_smoothing_is_a_tilt() -> None:
     """The entropic risk of inverse temperature ``1 / nu``, once the fraction is at most the least weight."""
     f, p = np.random.default_rng(2).normal(size=5), np.array([1.0, 2.0, 1.5, 1.0, 3.0])
@@ -191,3 +204,11 @@ def test_almost_no_smoothing_of_many_losses_is_the_superquantile() -> None:
     for nu in (1e-6, 1e-9, 2e-37):
         np.testing.assert_allclose(eh.risks.smoothed_superquantile(0.9, nu).value(losses), exact, rtol=1e-6)
         np.testing.assert_allclose(eh.risks.squared_superquantile(0.9, nu).value(losses), exact, rtol=1e-5)
+
+
+def test_a_loss_of_weight_zero_makes_no_nan_on_the_way() -> None:
+    risk, losses = eh.risks.smoothed_superquantile(0.5, 0.01), jnp.array([1.0, 2.0, 3.0, 10.0])
+    assert float(risk.weights(losses)[0]) == 0.0
+    with jax.debug_nans(True):
+        value, gradient = jax.value_and_grad(risk.value)(losses)
+    assert np.isfinite(value) and np.isfinite(gradient).all()

@@ -56,6 +56,12 @@ def test_numbers_that_need_no_rounding_are_encoded_to_the_bit():
     assert wholes("64 bits", x) == [int(each * 2**point.fraction) for each in x]
 
 
+def test_a_draw_of_zero_rounds_no_whole_number_up():
+    x, point = jnp.array([1.0, -3.5, 0.0, 2.0**-40]), POINTS["64 bits"]
+    least, middle = (np.asarray(point._encoded(x, jnp.full(4, draw))) for draw in (0.0, 0.5))
+    assert np.array_equal(least[:3], middle[:3]) and not np.array_equal(least[3], middle[3])
+
+
 def test_what_is_too_long_is_clipped_and_what_is_not_a_number_counts_as_nothing():
     largest = POINTS["32 bits"].largest
     top = int(largest * 2 ** POINTS["32 bits"].fraction)

@@ -102,6 +102,14 @@ def test_graphs_with_few_neighbours_recover_the_sum_and_cost_less():
     assert all(k in few.neighbours[other] for k, near in few.neighbours.items() for other in near)
 
 
+def test_neighbours_are_those_beside_a_client_in_the_order():
+    order = np.random.default_rng(0).permutation(20).tolist()
+    near = plan(range(100, 120), neighbours=4, order=order).neighbours
+    for place, i in enumerate(order):
+        beside = {100 + order[(place + step) % 20] for step in (-2, -1, 1, 2)}
+        assert set(near[100 + i]) == beside
+
+
 def bytes_seen(masked):
     return np.frombuffer(b"".join(np.ascontiguousarray(each).tobytes() for each in masked), np.uint8)
 
