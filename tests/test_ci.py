@@ -30,7 +30,7 @@ def ci(tmp_path):
         script(tmp_path / ".venv" / "bin" / "python", f"echo {default}")
         for version in (default, *others):
             script(tmp_path / "bin" / f"python{version}", f"echo {version}")
-        for name in ("test", "optional", "network", "pytorch", "deployment", "quickstart"):
+        for name in ("test", "optional", "network", "pytorch", "oldest", "deployment", "quickstart"):
             status = int(name == failing)
             words = f'echo "{name} in ${{VENV:-.venv}} with ${{PYTHON:-the default}}"'
             script(tmp_path / "scripts" / name, words, "echo ' == 5 passed == '", f"exit {status}")
@@ -61,20 +61,22 @@ def test_the_other_python_is_the_newest_or_else_the_oldest(ci, default, others, 
     assert status == 0
     assert done == [
         f"{name} in .venv with the default"
-        for name in ("test", "test", "optional", "network", "pytorch", "deployment")
+        for name in ("test", "test", "optional", "network", "pytorch", "oldest", "deployment")
     ] + [f"{name} in .venv-{second} with python{second}" for name in ("quickstart", "test")]
-    assert len(closing) == 9
+    assert len(closing) == 10
     assert all("passed:" in line and "5 passed" in line for line in closing[1:])
 
 
 def test_the_closing_lines_say_so_if_there_is_only_one_python(ci):
     status, done, closing = ci("3.11", [])
-    assert (status, len(done)) == (0, 6)
+    assert (status, len(done)) == (0, 7)
     assert "ONE PYTHON ONLY" in closing[-1]
 
 
-@pytest.mark.parametrize("failing", ["test", "optional", "network", "pytorch", "deployment", "quickstart"])
+@pytest.mark.parametrize(
+    "failing", ["test", "optional", "network", "pytorch", "oldest", "deployment", "quickstart"]
+)
 def test_a_part_that_fails_is_reported_and_fails_the_whole(ci, failing):
     status, done, closing = ci("3.11", ["3.13"], failing)
-    assert (status, len(done)) == (1, 8), "the other parts run all the same"
+    assert (status, len(done)) == (1, 9), "the other parts run all the same"
     assert sum("FAILED" in line for line in closing) == (3 if failing == "test" else 1)

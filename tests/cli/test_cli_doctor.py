@@ -83,7 +83,7 @@ def test_people_get_a_table_of_80_columns(
     )
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(rf"(?m)^jax +{re.escape(jax.__version__)} +>=0\.10,<0\.13$", shown)
+    assert re.search(rf"(?m)^jax +{re.escape(jax.__version__)} +>=0\.10\.2,<0\.13$", shown)
     assert re.search(r"(?m)^devices +\d+ x cpu$", shown)
     assert re.search(r"(?m)^cache +/c\n +writable, 1,234 files, 5\.6 MB$", shown)
     assert shown.endswith("\nNothing is broken.\n")
@@ -106,10 +106,14 @@ def test_every_command_lists_it(capsys: pytest.CaptureFixture[str]) -> None:
         (
             "jax",
             "0.9.2",
-            r"^Evenhand needs jax>=0\.10,<0\.13, and jax 0\.9\.2 is installed: pip install 'jax>=",
+            r"^Evenhand needs jax>=0\.10\.2,<0\.13, and jax 0\.9\.2 is installed: pip install 'jax>=",
         ),
-        ("jax", "0.13.0", r"^Evenhand needs jax>=0\.10,<0\.13, and jax 0\.13\.0 is installed: "),
-        ("jax", "0.13.0.dev1", r"^Evenhand needs jax>=0\.10,<0\.13, and jax 0\.13\.0\.dev1 is installed: "),
+        ("jax", "0.13.0", r"^Evenhand needs jax>=0\.10\.2,<0\.13, and jax 0\.13\.0 is installed: "),
+        (
+            "jax",
+            "0.13.0.dev1",
+            r"^Evenhand needs jax>=0\.10\.2,<0\.13, and jax 0\.13\.0\.dev1 is installed: ",
+        ),
         ("jaxlib", "0.4.1", r"^jax needs jaxlib\S+, and jaxlib 0\.4\.1 is installed: pip install 'jaxlib"),
         ("opt_einsum", None, r"^jax needs opt_einsum, which is not installed: pip install 'opt_einsum'\.$"),
     ],
@@ -210,7 +214,7 @@ def test_a_gpu_that_jax_leaves_idle(
     assert code == 0
     extras = set(metadata.metadata("jax").get_all("Provides-Extra") or ())
     [extra] = re.findall(
-        r"^JAX does not use this machine's NVIDIA GPU: pip install 'jax\[(\w+)\]>=0\.10,<0\.13'\.$", hint
+        r"^JAX does not use this machine's NVIDIA GPU: pip install 'jax\[(\w+)\]>=0\.10\.2,<0\.13'\.$", hint
     )
     assert extra in extras and extra.startswith("cuda")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

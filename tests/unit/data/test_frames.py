@@ -206,7 +206,7 @@ def test_frames_of_pandas_are_read_or_refused() -> None:
     assert_refused(frame.assign(d=[[1]] * 20), "'d' holds list objects")
     assert_refused(frame.assign(d=[1j] * 20), "'d' holds complex")
     assert_refused(frame.assign(d=[1, "x"] * 10), "row 1, column 'd' holds 'x' where other rows hold numbers")
-    assert_refused(frame.assign(d=[10**400] * 20), "row 0, column 'd' holds inf")
+    assert_refused(frame.assign(d=pandas.Series([10**400] * 20, dtype=object)), "row 0, column 'd' holds inf")
     assert_refused(frame.set_index("region"), r"'region' is in the index.*reset_index\(\)")
     assert_refused(frame.set_index(["region", "group"]), r"reset_index\(\)")
     assert_refused(pandas.concat([frame, frame["sex"]], axis=1), "'sex' twice")
