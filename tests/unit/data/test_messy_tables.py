@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from evenhand.data import FederatedDataset, encode_table, from_frame, load
 from evenhand.data._features import Features
-from evenhand.data.loaders._table import _median_of_others
+from evenhand.data.loaders._table import _nearest_median_of_others
 from evenhand.errors import EvenhandError
 
 MESSY = """client,v,w,label
@@ -90,11 +90,41 @@ def test_numbers_around_0_are_compared_without_their_signs() -> None:
     )
 
 
+def notes_of(clients: int, factor: float, *, seed: int = 0) -> tuple[str, ...]:
+    """What is noted of lognormal numbers whose first client has them in another unit."""
+    rng = np.random.default_rng(seed)
+    client, label = np.repeat([f"h{k}" for k in range(clients)], 100), rng.integers(0, 2, 100 * clients)
+    values = rng.lognormal(0, 0.3, 100 * clients) * np.where(client == "h0", factor, 1.0)
+    return from_frame(pa.table({"client": client, "creatinine": values, "label": label})).notes
+
+
+@pytest.mark.parametrize("clients", [3, 4, 5, 8])
+@pytest.mark.parametrize("factor", [12.0, 20.0, 88.4, 1000.0])
+def test_few_clients_are_enough_to_notice_another_unit(clients: int, factor: float) -> None:
+    """Of three, the others of a good client are a good one and the bad one, whose mean is far from both."""
+    for number in (factor, 1 / factor):
+        [note] = notes_of(clients, number)
+        assert note.count("(median ") == 1 and " at client 'h0' (median " in note
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4, 5, 8])
+def test_clients_in_one_unit_are_not_noted(clients: int) -> None:
+    """Up to a factor of 3 between them; two clients cannot tell which of them is in another unit."""
+    for seed in range(10):
+        assert notes_of(clients, 1.0, seed=seed) == notes_of(clients, 3.0, seed=seed) == ()
+    assert notes_of(2, 88.4) == ()
+
+
 @pytest.mark.parametrize("count", [3, 4, 7, 8])
 def test_the_median_of_the_others_is_that_without_oneself(count: int) -> None:
+    """Of an even number of others it is any number between the middle two: the nearest one to oneself."""
     values = np.random.default_rng(count).integers(0, 5, count).astype(float)
-    expected = [np.median(np.delete(values, k)) for k in range(count)]
-    np.testing.assert_array_equal(_median_of_others(values), expected)
+    expected = list[float]()
+    for k, value in enumerate(values):
+        others = np.delete(values, k)
+        low, high = (np.quantile(others, 0.5, method=method) for method in ("lower", "higher"))
+        expected.append(min(max(value, low), high))
+    np.testing.assert_array_equal(_nearest_median_of_others(values), expected)
 
 
 def test_rows_without_a_label_or_a_client_are_dropped_and_counted(messy: Path, tmp_path: Path) -> None:

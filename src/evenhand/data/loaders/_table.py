@@ -462,8 +462,10 @@ def _remarks_on_units(features: Sequence[Series], assignment: Assignment) -> tup
     """A sentence on each column of numbers that is on another scale at one client, as if in another unit.
 
     The rule: over training rows, the client's median is more than ten times the median of the other clients' medians,
-    or less than a tenth of it.  Medians are of numbers without their signs: those of numbers around 0 are all near 0,
-    and say nothing of units.  Where that is so of more than a quarter of the clients, they are merely unlike.
+    or less than a tenth of it.  An even number of others has two middle medians, of which the nearer counts: one of two
+    others that is itself in another unit makes nobody else stand out.  Medians are of numbers without their signs:
+    those of numbers around 0 are all near 0, and say nothing of units.  Where that is so of more than a quarter of the
+    clients (up to seven: of more than one), they are merely unlike.
     """
     sentences = list[str]()
     rows = assignment.parts[0]
@@ -474,7 +476,7 @@ def _remarks_on_units(features: Sequence[Series], assignment: Assignment) -> tup
         clients, medians = _medians(np.abs(values), assignment.codes[rows])
         if len(clients) < _FEWEST_CLIENTS:
             continue
-        others = _median_of_others(medians)
+        others = _nearest_median_of_others(medians)
         with np.errstate(divide="ignore", invalid="ignore"):
             factors = medians / others
         # A median of 0, as of a rare event, is in no other unit.
@@ -507,13 +509,13 @@ def _medians(values: NDArray, codes: NDArray) -> tuple[NDArray, NDArray]:
     return clients, (values[low] + values[high]) / 2
 
 
-def _median_of_others(values: NDArray) -> NDArray:
-    """For each of some numbers, the median of the others."""
+def _nearest_median_of_others(values: NDArray) -> NDArray:
+    """For each of some numbers, the median of the others, or the point nearest to it between their middle two."""
     order = np.argsort(values, kind="stable")
     ranks, ascending, count = np.empty(len(values), int), values[order], len(values) - 1
     ranks[order] = np.arange(len(values))
     low, high = (np.where(i < ranks, ascending[i], ascending[i + 1]) for i in ((count - 1) // 2, count // 2))
-    return (low + high) / 2
+    return np.clip(values, low, high)
 
 
 def _ask_about_ids(source: str, features: Sequence[Series], options: Options) -> None:
