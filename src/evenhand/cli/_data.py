@@ -16,7 +16,7 @@ from tyro.conf import arg
 from evenhand import data as federated
 from evenhand.cli._arguments import changed, typed
 from evenhand.data import Column, Features, FederatedDataset, Fill, Form, TextEncoding
-from evenhand.data.loaders import PUBLISHED, NewRows, is_name, new_rows, spreads
+from evenhand.data.loaders import PUBLISHED, NewRows, is_name, is_synthetic, new_rows, spreads
 from evenhand.errors import Argument, EvenhandError, EvenhandWarning, whole_number
 from evenhand.evaluation import unlabelled
 
@@ -72,7 +72,6 @@ _FOR_TABLES = {
     *("fill", "standardize", "standardize_target", "drop_empty", "na"),
 }
 """Options that only tables have."""
-_SYNTHETIC_CLIENTS = 30
 _LARGE_TARGETS = 100.0
 """Standard deviation of real targets above which the usual step sizes diverge."""
 _ALL, _NONE = "(default: all others)", "(default: none)"
@@ -180,13 +179,11 @@ class DataOptions:
                 f"--groups {self.groups} is for fit(...), which trains on all examples together: for other methods "
                 "name the clients with --client-column."
             )
-        kind, _, parameters = self.data.partition(":")
-        if kind == "synthetic":
-            if tabular := [typed(*pair)[0] for pair in changed(self).items() if pair[0] in _FOR_TABLES]:
-                raise EvenhandError(
-                    f"{tabular[0]} is for tables, and --data {self.data} is not one: leave it out."
-                )
-            return self._kept(self._synthetic(parameters))
+        tabular = [typed(*pair)[0] for pair in changed(self).items() if pair[0] in _FOR_TABLES]
+        if tabular and is_synthetic(self.data):
+            raise EvenhandError(
+                f"{tabular[0]} is for tables, and --data {self.data} is not one: leave it out."
+            )
         try:
             with warnings.catch_warnings():
                 if quiet:
@@ -317,25 +314,6 @@ class DataOptions:
         paths = {option: Path(text) for option, text in named.items() if text is not None}
         return replace(
             self, **{option: str(path.resolve()) for option, path in paths.items() if path.exists()}
-        )
-
-    def _synthetic(self, parameters: str) -> FederatedDataset:
-        iid = parameters == "iid"
-        try:
-            alpha, beta = (1.0, 1.0) if iid or not parameters else map(float, parameters.split(","))
-        except ValueError:
-            raise EvenhandError(
-                f"--data {self.data} is not understood: write synthetic:ALPHA,BETA, e.g. synthetic:1,1, "
-                "or synthetic:iid."
-            ) from None
-        return federated.synthetic(
-            alpha,
-            beta,
-            clients=_SYNTHETIC_CLIENTS if self.clients is None else self.clients,
-            seed=self.data_seed,
-            iid=iid,
-            test_fraction=self.test_fraction,
-            valid_fraction=self.valid_fraction,
         )
 
 
@@ -470,7 +448,7 @@ def _kind(name: str) -> str:
     path = Path(name)
     if is_name(name):
         return "clients" if name in PUBLISHED and PUBLISHED[name].names_clients else "built in"
-    if name.partition(":")[0] == "synthetic":
+    if is_synthetic(name):
         return "synthetic"
     if "ubyte" in path.name or (path.is_dir() and any("ubyte" in entry.name for entry in path.iterdir())):
         return "pictures"

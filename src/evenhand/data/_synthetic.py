@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -101,6 +102,34 @@ def synthetic(
         name="synthetic-iid" if shared == clients else f"synthetic({alpha:g}, {beta:g})",
         classes=tuple(str(label) for label in range(_CLASSES)),
     )
+
+
+def is_synthetic(source: str) -> bool:
+    """Whether a source is the name of a synthetic federation, as ``"synthetic:1,1"`` is."""
+    return source.startswith("synthetic:") or (source == "synthetic" and not Path(source).exists())
+
+
+def synthetic_of(name: str, clients: int | None, splitting: Splitting) -> FederatedDataset:
+    """The synthetic federation of a name.
+
+    Args:
+      name: ``"synthetic:ALPHA,BETA"`` or ``"synthetic:iid"``.
+      clients: how many; None: as many as :func:`synthetic` draws by default.
+      splitting: how each client's examples are divided; its seed is that of all draws.
+
+    Raises:
+      EvenhandError: the name has other parameters, or some are out of range.
+    """
+    _, _, parameters = name.partition(":")
+    iid = parameters == "iid"
+    try:
+        alpha, beta = (1.0, 1.0) if iid or not parameters else map(float, parameters.split(","))
+    except ValueError:
+        raise EvenhandError(
+            f"{name:.60} is not understood: write synthetic:ALPHA,BETA, e.g. synthetic:1,1, or synthetic:iid."
+        ) from None
+    count = {} if clients is None else {"clients": clients}
+    return synthetic(alpha, beta, iid=iid, **count, **splitting._asdict())
 
 
 class _Means(NamedTuple):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from evenhand.data import FederatedDataset, _synthetic, synthetic
+from evenhand.data import FederatedDataset, _synthetic, load, synthetic
 from evenhand.errors import EvenhandError
 
 
@@ -181,3 +183,40 @@ def test_the_rows_of_clients_do_not_depend_on_the_split() -> None:
 def test_bad_arguments_are_refused(options: dict[str, float], words: str) -> None:
     with pytest.raises(EvenhandError, match=words):
         synthetic(**options)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("synthetic:0.5,1", {"alpha": 0.5}),
+        ("synthetic:0,0.5", {"beta": 0.5}),
+        ("synthetic:iid", {"iid": True}),
+    ],
+)
+def test_a_name_loads_it(name: str, options: dict[str, float]) -> None:
+    """``evenhand run --data NAME`` reads the same names."""
+    splitting: dict[str, float] = {"seed": 3, "test_fraction": 0.3, "valid_fraction": 0.1}
+    loaded = load(name, clients=4, **splitting)  # pyright: ignore[reportArgumentType]
+    drawn = synthetic(clients=4, **splitting, **options)  # pyright: ignore[reportArgumentType]
+    assert (loaded.num_clients, loaded.num_classes) == (4, 10)
+    for split in ("train", "valid", "test"):
+        one, other = getattr(loaded, split), getattr(drawn, split)
+        np.testing.assert_array_equal(one.x, other.x)
+        np.testing.assert_array_equal(one.y, other.y)
+    assert load(name).num_clients == 30
+
+
+@pytest.mark.parametrize("name", ["synthetic:1", "synthetic:a,b", "synthetic:1,1,1"])
+def test_a_name_with_other_parameters_is_refused(name: str) -> None:
+    with pytest.raises(EvenhandError, match=f"^{name} is not understood: write synthetic:ALPHA,BETA"):
+        load(name)
+
+
+def test_a_folder_that_is_called_synthetic_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load("synthetic", clients=2).num_clients == 2
+    (tmp_path / "synthetic").mkdir()
+    with pytest.raises(EvenhandError, match="synthetic: the folder holds neither"):
+        load("synthetic")
+    with pytest.raises(EvenhandError, match="fill is for tables"):
+        load("synthetic:1,1", fill="mean")

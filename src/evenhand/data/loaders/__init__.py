@@ -1,5 +1,6 @@
 """Readers of files, folders, tables in memory and built-in data sets."""
 
+from evenhand.data._synthetic import is_synthetic
 from evenhand.data.loaders._encode import NewRows, encode_table, load_features, new_rows
 from evenhand.data.loaders._frames import table_like
 from evenhand.data.loaders._leaf import load_leaf
@@ -12,6 +13,7 @@ __all__ = [
     "encode_table",
     "from_frame",
     "is_name",
+    "is_synthetic",
     "load",
     "load_features",
     "load_leaf",

@@ -1,4 +1,4 @@
-"""Pictures and ratings as they are published, in a folder or an archive: CIFAR-10, Omniglot, MovieLens."""
+"""Pictures and ratings as others publish them: the digits of scikit-learn, CIFAR-10, Omniglot, MovieLens."""
 
 from __future__ import annotations
 
@@ -16,6 +16,22 @@ from evenhand.data.loaders._archive import contents
 from evenhand.data.loaders._arrays import in_unit_range, pooled
 from evenhand.data.loaders._source import Options, listing
 from evenhand.errors import EvenhandError, whole_number
+
+# --- digits --------------------------------------------------------------------------------------------------
+
+
+_DIGITS_CLIENTS = 30
+
+
+def load_digits(options: Options) -> FederatedDataset:
+    """1,797 digits of 8 x 8 pixels in [0, 1], flattened, spread over clients."""
+    # Imported late: it takes a second that no other data set should wait for.
+    from sklearn import datasets
+
+    x, y = datasets.load_digits(return_X_y=True)
+    examples = (np.asarray(x) / 16).astype(np.float32), np.asarray(y).astype(np.int32)
+    return pooled("digits", [examples], tuple("0123456789"), options, clients=_DIGITS_CLIENTS)
+
 
 # --- CIFAR-10 ------------------------------------------------------------------------------------------------
 

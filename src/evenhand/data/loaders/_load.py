@@ -16,14 +16,16 @@ import numpy as np
 
 from evenhand.data._dataset import FederatedDataset, Split
 from evenhand.data._features import Encode, Fill, Series
+from evenhand.data._synthetic import is_synthetic, synthetic_of
 from evenhand.data._validation import as_features
 from evenhand.data.loaders._archive import files_in, is_archive, unpacked
-from evenhand.data.loaders._arrays import is_idx, load_idx, load_idx_folder, load_npz, pooled
+from evenhand.data.loaders._arrays import is_idx, load_idx, load_idx_folder, load_npz
 from evenhand.data.loaders._collections import (
     BATCHES,
     DRAWING,
     RATINGS,
     load_cifar,
+    load_digits,
     load_movielens,
     load_omniglot,
 )
@@ -79,6 +81,7 @@ def load(
     """Loads a federated data set from a built-in name, a file or a folder.
 
     * ``"digits"``: 1,797 real handwritten digits, ``x`` (64,); they ship with scikit-learn.
+    * ``"synthetic:1,1"``, ``"synthetic:iid"``: :func:`evenhand.data.synthetic`, which has further options.
     * ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"omniglot"``, ``"imdb"``, ``"movielens"``, ``"sent140"``,
       ``"femnist"``, ``"shakespeare"``, ``"stackoverflow"``: downloaded once, checked and kept, see below.
     * ``*.csv``, ``*.tsv``, ``*.parquet``: a table with a header, see below.
@@ -142,7 +145,8 @@ def load(
       seed: of the split and the partition.
       clients: how many clients to spread examples without client ids over; None: 30 for the digits, 100 for
         MNIST and its family, CIFAR-10 and IMDB, and an error for files that should name their clients.  For HDF5: how
-        many clients to read, the first ones; None: all.  For Omniglot: how many tasks; None: 400.
+        many clients to read, the first ones; None: all.  For Omniglot: how many tasks; None: 400.  Synthetic: how many
+        to draw; None: 30.
       alpha: concentration of that partition.
       text: columns of a table that hold free text, such as reviews, from whose words a model learns: they are hashed
         into 1,024 inputs, unless one of the next three options is given.
@@ -187,6 +191,8 @@ def _from(source: str | Path, options: Options) -> FederatedDataset:
         )
     if is_name(name):
         return load_published(name, options)
+    if is_synthetic(name):
+        return synthetic_of(name, options.clients, options.splitting)
     path = Path(source)
     kind = kind_of(path)
     if not kind and name == "vehicle":
@@ -685,16 +691,3 @@ def load_published(name: str, options: Options, published: Published | None = No
         return replace(entry.read(place, options), name=name)
     except MemoryError:
         raise EvenhandError(f"{name} does not fit into memory: read fewer clients.") from None
-
-
-_DIGITS_CLIENTS = 30
-
-
-def load_digits(options: Options) -> FederatedDataset:
-    """1,797 digits of 8 x 8 pixels in [0, 1], flattened, spread over clients."""
-    # Imported late: it takes a second that no other data set should wait for.
-    from sklearn import datasets
-
-    x, y = datasets.load_digits(return_X_y=True)
-    examples = (np.asarray(x) / 16).astype(np.float32), np.asarray(y).astype(np.int32)
-    return pooled("digits", [examples], tuple("0123456789"), options, clients=_DIGITS_CLIENTS)
