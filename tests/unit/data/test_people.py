@@ -206,6 +206,39 @@ def test_dates_are_categories_where_asked(tmp_path: Path) -> None:
     assert features_of(load(tmp_path / "t.csv", categorical=["day"])).inputs == ("day = 2020-01-31",)
 
 
+@pytest.mark.parametrize(
+    "day",
+    [
+        *("2020-01-31", "2020/1/31", "31.1.2020", "1/31/20", "31-Jan-2020", "31-jan-20", "31JAN2020"),
+        *("31 January 2020", "31. Jan. 2020", "January 31, 2020", "Sept 30 2020", "31 Jan 2020 14:30"),
+    ],
+)
+def test_dates_are_refused_in_the_forms_that_the_page_lists(tmp_path: Path, day: str) -> None:
+    (tmp_path / "t.csv").write_text(f'client,day,label\na,"{day}",0\na,"{day}",1\n')
+    with pytest.raises(EvenhandError, match=f"column 'day' holds dates such as '{day}'"):
+        load(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2020-01",
+        "01/2020",
+        "14:30",
+        "May",
+        "March 2020",
+        "2009-10",
+        "31 Januar 2020",
+        "5 marks 20",
+        "12-A-2020",
+    ],
+)
+def test_other_texts_are_no_dates(tmp_path: Path, text: str) -> None:
+    """Months and seasons are often categories."""
+    (tmp_path / "t.csv").write_text(f"client,term,label\na,{text},0\na,{text},1\n")
+    assert features_of(load(tmp_path / "t.csv")).inputs == (f"term = {text}",)
+
+
 def test_options_of_tables_are_refused_elsewhere() -> None:
     refused: list[dict[str, Any]] = [
         {"features": ["a"]},

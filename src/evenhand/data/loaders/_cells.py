@@ -101,7 +101,21 @@ _SENTENCE = 5.0
 
 _LARGEST_CLASS = 10_000
 
-_DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{2,4}([T ].*)?")
+_MONTH = (
+    "(jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|oct(ober)?|nov(ember)?|"
+    r"dec(ember)?)\.?"
+)
+
+_DAYS = (
+    r"\d{4}[-/]\d{1,2}[-/]\d{1,2}",
+    r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}",
+    rf"\d{{1,2}}\.?[ -]?{_MONTH}[ -]?\d{{4}}",
+    rf"\d{{1,2}}[ -]{_MONTH}[ -]\d{{2}}",
+    rf"{_MONTH} \d{{1,2}},? \d{{4}}",
+)
+"""2020-1-31; 31.1.2020 or 1/31/20; 31 Jan 2020, 31. January 2020 or 31JAN2020; 31-Jan-20; Jan 31, 2020."""
+
+_DATE = re.compile(f"({'|'.join(_DAYS)})([T ].*)?", re.IGNORECASE)
 
 _COMMA = re.compile(r"[+-]?\d[\d.]*(,\d+)+")
 
