@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evenhand import notebook
-from evenhand.evaluation import PairedDifference, column
+from evenhand.evaluation import PairedDifference, column, least_pairs
 from evenhand.report import STATISTICS, Method, RunView, differences, statistics
 from evenhand.report.formatting import Table, Value, capital, deviation, factor, number, over_seeds, unit
 from evenhand.report.tables import difference_text, gains_text
@@ -271,9 +271,18 @@ def methods_files(lines: Sequence[Line], metric: str, covers: str) -> dict[str, 
     if any(line.differences for line in lines):
         comments += [
             "minus ... [ ]: mean difference at equal seeds, with its 95 % interval (Student's t).",
-            "p: exact test by signs, raised for the number of comparisons (Holm). Bold: the interval excludes 0.",
+            f"p: exact test by signs, raised for the number of comparisons (Holm). {_about_bold(lines, seeds)}",
         ]
     return _files(methods_csv(lines), _methods(lines, metric), comments)
+
+
+def _about_bold(lines: Sequence[Line], seeds: int) -> str:
+    """What bold differences are, or why there are none."""
+    compared = Counter(str(line.case) for line in lines if line.differences)
+    least = least_pairs(min(compared.values()))
+    if seeds < least:
+        return f"Nothing is bold: p cannot reach .05 with fewer than {least} seeds."
+    return "Bold: the interval excludes 0, and there are enough seeds for p to reach .05."
 
 
 def methods_csv(lines: Sequence[Line]) -> str:
