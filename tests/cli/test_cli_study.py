@@ -141,6 +141,14 @@ def test_a_second_study_in_the_folder_repeats_nothing_and_prints_the_result(
     assert max(len(line) for line in shown.splitlines() if "%" in line and ":" not in line) <= 80
 
 
+def test_a_quiet_study_prints_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["study", *METHODS, "--lr", "0.01,0.1", "--seeds", "2", *QUICK, "--out", str(folder)]
+    assert main([word for word in words if word != "--quiet"]) == 0
+    assert "no validation examples: a fifth of each client's training examples" in capsys.readouterr().err
+    assert main(words) == 0
+    assert capsys.readouterr() == ("", "")
+
+
 def test_compare_report_and_figures_take_a_study(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import os
 import shlex
 import time
 import tomllib
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from evenhand.cli._models import ModelOptions
 from evenhand.cli._options import GridOptions, Recipe, SharedOptions
 from evenhand.cli._terminal import duration, say, show_comparison
 from evenhand.data import FederatedDataset
-from evenhand.errors import EvenhandError, ModelError, perhaps, whole_number
+from evenhand.errors import EvenhandError, EvenhandWarning, ModelError, perhaps, whole_number
 from evenhand.evaluation import OF_THE_DATA, least_pairs
 from evenhand.evaluation.metrics import resolved
 from evenhand.expressions import Braced, braced, parse
@@ -139,7 +140,9 @@ class StudyCommand:
             self._announce(families, grid, data, cases=max(1, len(systems)) * max(1, len(attacks)))
             return 0
         try:
-            with _executor(options, folder) as executor:
+            with warnings.catch_warnings(), _executor(options, folder) as executor:
+                if options.quiet:
+                    warnings.simplefilter("ignore", EvenhandWarning)
                 results = study(
                     families,
                     self._drawn if options.fresh_data else data,
