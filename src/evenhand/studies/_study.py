@@ -84,6 +84,10 @@ class Study:
           EvenhandError: there is no such condition.
         """
         if dict(case) not in (cases := [dict(condition) for condition in self.cases]):
+            if not any(cases):
+                raise EvenhandError(
+                    f"under({dict(case)}): the study has a single condition, without a name: use the study itself."
+                )
             raise EvenhandError(f"There is no condition {dict(case)}: choose one of {cases}.")
         inside = tuple(outcome for outcome in self.outcomes if dict(outcome.setting.case) == dict(case))
         return replace(self, outcomes=inside)

@@ -204,6 +204,8 @@ def test_data_of_each_seed_and_conditions_by_name() -> None:
     assert best[0] != best[1] and "[attack=shout]" in str(cases.outcomes[-1].setting)
     with pytest.raises(eh.EvenhandError, match="no condition"):
         cases.under({"attack": "shot"})
+    with pytest.raises(eh.EvenhandError, match="a single condition, without a name: use the study itself"):
+        found.under({"attack": "shout"})
 
 
 def test_a_measure_is_kept_for_each_evaluation(
