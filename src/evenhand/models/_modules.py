@@ -1,6 +1,6 @@
 """What the adapters of modules share: their functions, the arguments that switch to training, and what is refused.
 
-And layers of PyTorch that torchax computes slowly, or otherwise than PyTorch.
+And what torchax computes otherwise than PyTorch: statistics of a batch, and tensors that share memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -340,80 +341,349 @@ def batch_norm_layer(environment: Any) -> Callable[..., Any]:
     return run
 
 
-def group_norm_layer(environment: Any) -> Callable[..., Any]:
-    """``torch.nn.functional.group_norm``, channel by channel first: a picture split into groups would be turned."""
-
-    def run(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
-        values, scale, shift = environment.t2j_iso((input, weight, bias))
-        groups = num_groups
-        n, channels, *sizes = values.shape
-        axes, along = tuple(range(2, values.ndim)), (n, channels, *[1] * len(sizes))
-
-        def mean(x: Array) -> Array:
-            """Over each group, for each of its channels."""
-            by_group = jnp.mean(jnp.mean(x, axis=axes).reshape(n, groups, channels // groups), axis=-1)
-            return jnp.repeat(by_group, channels // groups, axis=1)
-
-        apart = values - mean(values).reshape(along)
-        factor = jax.lax.rsqrt(mean(jnp.square(apart)) + eps)
-        outputs = apart * (factor if scale is None else factor * scale[None]).reshape(along)
-        return environment.j2t_iso(outputs if shift is None else outputs + shift.reshape(along[1:]))
-
-    return run
+# --- tensors of PyTorch that share memory --------------------------------------------------------------------------
 
 
-def average_pool_layer(environment: Any, plain: Callable[..., Array]) -> Callable[..., Any]:
-    """``aten.avg_pool2d`` and its kin: ``plain``, but for ``ceil_mode``, whose last windows torchax divides wrongly."""
+@cache
+def part_types() -> tuple[Any, Any]:
+    """The types of tensors that share the numbers of others: those that surely do, and those that may be copies."""
+    import torch  # pyright: ignore[reportMissingImports]
+    from torchax.ops.mappings import j2t_dtype  # pyright: ignore[reportMissingImports]
+    from torchax.view import View  # pyright: ignore[reportMissingImports]
 
-    def run(
-        x: Any,
-        kernel_size: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: Sequence[int] | int = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Any:
-        values = environment.t2j_iso(x)
-        if not ceil_mode:
-            options = (kernel_size, stride, padding, False, count_include_pad, divisor_override)
-            return environment.j2t_iso(plain(values, *options))
-        dims, strides = len(kernel_size), stride or kernel_size
-        pads = [(0, 0)] * (values.ndim - dims)
-        counts = np.ones(())
-        paddings = [int(pad) for pad in np.broadcast_to(padding, dims)]
-        for size, width, step, pad in zip(values.shape[-dims:], kernel_size, strides, paddings, strict=True):
-            windows = -(-(size + 2 * pad - width) // step) + 1
-            windows -= (windows - 1) * step >= size + pad  # the last one begins inside
-            starts = np.arange(windows) * step - pad
-            pads.append((pad, max(int(starts[-1]) + width - size, 0)))
-            # A window counts what it has of the padded input, or of the input.
-            low, high = (-pad, size + pad) if count_include_pad else (0, size)
-            counts = counts[..., None] * (np.minimum(starts + width, high) - np.maximum(starts, low))
-        leading = (1,) * (values.ndim - dims)
-        sums = jax.lax.reduce_window(
-            values, 0.0, jax.lax.add, (*leading, *kernel_size), (*leading, *strides), pads
-        )
-        return environment.j2t_iso(sums / jnp.asarray(divisor_override or counts, values.dtype))
+    class Part(View):  # pyright: ignore[reportUntypedBaseClass]
+        """A tensor that shares the numbers of its parent: a change of one in place is a change of the other.
 
-    return run
+        Args:
+          parent: another part, or a tensor of torchax.
+          value: its numbers now.
+          read: the parent's numbers -> its own.
+          write: new numbers of its own, and the parent's -> the parent's new ones.
+        """
+
+        @staticmethod
+        def __new__(cls: Any, parent: Any, value: Array, read: Any = None, write: Any = None) -> Any:
+            dtype = j2t_dtype(value.dtype)
+            return torch.Tensor._make_wrapper_subclass(cls, value.shape, device="meta", dtype=dtype)
+
+        def __init__(self, parent: Any, value: Array, read: Any = None, write: Any = None) -> None:
+            super().__init__(parent, None, parent._env)
+            self.value, self.whole, self.form = value, parent.jax(), getattr(parent, "form", None)
+            self.read, self.write = read, write
+
+        def jax(self) -> Array:
+            whole = self.parent.jax()
+            if whole is self.whole:
+                return self.value
+            if getattr(self.parent, "form", None) is not self.form:
+                _refuse_form()
+            return self.read(whole)
+
+        def update(self, new_values: Any, view_infos: None = None) -> None:
+            del view_infos  # of torchax's own
+            new = self._env.t2j_iso(new_values)
+            overwrite(self.parent, self.write(new.astype(self.value.dtype), self.parent.jax()))
+
+    class Copy(Part):
+        """A tensor that PyTorch copied, or not, by how its parent lies in memory, which is not known here."""
+
+        is_changed = False
+
+        def jax(self) -> Array:
+            return self.value if self.is_changed or self.parent.jax() is self.whole else _refuse_copy()
+
+        def update(self, new_values: Any, view_infos: None = None) -> None:
+            del view_infos
+            origin = memory(self.parent)
+            while isinstance(origin, Copy) and not origin.is_changed:
+                origin = memory(origin.parent)
+            origin.jax = _refuse_copy  # for those who read it from now on
+            self.value, self.is_changed = self._env.t2j_iso(new_values).astype(self.value.dtype), True
+
+    return Part, Copy
 
 
-def householder_layer(environment: Any) -> Callable[..., Any]:
-    r"""``torch.linalg.householder_product``, of which JAX has no gradient.
+def memory(tensor: Any) -> Any:
+    """The tensor that holds the numbers of this, which may be a part of it."""
+    part, copied = part_types()
+    while isinstance(tensor, part) and not isinstance(tensor, copied):
+        tensor = tensor.parent
+    return tensor
 
-    .. math::
-        \prod_i (I - \tau_i v_i v_i^\top) = I - V (I + D U)^{-1} D V^\top, \quad D = \operatorname{diag}(\tau)
 
-    where :math:`U` is the part of :math:`V^\top V` above its diagonal.
+def is_traced(value: Any) -> bool:
+    """Whether this is a tensor whose numbers are JAX's."""
+    from torchax.tensor import Tensor  # pyright: ignore[reportMissingImports]
+
+    return isinstance(value, (Tensor, part_types()[0]))
+
+
+def overwrite(tensor: Any, new: Array) -> None:
+    """Changes a tensor in place."""
+    if isinstance(tensor, part_types()[0]):
+        tensor.update(new)
+    else:
+        tensor._elem = new.astype(tensor._elem.dtype)
+
+
+@contextmanager
+def histories_kept(tensors: Any) -> Generator[None]:
+    """Inside, what changes these tensors in place under the module's own ``no_grad()`` leaves them their gradients."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    holders = [] if torch.is_grad_enabled() else [memory(tensor) for tensor in tensors]
+    before = [(holder, holder.jax()) for holder in holders]
+    yield
+    for holder, old in before:
+        new = holder.jax()
+        if new is not old:
+            overwrite(holder, with_gradient_of(new, old))
+
+
+def scattered(read: Callable[[Array], Array], new: Array, whole: Array, operation: str) -> Array:
+    """The ``whole`` with ``new`` numbers in the places that ``read`` takes, which moves numbers and no more.
+
+    Raises:
+      EvenhandError: it may take a number twice, or take a part of it.
     """
+    is_overlapping = new.size > whole.size or operation in ("as_strided", "unfold")
+    if is_overlapping or new.dtype != whole.dtype:
+        raise EvenhandError(
+            f"from_torch: the module changes in place what {operation}() returned, whose numbers are not each a number "
+            f"of the tensor that it was taken from: change a copy, {operation}(...).clone()."
+        )
 
-    def run(reflectors: Any, scales: Any) -> Any:
-        lower, tau = environment.t2j_iso((reflectors, scales))
-        (m, n), k = lower.shape[-2:], tau.shape[-1]
-        v = jnp.tril(lower, -1)[..., :k] + jnp.eye(m, k)
-        above = jnp.triu(jnp.matrix_transpose(v) @ v, 1)
-        inner = jnp.linalg.solve(jnp.eye(k) + tau[..., None] * above, tau[..., None] * jnp.eye(k))
-        return environment.j2t_iso(jnp.eye(m, n) - v @ inner @ jnp.matrix_transpose(v[..., :n, :]))
+    if not jnp.issubdtype(new.dtype, jnp.floating):  # of which JAX transposes few operations
+        places = read(jnp.arange(whole.size).reshape(whole.shape))
+        return whole.ravel().at[places.ravel()].set(new.ravel()).reshape(whole.shape)
+
+    def back(numbers: Array) -> Array:
+        shape = jax.ShapeDtypeStruct(whole.shape, numbers.dtype)
+        return jax.linear_transpose(read, shape)(numbers)[0]
+
+    placed = back(new)
+    return placed if new.size == whole.size else jnp.where(back(jnp.ones_like(new)) == 1, placed, whole)
+
+
+def is_surely_view(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether a tensor in a ``new`` shape is a view in PyTorch, whatever the layout: its axes are only split."""
+    sizes = iter([size for size in new if size != 1])
+    for size in () if 0 in new else old:
+        rest = size
+        while rest > 1:
+            rest, remainder = divmod(rest, next(sizes, rest))
+            if remainder:
+                return False
+    return True
+
+
+class Sharing:
+    """A base of an environment of torchax, before its own: views share their numbers, as those of PyTorch do."""
+
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Computes an operation of PyTorch."""
+        import torch  # pyright: ignore[reportMissingImports]
+
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload):
+            return self._marked(func, types, args, kwargs)
+        methods, source = torch.Tensor, cast("Any", args[0] if args else None)
+        merging = {methods.reshape, methods.reshape_as, methods.flatten, methods.ravel}
+        merging |= {torch.reshape, torch.flatten, torch.ravel, methods.contiguous}
+        if func in merging and is_traced(source):
+            new = func(*args, **kwargs)
+            is_view = func is not methods.contiguous and is_surely_view(source.shape, new.shape)
+            return new if is_view else part_types()[1](source, new.jax())
+        if func is methods.__getitem__ and is_traced(source):
+            return self._item(*args)
+        environment: Any = super()
+        results = environment.dispatch(func, types, args, dict(kwargs))
+        if func is methods.to and is_traced(source) and is_traced(results) and results.dtype == source.dtype:
+            if kwargs.get("copy") or [x for x in args if isinstance(x, bool)][1:2] == [True]:
+                return environment.j2t_iso(results.jax())
+            is_same = kwargs.get("memory_format") is None
+            return source if is_same else part_types()[1](source, source.jax())
+        out = kwargs.get("out")
+        if is_traced(out) and results is not out:
+            overwrite(out, jnp.asarray(environment.t2j_iso(results)))
+            return out
+        return results
+
+    def _item(self, source: Any, index: Any) -> Any:
+        """``source[index]``, which is a view but for lists and tensors of several indices."""
+        import torch  # pyright: ignore[reportMissingImports]
+
+        base, indices = cast("Any", super()), index if isinstance(index, tuple) else (index,)
+        if any(isinstance(x, bool | list) or (isinstance(x, torch.Tensor) and x.ndim) for x in indices):
+            whole = base.j2t_iso(source.jax())
+            return base.dispatch(torch.Tensor.__getitem__, (), (whole, index), {})
+        places = tuple(base.t2j_iso(x) if isinstance(x, torch.Tensor) else x for x in indices)
+
+        def read(whole: Array) -> Array:
+            return whole[places]
+
+        def write(new: Array, whole: Array) -> Array:
+            return whole.at[places].set(new)
+
+        return part_types()[0](source, read(source.jax()), read, write)
+
+    def _marked(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """An operation of which PyTorch says which tensors it changes, and whether its results are views."""
+        import torch  # pyright: ignore[reportMissingImports]
+
+        base, arguments = cast("Any", super()), func._schema.arguments
+        returned = [x.alias_info for x in func._schema.returns]
+        named = dict(zip((x.name for x in arguments), args, strict=False)) | kwargs
+        written = [x for x in arguments if x.alias_info is not None and x.alias_info.is_write]
+        changed = {str(x.alias_info.before_set): named[x.name] for x in written if x.name in named}
+        is_reforming = torch.Tag.inplace_view in func.tags
+        _check_changed(changed.values(), named.values(), is_reforming=is_reforming)
+        lowered = self._lowered(func, is_reforming=is_reforming)
+
+        def compute(*first: Any) -> Any:
+            return base.dispatch(lowered, types, (*first, *args[1:]), dict(kwargs))
+
+        if any(mark is not None and not mark.is_write for mark in returned) and is_traced(args[0]):
+            return self._views(func, args[0], compute)
+        traced = {mark: tensor for mark, tensor in changed.items() if is_traced(tensor)}
+        with histories_kept(() if is_reforming else traced.values()):
+            results = compute(*args[:1])
+            several = list(results) if len(returned) > 1 else [results]
+            for i, mark in enumerate(returned):
+                tensor = traced.get(str(mark and mark.before_set))
+                if mark is None and args and several[i] is args[0]:
+                    several[i] = base.j2t_iso(base.t2j_iso(several[i]))  # of torchax, which copies nothing
+                if tensor is not None and several[i] is not tensor:
+                    overwrite(tensor, base.t2j_iso(several[i]))
+                    if is_reforming:
+                        _reform(tensor, func, args)
+                    several[i] = tensor
+            return tuple(several) if len(returned) > 1 else several[0] if returned else results
+
+    def _views(self, func: Any, source: Any, compute: Callable[[Any], Any]) -> Any:
+        """The results of an operation that are views of its source in PyTorch."""
+        import torch  # pyright: ignore[reportMissingImports]
+
+        environment, name = cast("Any", self), func._schema.name.removeprefix("aten::")
+        if name == "detach":
+            return environment.detached(source)
+        results = compute(source)
+        is_list = isinstance(results, (list, tuple))
+
+        def view(place: int, value: Any) -> Any:
+            def read(whole: Array) -> Array:
+                with torch.enable_grad():  # the gradients are those of this array
+                    again = compute(environment.j2t_iso(whole))
+                return environment.t2j_iso(again[place] if is_list else again)
+
+            def write(new: Array, whole: Array) -> Array:
+                return scattered(read, new, whole, name)
+
+            is_same = value is source
+            return value if is_same else part_types()[0](source, environment.t2j_iso(value), read, write)
+
+        return [view(*pair) for pair in enumerate(results)] if is_list else view(0, results)
+
+    def _lowered(self, func: Any, *, is_reforming: bool) -> Any:
+        """The operation, or the like that returns what this changes in place, if torchax lacks this."""
+        from torchax.tensor import OperatorNotFound  # pyright: ignore[reportMissingImports]
+
+        environment = cast("Any", self)
+        try:
+            environment._get_op_or_decomp(func)
+        except OperatorNotFound:
+            is_reforming = True
+        name, _, overload = str(func).rpartition(".")  # "aten.add_.Tensor"
+        if not is_reforming or not name.endswith("_"):
+            return func
+        named = {str(operation): operation for operation in (*environment._ops, *environment._decomps)}
+        plain = name.removesuffix("_")
+        return named.get(f"{plain}.{overload}", named.get(plain, func))
+
+
+def copy_layer(environment: Any) -> Callable[..., Any]:
+    """``x.copy_(y)``, whose result :class:`Sharing` writes."""
+
+    def run(x: Any, y: Any, non_blocking: bool = False) -> Any:
+        del non_blocking
+        old, new = environment.t2j_iso((x, y))
+        return environment.j2t_iso(jnp.broadcast_to(jnp.asarray(new, old.dtype), old.shape))
 
     return run
+
+
+def tensor_members(assign: Callable[[Any, Any, Any], None]) -> dict[str, Any]:
+    """Members of torchax's tensors that reach no dispatch, as those of PyTorch; ``assign`` is its own ``x[i] = y``."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    methods, parameter = torch.Tensor, torch.nn.Parameter
+
+    def assigned(tensor: Any, index: Any, value: Any) -> None:
+        with histories_kept([tensor]):
+            changed = tensor._env.j2t_iso(tensor.jax())
+            assign(changed, index, value)
+            overwrite(tensor, changed.jax())
+
+    def detached(tensor: Any) -> Any:
+        return tensor._env.detached(tensor)
+
+    def renewed(tensor: Any, value: Any) -> None:
+        overwrite(detached(tensor), tensor._env.t2j_iso(value))
+
+    def cut(tensor: Any) -> Any:
+        overwrite(tensor, jax.lax.stop_gradient(tensor.jax()))
+        return tensor
+
+    def copied(tensor: Any, memo: dict[int, Any]) -> Any:
+        new = tensor._env.j2t_iso(tensor.jax())
+        is_parameter = getattr(tensor, "_is_param", False)
+        memo[id(tensor)] = parameter(new, tensor.requires_grad) if is_parameter else new
+        return memo[id(tensor)]
+
+    members = {"__setitem__": assigned, "data": property(detached, renewed), "detach": detached}
+    members |= {
+        "detach_": cut,
+        "flatten": methods.flatten,
+        "type_as": methods.type_as,
+        "__deepcopy__": copied,
+    }
+    # torchax gives them no memory in PyTorch.
+    return members | {"is_meta": False}
+
+
+def _reform(tensor: Any, func: Any, args: Any) -> None:
+    """Gives a tensor, whose numbers have a new shape, this shape for PyTorch, too."""
+    from torch.utils._mode_utils import no_dispatch  # pyright: ignore[reportMissingImports]
+
+    tensor.form = object()  # by which its views see it
+    with no_dispatch():
+        func(*args)
+
+
+def _check_changed(changed: Any, values: Any, *, is_reforming: bool) -> None:
+    """Checks that what is changed in place are tensors that can be."""
+    part, _ = part_types()
+    if is_reforming and any(isinstance(x, part) for x in changed):
+        _refuse_form()
+    if any(map(is_traced, changed)) or not any(map(is_traced, values)):
+        return
+    if changed:
+        raise EvenhandError(
+            "from_torch: the module makes a tensor by torch.zeros() or the like and writes its inputs or weights into "
+            "it, which JAX cannot: make it by x.new_zeros(...) or torch.zeros_like(x), of the tensor x to be written."
+        )
+
+
+def _refuse_copy() -> Any:
+    raise EvenhandError(
+        "from_torch: the module changes in place what reshape(), flatten() or contiguous() returned, or its source, "
+        "and reads the other afterwards. Whether the two share memory depends on a layout that JAX does not have: "
+        "write view() if they should, and clone() if they should not."
+    )
+
+
+def _refuse_form() -> None:
+    raise EvenhandError(
+        "from_torch: the module changes the shape of a view in place, or of a tensor that has views: write e.g. "
+        "x = x.unsqueeze(1) rather than x.unsqueeze_(1)."
+    )

@@ -3,17 +3,21 @@
 Two things make the loop fast on a CPU.  The gates stand in arrays of their own: a part of what a step reads of a larger
 array is computed number by number, at half the speed.  And the gradient keeps what a step computed, so that it has no
 exponential to compute again, and multiplies once for all steps where a scan's would add a matrix at each.
+
+And the other layers of PyTorch that torchax computes slowly, or otherwise than PyTorch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from evenhand.models._modules import is_traced, overwrite
 from evenhand.types import Array, Key
 
 Gates: TypeAlias = tuple[Array, ...]
@@ -310,5 +314,137 @@ def gru_layer(environment: Any) -> Callable[..., Any]:
             environment.get_and_rotate_prng_key, sequence, [GRUState(output) for output in outputs]
         )
         return environment.j2t_iso((sequence, jnp.stack([end.output for end in ends])))
+
+    return run
+
+
+# --- other layers, and random numbers ------------------------------------------------------------------------
+
+
+def group_norm_layer(environment: Any) -> Callable[..., Any]:
+    """``torch.nn.functional.group_norm``, channel by channel first: a picture split into groups would be turned."""
+
+    def run(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+        values, scale, shift = environment.t2j_iso((input, weight, bias))
+        groups = num_groups
+        n, channels, *sizes = values.shape
+        axes, along = tuple(range(2, values.ndim)), (n, channels, *[1] * len(sizes))
+
+        def mean(x: Array) -> Array:
+            """Over each group, for each of its channels."""
+            by_group = jnp.mean(jnp.mean(x, axis=axes).reshape(n, groups, channels // groups), axis=-1)
+            return jnp.repeat(by_group, channels // groups, axis=1)
+
+        apart = values - mean(values).reshape(along)
+        factor = jax.lax.rsqrt(mean(jnp.square(apart)) + eps)
+        outputs = apart * (factor if scale is None else factor * scale[None]).reshape(along)
+        return environment.j2t_iso(outputs if shift is None else outputs + shift.reshape(along[1:]))
+
+    return run
+
+
+def average_pool_layer(environment: Any, plain: Callable[..., Array]) -> Callable[..., Any]:
+    """``aten.avg_pool2d`` and its kin: ``plain``, but for ``ceil_mode``, whose last windows torchax divides wrongly."""
+
+    def run(
+        x: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] | int = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        values = environment.t2j_iso(x)
+        if not ceil_mode:
+            options = (kernel_size, stride, padding, False, count_include_pad, divisor_override)
+            return environment.j2t_iso(plain(values, *options))
+        dims, strides = len(kernel_size), stride or kernel_size
+        pads = [(0, 0)] * (values.ndim - dims)
+        counts = np.ones(())
+        paddings = [int(pad) for pad in np.broadcast_to(padding, dims)]
+        for size, width, step, pad in zip(values.shape[-dims:], kernel_size, strides, paddings, strict=True):
+            windows = -(-(size + 2 * pad - width) // step) + 1
+            windows -= (windows - 1) * step >= size + pad  # the last one begins inside
+            starts = np.arange(windows) * step - pad
+            pads.append((pad, max(int(starts[-1]) + width - size, 0)))
+            # A window counts what it has of the padded input, or of the input.
+            low, high = (-pad, size + pad) if count_include_pad else (0, size)
+            counts = counts[..., None] * (np.minimum(starts + width, high) - np.maximum(starts, low))
+        leading = (1,) * (values.ndim - dims)
+        sums = jax.lax.reduce_window(
+            values, 0.0, jax.lax.add, (*leading, *kernel_size), (*leading, *strides), pads
+        )
+        return environment.j2t_iso(sums / jnp.asarray(divisor_override or counts, values.dtype))
+
+    return run
+
+
+def householder_layer(environment: Any) -> Callable[..., Any]:
+    r"""``torch.linalg.householder_product``, of which JAX has no gradient.
+
+    .. math::
+        \prod_i (I - \tau_i v_i v_i^\top) = I - V (I + D U)^{-1} D V^\top, \quad D = \operatorname{diag}(\tau)
+
+    where :math:`U` is the part of :math:`V^\top V` above its diagonal.
+    """
+
+    def run(reflectors: Any, scales: Any) -> Any:
+        lower, tau = environment.t2j_iso((reflectors, scales))
+        (m, n), k = lower.shape[-2:], tau.shape[-1]
+        v = jnp.tril(lower, -1)[..., :k] + jnp.eye(m, k)
+        above = jnp.triu(jnp.matrix_transpose(v) @ v, 1)
+        inner = jnp.linalg.solve(jnp.eye(k) + tau[..., None] * above, tau[..., None] * jnp.eye(k))
+        return environment.j2t_iso(jnp.eye(m, n) - v @ inner @ jnp.matrix_transpose(v[..., :n, :]))
+
+    return run
+
+
+def draws() -> dict[Any, Callable[..., Array]]:
+    """Operations of PyTorch that fill a tensor with random numbers: ``(key, shape, *arguments) -> numbers``."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    def normal(key: Key, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Array:
+        return jax.random.normal(key, shape) * std + mean
+
+    def log_normal(key: Key, shape: tuple[int, ...], mean: float = 1.0, std: float = 2.0) -> Array:
+        return jnp.exp(normal(key, shape, mean, std))
+
+    def exponential(key: Key, shape: tuple[int, ...], lambd: float = 1.0) -> Array:
+        return jax.random.exponential(key, shape) / lambd
+
+    def cauchy(key: Key, shape: tuple[int, ...], median: float = 0.0, sigma: float = 1.0) -> Array:
+        return jax.random.cauchy(key, shape) * sigma + median
+
+    def random(key: Key, shape: tuple[int, ...], *bounds: int) -> Array:
+        # Up to the last of the whole numbers that float32 has.
+        low, high = (0, *(bounds or (2**24 + 1,)))[-2:]
+        return jax.random.randint(key, shape, low, high)
+
+    aten = torch.ops.aten
+    drawn = {aten.normal_: normal, aten.log_normal_: log_normal, aten.exponential_: exponential}
+    return drawn | {aten.cauchy_: cauchy, aten.random_: random}
+
+
+def drawing_layer(environment: Any, draw: Callable[..., Array]) -> Callable[..., Any]:
+    """What fills a tensor with random numbers, of the environment's key."""
+
+    def run(x: Any, *arguments: Any, generator: Any = None) -> Any:
+        key = environment.get_and_rotate_prng_key(generator)
+        return environment.j2t_iso(draw(key, x.shape, *arguments).astype(x.jax().dtype))
+
+    return run
+
+
+def truncated_layer(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.nn.init.trunc_normal_``, which otherwise asks for the values that it drew."""
+
+    def run(tensor: Any, mean: float, std: float, a: float, b: float, generator: Any = None) -> Any:
+        if not is_traced(tensor):
+            return plain(tensor, mean, std, a, b, generator)
+        key = tensor._env.get_and_rotate_prng_key(generator)
+        drawn = jax.random.truncated_normal(key, (a - mean) / std, (b - mean) / std, tensor.shape)
+        overwrite(tensor, mean + std * drawn)
+        return tensor
 
     return run

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -30,17 +31,28 @@ from evenhand.models._modules import (
     CHOICE,
     STATISTICS,
     Functions,
+    Sharing,
     State,
-    average_pool_layer,
     batch_norm_layer,
     check_kind,
     check_rows_first,
-    group_norm_layer,
-    householder_layer,
+    copy_layer,
+    is_traced,
+    part_types,
     rows_inside,
+    tensor_members,
     with_gradient_of,
 )
-from evenhand.models._recurrence import gru_layer, lstm_layer
+from evenhand.models._recurrence import (
+    average_pool_layer,
+    drawing_layer,
+    draws,
+    group_norm_layer,
+    gru_layer,
+    householder_layer,
+    lstm_layer,
+    truncated_layer,
+)
 from evenhand.models.losses import LossLike, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
 
@@ -225,14 +237,14 @@ class _Forward:
     def __call__(
         self, params: Mapping[str, Array], x: Array, key: Key, *, training: bool
     ) -> tuple[PyTree, Mapping[str, Array]]:
-        """The outputs, and the constants and running statistics after the pass."""
+        """The outputs, and the parameters, constants and running statistics after the pass."""
         environment = _environment()  # none of its own: it cannot be sent to another process
         with _LOCK, _traced(environment, key):
             tensors = environment.j2t_iso({**params, **self.constants})
             outputs = _pytorch().func.functional_call(
                 self.modes[training], tensors, (environment.j2t_iso(x),)
             )
-            after = {name: environment.t2j_iso(tensors[name]) for name in (*self.constants, *self.measured)}
+            after = {name: environment.t2j_iso(tensor) for name, tensor in tensors.items()}
             return _as_arrays(environment, outputs), after
 
     def measure(self, params: Params, x: Array, inside: Array, key: Key) -> tuple[PyTree, Params]:
@@ -265,21 +277,16 @@ def _gradients_of_jax() -> Generator[None]:
 
     # Not Function.apply: modules often keep that of their function under another name.
     functions, tensors = _pytorch().autograd.function._SingleLevelFunction, _pytorch().Tensor
-    hook = tensors.register_hook
-    assign, assign_part, data = Tensor.__setitem__, View.__setitem__, Tensor.data
-    functions.apply, tensors.register_hook = classmethod(_apply), _refuse_hook
-    # x[i] = y reaches no dispatch of torchax.
-    Tensor.__setitem__, View.__setitem__ = _assignment(assign), _assignment(assign_part)
-    # That of torchax is the tensor itself, with its gradient.
-    Tensor.data = View.data = property(_detached, lambda tensor, value: _detached(tensor).update(value))
-    try:
+    initialisers = _pytorch().nn.init
+    truncated = initialisers._no_grad_trunc_normal_
+    members = tensor_members(Tensor.__setitem__)
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(functions, "apply", classmethod(_apply)))
+        stack.enter_context(patch.object(tensors, "register_hook", _refuse_hook))
+        stack.enter_context(patch.object(initialisers, "_no_grad_trunc_normal_", truncated_layer(truncated)))
+        stack.enter_context(patch.multiple(Tensor, **members))
+        stack.enter_context(patch.multiple(View, **members))
         yield
-    finally:
-        del functions.apply  # which it inherits
-        tensors.register_hook = hook
-        Tensor.__setitem__, View.__setitem__ = assign, assign_part
-        Tensor.data = data
-        del View.data
 
 
 def _apply(function: Any, *arguments: Any) -> Any:
@@ -291,19 +298,6 @@ def _apply(function: Any, *arguments: Any) -> Any:
         "call: write its forward pass with operations of PyTorch. y + (x - y).detach() has the value of x and the "
         "gradient of y."
     )
-
-
-def _assignment(assign: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
-    def run(tensor: Any, index: Any, value: Any) -> None:
-        with _histories_kept([tensor]):
-            assign(tensor, index, value)
-
-    return run
-
-
-def _detached(tensor: Any) -> Any:
-    """``tensor.data``: another name of a tensor, without its gradient."""
-    return tensor._env.detached(tensor)
 
 
 def _refuse_hook(tensor: Any, hook: Any) -> Any:
@@ -347,6 +341,11 @@ def _check_state(
 
     def train(params: Mapping[str, Array], x: Array, key: Key) -> None:
         _, after = forward(params, x, key, training=True)
+        if renewed := [path for path in start if after[path] is not params[path]]:
+            raise EvenhandError(
+                f"{name} changes its parameter {renewed[0]} in forward(), which would not last here: compute with a "
+                "changed copy, such as weight.clamp(-1, 1), or give the layer a torch.nn.utils.parametrize."
+            )
         changed.extend(
             buffer
             for buffer, value in forward.constants.items()
@@ -463,10 +462,21 @@ def _check_initialised(module: torch.nn.Module) -> None:
 
 def _drawn(draw: _Factory, key: Key) -> dict[str, Array]:
     """The weights of a new module, whose initialisers draw from the key."""
-    from torchax.tensor import OperatorNotFound  # pyright: ignore[reportMissingImports]
+    from torchax.tensor import OperatorNotFound, Tensor  # pyright: ignore[reportMissingImports]
 
     torch, environment = _pytorch(), _environment()
-    with warnings.catch_warnings(), _LOCK, _traced(environment, key), torch.device("jax"):
+
+    # A Parameter must have the type of the tensor that it is made from.
+    def detached(tensor: Any) -> Any:
+        return environment.detached(tensor) if tensor.requires_grad else tensor
+
+    with (
+        warnings.catch_warnings(),
+        _LOCK,
+        _traced(environment, key),
+        patch.object(Tensor, "detach", detached),
+        torch.device("jax"),
+    ):
         # Buffers of 64 bits, such as the number of batches that a BatchNorm has seen, are not drawn.
         warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
         try:
@@ -607,87 +617,53 @@ def _environment() -> Any:
         torch.nn.functional.batch_norm: batch_norm_layer,
         torch.nn.functional.group_norm: group_norm_layer,
         torch.ops.aten.linalg_householder_product: householder_layer,
+        torch.ops.aten.copy_: copy_layer,
     }
     for operation, layer in layers.items():
         environment.override_op_definition(operation, layer(environment))
     for operation in (torch.ops.aten.avg_pool1d, torch.ops.aten.avg_pool2d, torch.ops.aten.avg_pool3d):
         plain = environment._get_op_or_decomp(operation).func
         environment.override_op_definition(operation, average_pool_layer(environment, plain))
+    for operation, draw in draws().items():
+        environment.override_op_definition(operation, drawing_layer(environment, draw))
+    del environment._ops[torch.tensor_split]  # which copies
     return environment
 
 
 def _mixed() -> Any:
-    """An environment without the changes of single layers, in which ``no_grad()`` is that of PyTorch."""
+    """An environment without the changes of single layers, in which views and ``no_grad()`` are those of PyTorch."""
     torch = _pytorch()
     from torch.utils._pytree import tree_map_only  # pyright: ignore[reportMissingImports]
-    from torchax.tensor import Environment, Tensor  # pyright: ignore[reportMissingImports]
-    from torchax.view import View, ViewInfo  # pyright: ignore[reportMissingImports]
+    from torchax.tensor import Environment  # pyright: ignore[reportMissingImports]
 
-    class Detached(ViewInfo):  # pyright: ignore[reportUntypedBaseClass]
-        """All of a tensor, without its gradient."""
+    part, stop = part_types()[0], jax.lax.stop_gradient
 
-        def transform_tensor(self, jax_array: Array) -> Array:
-            return jax.lax.stop_gradient(jax_array)
-
-        def update_tensor(self, new_value: Array, jax_array: Array) -> Array:
-            return with_gradient_of(new_value, jax_array)
-
-        def calculate_output_shape(self, source: Array) -> tuple[int, ...]:
-            return source.shape
-
-    class Mixed(Environment):  # pyright: ignore[reportUntypedBaseClass]
+    class Mixed(Sharing, Environment):  # pyright: ignore[reportUntypedBaseClass]
         """Tensors that PyTorch computed, such as masks, become constants where they meet those of JAX."""
 
         def t2j_iso(self, torchtensors: Any) -> Any:
             def converted(value: torch.Tensor) -> Any:
                 # Those of one number stay numbers, whose type gives way to that of an array.
-                is_kept = isinstance(value, (Tensor, View)) or value.ndim == 0
+                is_kept = is_traced(value) or value.ndim == 0
                 return value if is_kept else self.j2t_iso(_as_array(value))
 
             return super().t2j_iso(tree_map_only(torch.Tensor, converted, torchtensors))
 
         def detached(self, tensor: Any) -> Any:
-            return View(tensor, Detached(), self)
+            return part(tensor, stop(tensor.jax()), stop, with_gradient_of)
 
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            with _histories_kept(args):
-                results = super().dispatch(func, types, args, kwargs)
-                part: Any = args[0] if args and isinstance(func, torch._ops.OpOverload) else None
-                if isinstance(part, View) and results is not part:
-                    alias = func._schema.arguments[0].alias_info
-                    # Of a part, torchax changes a copy in place, for many operations.
-                    if alias is not None and alias.is_write:
-                        part.update(results)
-                        results = part
+            results = super().dispatch(func, types, args, kwargs)
             if torch.is_grad_enabled():
                 return results
             # Under the module's own no_grad(); what changes a tensor in place stays that tensor.
-            inputs = {id(x) for x in args}
+            inputs = {id(x) for x in (*args, *(kwargs or {}).values())}
 
             def stopped(x: Any) -> Any:
-                if id(x) in inputs:
+                if id(x) in inputs or not is_traced(x):
                     return x
-                return self.detached(x) if isinstance(x, View) else x.detach()
+                return self.detached(x) if isinstance(x, part) else self.j2t_iso(stop(x.jax()))
 
-            return tree_map_only((Tensor, View), stopped, results)
+            return tree_map_only(torch.Tensor, stopped, results)
 
     return Mixed()
-
-
-@contextmanager
-def _histories_kept(values: Any) -> Generator[None]:
-    """Inside, what changes these tensors in place under the module's own ``no_grad()`` leaves them their gradients."""
-    from torchax.tensor import Tensor  # pyright: ignore[reportMissingImports]
-    from torchax.view import View  # pyright: ignore[reportMissingImports]
-
-    before = list[tuple[Any, Array]]()
-    for value in () if _pytorch().is_grad_enabled() else values:
-        while isinstance(value, View):
-            value = value.parent
-        if isinstance(value, Tensor):
-            before.append((value, value.jax()))
-    yield
-    for tensor, old in before:
-        new = tensor.jax()
-        if new is not old and (new.shape, new.dtype) == (old.shape, old.dtype):
-            tensor.apply_jax_(with_gradient_of, old)
