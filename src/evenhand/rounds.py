@@ -28,7 +28,7 @@ from evenhand import tree
 from evenhand._jaxpr import programs
 from evenhand.errors import EvenhandError, expect, perhaps, whole_number
 from evenhand.local import SCHEDULE
-from evenhand.streams import Keys, Purpose, client_stream, root_key, stream
+from evenhand.streams import MAX_PHASES, Keys, Purpose, client_stream, root_key, stream
 from evenhand.systems import Systems
 from evenhand.types import (
     Aggregator,
@@ -256,7 +256,15 @@ def wires(
       rows: ``(x, y)`` of one or many clients, or their shapes.
       capacity: rows of the largest client.
       clients: how many clients there are.
+
+    Raises:
+      EvenhandError: the method has no phase, or more than there are streams for.
     """
+    if not 1 <= len(algorithm.phases) <= MAX_PHASES:
+        raise EvenhandError(
+            f"{algorithm.name or 'This method'} has {len(algorithm.phases)} exchanges in a round: give "
+            f"Algorithm(phases=) from 1 to {MAX_PHASES} of them."
+        )
 
     def wire_of(phase: Phase) -> Wire:
         def exchange(client_state: PyTree, params: Params, rows: tuple[Array, Array], key: Key) -> Wire:

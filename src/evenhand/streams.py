@@ -34,6 +34,7 @@ from jax.core import Tracer
 from evenhand.types import Array, Key
 
 __all__ = [
+    "MAX_PHASES",
     "MAX_ROUNDS",
     "Keys",
     "Purpose",
@@ -48,6 +49,8 @@ __all__ = [
 
 MAX_ROUNDS = 2**24
 """Rounds in one run, at most."""
+MAX_PHASES = 16
+"""Exchanges in one round, at most: one more would have the streams of another purpose."""
 
 
 class Purpose(IntEnum):
@@ -117,7 +120,7 @@ def stream(key: Key, purpose: Purpose, number: Array | int = 0, phase: int = 0) 
       key: one of the run's :class:`Keys`, or a client's key when a wrapper adds a purpose to it.
       purpose: which stream.
       number: the round, below :data:`MAX_ROUNDS`; may be a tracer.
-      phase: which exchange of the round, below 16.
+      phase: which exchange of the round, below :data:`MAX_PHASES`.
 
     Example:
       >>> import jax
@@ -126,7 +129,7 @@ def stream(key: Key, purpose: Purpose, number: Array | int = 0, phase: int = 0) 
       False
     """
     # One counter for all three: each fold is a cipher that has to be compiled and run.
-    prefix = (int(purpose) * 16 + phase) * MAX_ROUNDS
+    prefix = (int(purpose) * MAX_PHASES + phase) * MAX_ROUNDS
     if isinstance(number, int):  # no programs for the conversion and the sum
         counter: Any = np.uint32((number + prefix) % 2**32)
         return jax.random.fold_in(key, counter if isinstance(key, Tracer) else jax.device_put(counter))

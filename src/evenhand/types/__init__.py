@@ -562,7 +562,7 @@ class Algorithm(NamedTuple):
     Attributes:
       model: what it trains.
       init: ``(params, num_clients) -> server_state``.
-      phases: the exchanges of one round.
+      phases: the exchanges of one round, from 1 to 16.
       global_params: ``server_state -> params``.
       sampling: how cohorts are drawn.
       init_client: ``params -> client_state`` of a client never seen before; ``()`` for stateless methods; a

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand.streams import MAX_ROUNDS, Purpose, client_stream, root_key, stream
+from evenhand.streams import MAX_PHASES, MAX_ROUNDS, Purpose, client_stream, root_key, stream
 from evenhand.types import Key
 
 
@@ -69,6 +69,20 @@ def test_one_round_too_many_runs_into_the_next_phase() -> None:
     method = eh.algorithms.fedavg(eh.local.Work(model, lambda params, data, key, correction: (params, ())))
     with pytest.raises(eh.EvenhandError, match=f"rounds={MAX_ROUNDS}"):
         eh.simulate(method, data, rounds=MAX_ROUNDS)
+
+
+@pytest.mark.parametrize("exchanges", [0, MAX_PHASES + 1])
+def test_one_exchange_too_many_has_the_keys_of_another_purpose_and_is_refused(exchanges: int) -> None:
+    root = jax.random.key(0)
+    assert _words(stream(root, Purpose.COHORT, 0, MAX_PHASES)) == _words(stream(root, Purpose.WORK, 0, 0))
+    method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, steps=1, batch_size=2))
+    method = method._replace(phases=method.phases * exchanges)
+    for use in (
+        lambda: eh.simulate(method, eh.testing.toy_data(), rounds=1),
+        lambda: eh.testing.check_algorithm(method),
+    ):
+        with pytest.raises(eh.EvenhandError, match=f"fedavg has {exchanges} exchanges .* from 1 to 16"):
+            use()
 
 
 def test_a_round_may_be_traced() -> None:
