@@ -192,6 +192,7 @@ def test_bounded_variance_bounds_the_dissimilarity() -> None:
     [
         *({"B": 0.9}, {"gamma": 1.1}, {"gamma": -0.1}, {"cohort": 0}, {"cohort": math.inf}),
         *({"lipschitz": 0.0}, {"concavity": -1.0}),
+        *({"B": "a"}, {"gamma": None}, {"cohort": 1e200}, {"lipschitz": 1e200}, {"concavity": math.inf}),
     ],
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
@@ -204,9 +205,22 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
 def test_other_numbers_out_of_range_are_refused() -> None:
     with pytest.raises(eh.EvenhandError, match="above concavity=2"):
         fedprox_decrease(2.0, **_MANY, concavity=2.0)
+    for mu in (1e300, 1e-300, "2"):
+        with pytest.raises(eh.EvenhandError, match="above concavity=0, from 1e-50 to 1e50"):
+            fedprox_decrease(cast(float, mu), **_MANY)
     outside = ((-1.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0), (math.nan, 1.0, 1.0), (math.inf, 1.0, 1.0))
+    outside += ((1e300, 1e-300, 1.0), (1.0, 1e-320, 1e-10))
     for arguments in outside:
         with pytest.raises(eh.EvenhandError, match="gap of at least 0"):
             fedprox_rounds(*arguments)
     with pytest.raises(eh.EvenhandError, match="variance of at least 0"):
         dissimilarity_bound(-1.0, 1.0)
+    with pytest.raises(eh.EvenhandError, match="from 1e-50 to 1e50"):
+        dissimilarity_bound(math.inf, math.inf)
+
+
+@hypothesis.given(st.floats(-50, 50), st.floats(-50, 50), st.floats(0, 3))
+def test_weights_of_any_scale_are_numbers(lipschitz: float, concavity: float, cohort: float) -> None:
+    weights = fedprox_mu(B=1.0, lipschitz=10**lipschitz, cohort=100 * 10**cohort, concavity=10**concavity)
+    assert 10**concavity < weights.least < weights.best < math.inf
+    assert weights.decrease > 0.0

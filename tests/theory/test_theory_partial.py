@@ -127,7 +127,15 @@ def test_alternating_has_the_smaller_constant_exactly_where_the_source_says(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"cohort": 5}, {"cohort": 0}, {"smooth_shared": 0.0}, {"coupling": -0.1}, {"noise_personal": math.nan}],
+    [
+        {"cohort": 5},
+        {"cohort": 0},
+        {"smooth_shared": 0.0},
+        {"coupling": -0.1},
+        {"noise_personal": math.nan},
+        {"coupling": 1e200},
+        {"diversity": "1"},
+    ],
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     for variance in (fedalt_variance, fedsim_variance):

@@ -219,9 +219,69 @@ def test_the_librarys_ditto_and_l2sgd_reach_the_same_ridge():
         ({"features": 0}, "features"),
         ({"features": 2.5}, "features"),
         ({"examples": -1}, "examples"),
+        ({"features": 6}, "orthogonal features need at least as many examples"),
+        ({"sigma": 1e200}, "from 1e-50 to 1e50"),
+        ({"sigma": "1"}, "sigma above 0"),
+        ({"tau": 1e200}, "none above 1e50"),
+        ({"beta": None}, "above 0"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, sentence):
     usual = {"sigma": 1.0, "examples": 5, "tau": 0.1, "clients": 4, "features": 2, "beta": 1.0}
     with pytest.raises(eh.EvenhandError, match=sentence):
         federated_regression(**{**usual, **changes})
+
+
+POINTS = point_estimation(sigma=1.0, examples=5, tau=0.1, clients=4)
+LINES = federated_regression(sigma=1.0, examples=5, tau=0.1, clients=4, features=2, beta=1.0)
+X, Y = [[[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0]]], [[1.0, 2.0], [3.0]]
+
+
+@pytest.mark.parametrize("lam", [-0.5, -1.0, math.nan, "1", None, [1.0, 2.0]])
+def test_a_penalty_that_is_none_is_refused(lam):
+    for use in (
+        *(POINTS.error, POINTS.pooled_variance, POINTS.variance_within, LINES.error, LINES.pooled_variance),
+        *(lambda lam: POINTS.minimisers([0.0, 1.0, 2.0, 3.0], lam), lambda lam: ridge(X, Y, lam)),
+    ):
+        with pytest.raises(eh.EvenhandError, match=r"lam=.*: give a number of at least 0, or infinity"):
+            use(lam)
+
+
+def test_a_huge_penalty_is_as_an_infinite_one():
+    for use in (POINTS.error, POINTS.variance_within, LINES.error):
+        np.testing.assert_allclose(use(1e308), use(math.inf), rtol=1e-12)
+    np.testing.assert_allclose(ridge(X, Y, 1e308)[1], ridge(X, Y, math.inf)[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: POINTS.posterior_means([0.0, 1.0]), "a number for each of the 4 clients"),
+        (lambda: POINTS.minimisers("abcd", 1.0), "a number for each of the 4 clients"),
+        (lambda: point_estimation(sigma=1e-170, examples=1, tau=1.0, clients=3), "sigma from 1e-50"),
+        (lambda: ridge([], [], 1.0), "for each client an array of features"),
+        (lambda: ridge(X, Y[:1], 1.0), "for each client an array of features"),
+        (lambda: ridge(X, [[1.0, 2.0], [3.0, 4.0]], 1.0), "for each client an array of features"),
+        (lambda: ridge([[1.0, 2.0]], [[1.0, 2.0]], 1.0), "for each client an array of features"),
+        (lambda: ridge([[["a"]]], [[1.0]], 1.0), "for each client an array of features"),
+        (lambda: ridge([[[math.nan]]], [[1.0]], 1.0), "for each client an array of features"),
+        (lambda: ridge(X[1:], Y[1:], 1.0), "all clients together do not determine a model of 2"),
+        (lambda: ridge([[[1.0, 0.0]]], [[1.0]], 1.0), "all clients together do not determine a model of 2"),
+        (lambda: ridge(X, Y, 0.0), "client 1 alone do not determine a model of 2"),
+        (lambda: posterior_means(X, Y, sigma=1.0, tau=1.0), "client 1 alone do not determine"),
+        (lambda: posterior_means(X[:1], Y[:1], sigma=1.0, tau=1.0), "one client: give at least two"),
+        (lambda: posterior_means(X[:1] * 2, Y[:1] * 2, sigma=0.0, tau=1.0), "above 0"),
+        (lambda: posterior_means(X[:1] * 2, Y[:1] * 2, sigma=1.0, tau=-1.0), "above 0"),
+    ],
+)
+def test_data_without_an_answer_are_refused(call, sentence):
+    with pytest.raises(eh.EvenhandError, match=sentence):
+        call()
+
+
+def test_features_may_have_units_far_apart():
+    x = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 4.0]])
+    plain, scaled = (
+        ridge([x * unit], [[1.0, 2.0, 3.0]], 0.0)[0] * unit for unit in (1.0, np.array([1e-9, 1e9]))
+    )
+    np.testing.assert_allclose(scaled, plain, rtol=1e-9)

@@ -376,6 +376,12 @@ def test_any_term_of_the_linear_rate_can_be_the_least(
         (lambda: smoothed_lipschitz(lipschitz=1.0, slope=1.0, nu=0.0), "above 0"),
         (lambda: delta_fl_step(gap=-1.0, lipschitz=1.0, slope=1.0, rounds=9), "above 0"),
         (lambda: delta_fl_step(gap=1.0, lipschitz=1.0, slope=1.0, rounds=0), "whole number"),
+        (lambda: cohort_bias(largest_loss="1", theta=0.5, cohort=9), "above 0"),  # pyright: ignore[reportArgumentType]
+        (lambda: cohort_bias(largest_loss=1.0, theta=0.5, cohort=9, nu=1e200), "at most 1e50"),
+        (lambda: cohort_variance(slope=1.0, theta=1e-320, cohort=9), "from 1e-50"),
+        (lambda: cohort_variance(slope=1e200, theta=0.5, cohort=9), "from 1e-50 to 1e50"),
+        (lambda: delta_fl_step(gap=1.0, lipschitz=1.0, slope=1e-200, rounds=9), "from 1e-50 to 1e50"),
+        (lambda: _convex(slope=1e200), "slope=1e.200: give a finite number above 0, from 1e-50 to 1e50"),
         (lambda: _convex(ridge=2.0), "ridge below lipschitz"),
         (lambda: _convex(rounds=10), "from 84 rounds on"),
     ],
@@ -385,8 +391,8 @@ def test_numbers_out_of_range_are_refused(make: Any, wrong: str) -> None:
         make()
 
 
-def _convex(ridge: float = 0.5, rounds: int = 2000) -> Any:
-    given: dict[str, Any] = {"distance": 1.0, "lipschitz": 1.0, "slope": 1.0, "theta": 0.5}
+def _convex(ridge: float = 0.5, rounds: int = 2000, slope: float = 1.0) -> Any:
+    given: dict[str, Any] = {"distance": 1.0, "lipschitz": 1.0, "slope": slope, "theta": 0.5}
     return delta_fl_convex(**given, ridge=ridge, cohort=20, rounds=rounds)
 
 

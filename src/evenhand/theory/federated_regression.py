@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.errors import EvenhandError, whole_number
-from evenhand.theory.point_estimation import NDArray, PointEstimation, point_estimation
+from evenhand.theory.point_estimation import (
+    LARGEST,
+    NDArray,
+    PointEstimation,
+    in_range,
+    penalty,
+    point_estimation,
+)
 
 __all__ = ["FederatedRegression", "federated_regression", "posterior_means", "ridge"]
 
@@ -35,11 +42,11 @@ class FederatedRegression(NamedTuple):
 
     def error(self, lam: float) -> float:
         """The expected squared distance of a benign client's model from its true one, at any penalty."""
-        return self.features * self.coordinate.error(lam / self.scale)
+        return self.features * self.coordinate.error(penalty(lam) / self.scale)
 
     def pooled_variance(self, lam: float) -> float:
         """The variance of that squared distance over draws of everything."""
-        return self.features * self.coordinate.pooled_variance(lam / self.scale)
+        return self.features * self.coordinate.pooled_variance(penalty(lam) / self.scale)
 
 
 def federated_regression(
@@ -67,7 +74,7 @@ def federated_regression(
 
     Args:
       sigma, examples, tau, clients, malicious, malicious_tau: as for :func:`evenhand.theory.point_estimation`.
-      features: :math:`d`.
+      features: :math:`d`, at most ``examples``: the columns of :math:`X_k` are orthogonal.
       beta: :math:`\beta > 0`.
 
     Raises:
@@ -86,8 +93,15 @@ def federated_regression(
     """
     whole_number("features", features, 1)
     whole_number("examples", examples, 1)
-    if not 0.0 < beta < math.inf:
-        raise EvenhandError(f"beta={beta}: give a finite number above 0.")
+    if features > examples:
+        raise EvenhandError(
+            f"features={features}, examples={examples}: orthogonal features need at least as many examples: give fewer "
+            "features, or more examples."
+        )
+    if not in_range(sigma, beta):
+        raise EvenhandError(
+            f"sigma={sigma}, beta={beta}: give finite numbers, beta and sigma above 0, from 1e-50 to 1e50."
+        )
     per_unit = point_estimation(
         sigma=sigma * math.sqrt(examples / beta),
         examples=examples,
@@ -110,21 +124,27 @@ def ridge(xs: Sequence[npt.ArrayLike], ys: Sequence[npt.ArrayLike], lam: float) 
     Args:
       xs: features of each client, ``(n_k, d)``.
       ys: its targets, ``(n_k,)``.
-      lam: :math:`\lambda`, which may be infinite.
+      lam: :math:`\lambda \ge 0`, which may be infinite.
 
     Returns:
       :math:`w^*`, ``(d,)``, and :math:`\hat w`, ``(K, d)``.
+
+    Raises:
+      EvenhandError: the arrays do not go together; ``lam`` is negative or NaN; or examples do not determine a model:
+        those of all clients together, or, for ``lam=0``, of one client.
 
     Example:
       >>> center, own = ridge([[[1.0]], [[1.0]]], [[0.0], [2.0]], lam=1.0)
       >>> center.tolist(), own.tolist()
       ([1.0], [[0.5], [1.5]])
     """
-    pairs = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in zip(xs, ys, strict=True)]
+    pairs, lam = _regressions(xs, ys), penalty(lam)
     squares, products = [x.T @ x for x, _ in pairs], [x.T @ y for x, y in pairs]
-    center = np.linalg.solve(
-        sum(squares, np.zeros_like(squares[0])), sum(products, np.zeros_like(products[0]))
-    )
+    total = sum(squares, np.zeros_like(squares[0]))
+    _check_rank(total, "all clients together")
+    for k, square in enumerate(squares if lam == 0.0 else ()):
+        _check_rank(square, f"client {k} alone")
+    center = np.linalg.solve(total, sum(products, np.zeros_like(products[0])))
     if lam == math.inf:
         return center, np.stack([center] * len(pairs))
     own = [
@@ -149,9 +169,19 @@ def posterior_means(
       xs, ys: as for :func:`ridge`; each :math:`X_k^\top X_k` must have an inverse.
       sigma, tau: as above, both above 0.
 
+    Raises:
+      EvenhandError: the arrays do not go together; there is one client only; a number is out of range; or the examples
+        of a client do not determine a model.
+
     Source: Li et al. (2021), appendix A.2, lemmas 5 and 6.
     """
-    pairs = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in zip(xs, ys, strict=True)]
+    pairs = _regressions(xs, ys)
+    if len(pairs) < 2:
+        raise EvenhandError("posterior_means() got one client: give at least two, who are related.")
+    if not in_range(sigma, tau):
+        raise EvenhandError(f"sigma={sigma}, tau={tau}: give numbers above 0, from 1e-50 to 1e50.")
+    for k, (x, _) in enumerate(pairs):
+        _check_rank(x.T @ x, f"client {k} alone")
     unit = np.eye(pairs[0][0].shape[1])
     own = [x.T @ x / sigma**2 for x, _ in pairs]
     fits = [np.linalg.solve(x.T @ x, x.T @ y) for x, y in pairs]
@@ -164,3 +194,30 @@ def posterior_means(
         prior = np.linalg.inv(covariance + tau**2 * unit)
         models.append(np.linalg.solve(prior + information, prior @ center + information @ fits[k]))
     return np.stack(models)
+
+
+def _regressions(xs: Sequence[npt.ArrayLike], ys: Sequence[npt.ArrayLike]) -> list[tuple[NDArray, NDArray]]:
+    """Features and targets of each client, checked."""
+    try:
+        pairs = [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in zip(xs, ys, strict=True)]
+    except (TypeError, ValueError):
+        pairs = []
+    width = pairs[0][0].shape[-1:] if pairs else ()
+    fit = all(x.size and y.ndim == 1 and x.shape == (len(y), *width) for x, y in pairs)
+    if not (pairs and fit and all(np.abs(part).max() <= LARGEST for pair in pairs for part in pair)):
+        raise EvenhandError(
+            "xs, ys: give for each client an array of features, (examples, features), and one of as many targets, of "
+            "numbers up to 1e50; all clients have the same features, and at least one example."
+        )
+    return pairs
+
+
+def _check_rank(square: NDArray, whose: str) -> None:
+    """Checks that :math:`X^\\top X` has an inverse, whatever the units of the features are."""
+    squares = np.diagonal(square)
+    lengths = np.sqrt(np.where(squares > 0.0, squares, 1.0))
+    if np.linalg.matrix_rank(square / np.outer(lengths, lengths), hermitian=True) < len(square):
+        raise EvenhandError(
+            f"xs: the examples of {whose} do not determine a model of {len(square)} features: give more examples, or "
+            "leave out features that are combinations of others."
+        )

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
+from evenhand.theory.point_estimation import LARGEST, in_range
 
 __all__ = [
     "ProximalWeights",
@@ -69,11 +70,11 @@ def fedprox_decrease(
     inexactnesses that differ.
     """
     _check(B, lipschitz, cohort, gamma, concavity)
-    if not concavity < mu < math.inf:
-        raise EvenhandError(f"fedprox_decrease(mu={mu}): give a finite number above concavity={concavity:g}.")
-    first, per_bar, per_both, per_square = _coefficients(B, lipschitz, cohort, gamma)
-    bar = mu - concavity
-    return first / mu - per_bar / bar - per_both / (bar * mu) - per_square / bar**2
+    if not (in_range(mu) and concavity < mu):
+        raise EvenhandError(
+            f"fedprox_decrease(mu={mu}): give a number above concavity={concavity:g}, from 1e-50 to 1e50."
+        )
+    return _decrease(mu, concavity, _coefficients(B, lipschitz, cohort, gamma))
 
 
 def fedprox_mu(
@@ -111,7 +112,7 @@ def fedprox_mu(
     Source: as :func:`fedprox_decrease`; the paper's choice: its corollary for convex losses.
     """
     _check(B, lipschitz, cohort, gamma, concavity)
-    first, per_bar, per_both, per_square = _coefficients(B, lipschitz, cohort, gamma)
+    first, per_bar, per_both, per_square = parts = _coefficients(B, lipschitz, cohort, gamma)
     slope = first - per_bar
     if slope <= 0.0:
         return ProximalWeights(math.inf, math.inf, 0.0)
@@ -124,8 +125,7 @@ def fedprox_mu(
     )
     stationary = derivative.roots
     candidates = [float(root.real) + concavity for root in stationary if abs(root.imag) < 1e-6 * abs(root)]
-    given = {"B": B, "lipschitz": lipschitz, "cohort": cohort, "gamma": gamma, "concavity": concavity}
-    decreases = [(fedprox_decrease(mu, **given), mu) for mu in candidates if mu > least]
+    decreases = [(_decrease(mu, concavity, parts), mu) for mu in candidates if mu > least]
     decrease, best = max(decreases)
     return ProximalWeights(least, best, decrease)
 
@@ -148,10 +148,10 @@ def fedprox_rounds(gap: float, decrease: float, epsilon: float) -> int:
 
     Source: as :func:`fedprox_decrease`, the theorem on the rate.
     """
-    if not 0.0 <= gap < math.inf or not decrease > 0.0 or not epsilon > 0.0:
+    if not (in_range(gap, zero=True) and in_range(decrease, epsilon)):
         raise EvenhandError(
             f"fedprox_rounds(gap={gap}, decrease={decrease}, epsilon={epsilon}): give a finite gap of at least 0, and "
-            "two numbers above 0."
+            "two numbers above 0; none above 1e50, and those two from 1e-50."
         )
     return math.ceil(gap / (decrease * epsilon))
 
@@ -172,24 +172,33 @@ def dissimilarity_bound(variance: float, epsilon: float) -> float:
 
     Source: as :func:`fedprox_decrease`, the corollary on bounded variance.
     """
-    if not variance >= 0.0 or not epsilon > 0.0:
+    if not (real_number(variance) >= 0.0 and in_range(epsilon)):
         raise EvenhandError(
-            f"dissimilarity_bound({variance}, {epsilon}): give a variance of at least 0, and a number above 0."
+            f"dissimilarity_bound({variance}, {epsilon}): give a variance of at least 0, and a number above 0, from "
+            "1e-50 to 1e50."
         )
     return math.sqrt(1.0 + variance / epsilon)
 
 
 def _check(B: float, lipschitz: float, cohort: float, gamma: float, concavity: float) -> None:
     """Checks the theorem's numbers."""
-    if not 1.0 <= B < math.inf or not 0.0 <= gamma <= 1.0 or not 1.0 <= cohort < math.inf:
+    at_least_1 = all(1.0 <= real_number(number) <= LARGEST for number in (B, cohort))
+    if not (at_least_1 and 0.0 <= real_number(gamma) <= 1.0):
         raise EvenhandError(
-            f"B={B}, gamma={gamma}, cohort={cohort}: give a finite B of at least 1, a gamma from 0 to 1, and a finite "
-            "cohort of at least 1."
+            f"B={B}, gamma={gamma}, cohort={cohort}: give a B and a cohort from 1 to 1e50, and a gamma from 0 to 1."
         )
-    if not 0.0 < lipschitz < math.inf or not 0.0 <= concavity < math.inf:
+    if not (in_range(lipschitz) and in_range(concavity, zero=True)):
         raise EvenhandError(
-            f"lipschitz={lipschitz}, concavity={concavity}: give finite numbers, above 0 and at least 0."
+            f"lipschitz={lipschitz}, concavity={concavity}: give numbers up to 1e50, the first from "
+            "1e-50 and the second from 0."
         )
+
+
+def _decrease(mu: float, concavity: float, parts: tuple[float, float, float, float]) -> float:
+    """Rho, of the :func:`_coefficients`."""
+    first, per_bar, per_both, per_square = parts
+    bar = mu - concavity
+    return first / mu - per_bar / bar - per_both / (bar * mu) - per_square / bar**2
 
 
 def _coefficients(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from evenhand.errors import EvenhandError, whole_number
+from evenhand.theory.point_estimation import in_range
 
 __all__ = ["PartialProblem", "fedalt_variance", "fedsim_variance"]
 
@@ -40,9 +40,9 @@ class PartialProblem(NamedTuple):
         whole_number(f"{method}: cohort", self.cohort, 1, self.clients)
         numbers = (self.coupling, self.noise_shared, self.noise_personal, self.diversity)
         smooth = (self.smooth_shared, self.smooth_personal)
-        if not all(0.0 <= x < math.inf for x in numbers) or not all(0.0 < x < math.inf for x in smooth):
+        if not (in_range(*numbers, zero=True) and in_range(*smooth)):
             raise EvenhandError(
-                f"{method}({self}): give finite numbers of at least 0, and smoothness above 0."
+                f"{method}({self}): give numbers from 0 to 1e50, and smoothness above 0, from 1e-50."
             )
         sampled = self.diversity * (1.0 - self.cohort / self.clients)
         return (self.noise_shared + sampled) / (self.cohort * self.smooth_shared)

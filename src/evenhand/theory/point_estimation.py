@@ -8,11 +8,31 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import Argument, EvenhandError, real_number, whole_number
 
-__all__ = ["PointEstimation", "point_estimation"]
+__all__ = ["LARGEST", "PointEstimation", "in_range", "penalty", "point_estimation"]
 
 NDArray = npt.NDArray[Any]
+
+LARGEST = 1e50
+"""Squares and products of numbers up to this one, and down to its inverse, fit into a float."""
+
+
+def in_range(*values: float, zero: bool = False) -> bool:
+    """Whether all are numbers from 1e-50 to 1e50; ``zero``: from 0."""
+    return all((0.0 if zero else 1.0 / LARGEST) <= real_number(value) <= LARGEST for value in values)
+
+
+def penalty(lam: float) -> float:
+    """The penalty ``lam``; infinite where a float cannot tell its effect from that of an infinite one.
+
+    Raises:
+      EvenhandError: it is negative, or no number.
+    """
+    number = real_number(lam)
+    if not number >= 0.0:
+        raise EvenhandError(Argument("lam", repr(lam)), ": give a number of at least 0, or infinity.")
+    return math.inf if number > LARGEST else number
 
 
 class PointEstimation(NamedTuple):
@@ -68,7 +88,7 @@ class PointEstimation(NamedTuple):
         Without malicious clients it is smallest at :attr:`best_lambda`; with them slightly above, because errors of
         benign clients are then correlated.
         """
-        k, benign = self.clients, self.clients - self.malicious
+        k, benign, lam = self.clients, self.clients - self.malicious, penalty(lam)
         share = 1.0 if lam == math.inf else lam / (1.0 + lam)
         total = (k * self.noise + benign * self.spread + self.malicious * self.malicious_spread) / k**2
         shared = share**2 * (total - 2.0 * self.spread / k) + 2.0 * share * (1.0 - share) * self.noise / k
@@ -76,18 +96,29 @@ class PointEstimation(NamedTuple):
 
     def minimisers(self, means: npt.ArrayLike, lam: float) -> NDArray:
         """Ditto's models: each client's mean, drawn to the mean of all; clients on the first axis."""
-        means = np.asarray(means, np.float64)
+        means, lam = self._of_clients(means), penalty(lam)
         share = 1.0 if lam == math.inf else lam / (1.0 + lam)
         return (1.0 - share) * means + share * means.mean(axis=0)
 
     def posterior_means(self, means: npt.ArrayLike) -> NDArray:
         """What is best to believe of each client, were it benign, given its mean and the mean of the others'."""
-        means = np.asarray(means, np.float64)
+        means = self._of_clients(means)
         others = (means.sum(axis=0) - means) / (self.clients - 1)
         least = self.least_error
         return least / self.noise * means + (self.clients - 1) * least / self._other * others
 
+    def _of_clients(self, means: npt.ArrayLike) -> NDArray:
+        """Their means as an array; refused if it has none of some client."""
+        try:
+            array = np.asarray(means, np.float64)
+        except (TypeError, ValueError):
+            array = np.empty(0)
+        if array.ndim == 0 or len(array) != self.clients:
+            raise EvenhandError(f"means={means!r:.60}: give a number for each of the {self.clients} clients.")
+        return array
+
     def _own_share(self, lam: float) -> float:
+        lam = penalty(lam)
         return 1.0 / self.clients if lam == math.inf else (self.clients + lam) / ((1.0 + lam) * self.clients)
 
 
@@ -146,9 +177,10 @@ def point_estimation(
     whole_number("clients", clients, 2)
     whole_number("malicious", malicious, 0)
     tau_a = tau if malicious_tau is None else malicious_tau
-    if not (0.0 < sigma < math.inf and 0.0 <= tau < math.inf and 0.0 <= tau_a < math.inf):
+    if not (in_range(sigma) and in_range(tau, tau_a, zero=True)):
         raise EvenhandError(
-            f"sigma={sigma}, tau={tau}, malicious_tau={malicious_tau}: give finite numbers, sigma above 0."
+            f"sigma={sigma}, tau={tau}, malicious_tau={malicious_tau}: give finite numbers, sigma above 0; none above "
+            "1e50, and sigma from 1e-50."
         )
     if malicious >= clients:
         raise EvenhandError(f"malicious={malicious} of {clients} clients: at least one must be benign.")

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from evenhand.errors import EvenhandError, whole_number
+from evenhand.theory.point_estimation import in_range
 
 __all__ = [
     "DeltaFlConvex",
@@ -281,19 +282,19 @@ def _over(a: float, b: float) -> float:
 
 
 def _positive(name: str, value: float) -> float:
-    if not 0.0 < value < math.inf:
-        raise EvenhandError(f"{name}={value}: give a finite number above 0.")
+    if not in_range(value):
+        raise EvenhandError(f"{name}={value}: give a finite number above 0, from 1e-50 to 1e50.")
     return value
 
 
 def _at_least(value: float, name: str) -> float:
-    if not 0.0 <= value < math.inf:
-        raise EvenhandError(f"{name}={value}: give a finite number of at least 0.")
+    if not in_range(value, zero=True):
+        raise EvenhandError(f"{name}={value}: give a finite number of at least 0, and at most 1e50.")
     return value
 
 
 def _fraction(theta: float, clients: int) -> None:
     """Checks the fraction that counts, and of how many clients."""
-    if not 0.0 < theta <= 1.0:
-        raise EvenhandError(f"theta={theta}: give a fraction above 0 and at most 1.")
+    if not (in_range(theta) and theta <= 1.0):
+        raise EvenhandError(f"theta={theta}: give a fraction above 0 and at most 1, from 1e-50.")
     whole_number("cohort or clients", clients, 1)
