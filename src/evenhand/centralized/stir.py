@@ -83,7 +83,7 @@ def stir(model: Model, *, m: float = 0.001, eta: float = 10.0, stages: int = 100
     def init(params: Params, x: Array, y: Array) -> _Stage:
         basis, stretch, axes, labels = design("stir", params, x, y)
         # Weights further apart would leave no digit of the equations' solution in float32.
-        largest = 1.0 / (8.0 * np.finfo(np.float32).eps * max(np.abs(labels).max(), 1e-30))
+        largest = 1.0 / (8.0 * float(np.finfo(np.float32).eps) * max(np.abs(labels).max(), 1e-30))
         last = min(stages - 1, max(0, math.floor(math.log(largest / m, eta))))
         return _Stage(
             position=jnp.zeros(len(stretch), jnp.float32),

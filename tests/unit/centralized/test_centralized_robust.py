@@ -161,6 +161,11 @@ def test_stir_ends_at_least_absolute_errors(share: float) -> None:
     np.testing.assert_allclose(found[2], found[3], atol=1e-5)
 
 
+def test_stir_fits_labels_that_are_all_0() -> None:
+    x, y, _ = fingerprints(0.2)
+    assert not weights_of(stir(MODEL), x, np.zeros_like(y), 4).any()
+
+
 def test_one_stage_of_stir_is_least_squares() -> None:
     x, y, _ = fingerprints(0.2)
     expected = np.linalg.pinv(with_ones(x)) @ y
