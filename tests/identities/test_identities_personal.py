@@ -236,6 +236,23 @@ def test_finetuning_around_finetuning_draws_batches_of_its_own():
     method = P.finetune(P.finetune(eh.algorithms.fedavg(work), work), work)
     result = eh.simulate(method, data, rounds=0)
     assert {-round(float(result.personal_params(k))) for k in range(20)} == {2, 4, 6}
+    # The first, both and all of three: a third that repeats the second moves as far as it.
+    thrice = eh.simulate(P.finetune(method, work), data, rounds=0)
+    once = eh.simulate(P.finetune(eh.algorithms.fedavg(work), work), data, rounds=0)
+    ends = np.array(
+        [[-float(run.personal_params(k)) for k in range(20)] for run in (once, result, thrice)]
+    ).round()
+    second, third = np.diff(ends, axis=0)
+    assert 0 < np.sum(second != third) < 20
+
+
+def test_personal_models_around_personal_models_are_those_around_the_method_itself():
+    """Both are trained on the same batches; clients are served the outer ones, to which the inner ones are nothing."""
+    once, twice = (
+        run(P.ditto(method, WORK, lam=1.0))
+        for method in (GLOBAL["fedavg"], P.ditto(GLOBAL["fedavg"], WORK, lam=0.3))
+    )
+    assert same(served(twice), served(once))
 
 
 def test_finetuning_goes_around_ditto_and_is_left_out_within():

@@ -53,6 +53,8 @@ def beside(
 
     Edge cases: a client that never took part is served the global model.  Finetuning that was put around ``method`` is
     left out: put it around the result.  A privacy guarantee stays, and says that it does not cover personal models.
+    Around a method with personal models, clients train both, with the same key, and are served those of ``beside``: the
+    same to the bit as around the method without its own.
 
     Example:
       >>> import evenhand as eh

@@ -61,7 +61,8 @@ def ditto(
     drawn.  A client never drawn is served the current global model, as in the authors' code; to serve :math:`w^0`, give
     :func:`evenhand.simulate` ``untrained="initial"``.  An explicit step needs :math:`\eta (L + \lambda) < 2` for
     curvature :math:`L`.  The personal models of malicious clients never reach the server.  What clients would do to the
-    method's own model, such as :func:`evenhand.personalization.finetune`, is left out: put that around Ditto.
+    method's own model, such as :func:`evenhand.personalization.finetune`, is left out: put that around Ditto.  Personal
+    models of the method itself, as in ``ditto(ditto(...))``, are trained on the same batches; nobody is served them.
 
     Differs from the paper: its algorithm 2 averages uniformly over clients drawn in proportion to their size:
     ``fedavg(work, sampling=eh.sampling.proportional(replace=False))``; the default of ``fedavg`` draws uniformly and

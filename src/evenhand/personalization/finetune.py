@@ -7,6 +7,7 @@ matters globally (:func:`ewc`), and how far their predictions move (:func:`skl`)
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -203,10 +204,19 @@ def divergence(outputs: Array, before: Array) -> Array:
 def _after(method: Algorithm, adapt: Callable[[Params, ClientData, Key], Params], name: str) -> Algorithm:
     """``method`` with one more thing that clients do to their models before each evaluation."""
     before = method.adapt
+    earlier = before.steps if isinstance(before, _InTurn) else () if before is None else (before,)
+    return method._replace(adapt=_InTurn((*earlier, adapt)), privacy=uncovered(method.privacy), name=name)
 
-    def both(params: Params, data: ClientData, key: Key) -> Params:
-        if before is None:
-            return adapt(params, data, key)
-        return adapt(before(params, data, key), data, stream(key, Purpose.PERSONAL))
 
-    return method._replace(adapt=both, privacy=uncovered(method.privacy), name=name)
+@dataclass(frozen=True)  # jax.jit takes no named tuple
+class _InTurn:
+    """What clients do to their models before each evaluation, each step with draws of its own."""
+
+    steps: tuple[Callable[[Params, ClientData, Key], Params], ...]
+
+    def __call__(self, params: Params, data: ClientData, key: Key) -> Params:
+        first, *further = self.steps
+        params = first(params, data, key)
+        for number, step in enumerate(further):
+            params = step(params, data, stream(key, Purpose.PERSONAL, number))
+        return params
