@@ -10,7 +10,7 @@ import numpy as np
 
 from evenhand.data._dataset import FederatedDataset, PooledRows, build
 from evenhand.data._validation import NDArray, Splitting, generator
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 
 _FEATURES = 60
 _CLASSES = 10
@@ -175,8 +175,8 @@ def _check(
     alpha: float, beta: float, clients: int, shared: int, size_sigma: float, max_size: int | None
 ) -> None:
     for name, value in (("alpha", alpha), ("beta", beta), ("size_sigma", size_sigma)):
-        if not (math.isfinite(value) and value >= 0):
-            raise EvenhandError(f"{name} must be finite and at least 0, not {value}.")
+        if not 0.0 <= real_number(value) < math.inf:
+            raise EvenhandError(f"{name} must be finite and at least 0, not {value!r:.40}.")
     whole_number("clients", clients, 1)
     if whole_number("iid_clients", shared, 0) > clients:
         raise EvenhandError(f"iid_clients must be between 0 and the {clients} clients, not {shared}.")

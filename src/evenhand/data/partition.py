@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data._validation import NDArray, as_array, client_codes, generator
-from evenhand.errors import Argument, EvenhandError, whole_number
+from evenhand.errors import Argument, EvenhandError, real_number, whole_number
 
 __all__ = [
     "by_column",
@@ -82,8 +82,8 @@ def dirichlet(y: npt.ArrayLike, clients: int, alpha: float, seed: int = 0) -> ND
       True
     """
     codes = _classes(y, clients)
-    if not 0 < alpha <= 1e9:
-        raise EvenhandError(f"alpha must be positive and at most 1e9, not {alpha}.")
+    if not 0 < real_number(alpha) <= 1e9:
+        raise EvenhandError(f"alpha must be positive and at most 1e9, not {alpha!r:.40}.")
     random = generator(seed, "partition.dirichlet")
     client = np.empty(len(codes), np.int64)
     owed = np.zeros(clients)
@@ -164,8 +164,10 @@ def quantity(rows: int | npt.ArrayLike, clients: int, sigma: float, seed: int = 
       (1000, True)
     """
     n = _row_count(rows, clients)
-    if not 0 <= sigma <= _WIDEST:
-        raise EvenhandError(f"sigma must be finite and at least 0, and at most {_WIDEST:g}, not {sigma}.")
+    if not 0 <= real_number(sigma) <= _WIDEST:
+        raise EvenhandError(
+            f"sigma must be finite and at least 0, and at most {_WIDEST:g}, not {sigma!r:.40}."
+        )
     random = generator(seed, "partition.quantity")
     logs = sigma * random.standard_normal(clients)
     weights = np.exp(logs - logs.max())
@@ -194,7 +196,10 @@ def proportional(rows: int | npt.ArrayLike, sizes: npt.ArrayLike, seed: int = 0)
       >>> np.bincount(proportional(103, [1, 2, 7]))
       array([11, 21, 71])
     """
-    shares = np.asarray(sizes, np.float64)
+    try:
+        shares = np.asarray(sizes, np.float64)
+    except (TypeError, ValueError):
+        shares = np.empty(0)
     if shares.ndim != 1 or not np.isfinite(shares).all() or (shares < 0).any() or not shares.any():
         raise EvenhandError(
             "sizes must be a list of finite numbers of at least 0, one for each client, not all 0."

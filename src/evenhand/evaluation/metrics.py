@@ -445,8 +445,8 @@ def measure(metrics: Metrics, outputs: npt.ArrayLike, labels: npt.ArrayLike) -> 
       >>> measure("auc, macro_f1", np.array([[2.0, 0.0], [0.0, 1.0], [3.0, 1.0]]), np.array([0, 1, 0]))
       {'auc': 1.0, 'macro_f1': 1.0}
     """
-    values = measure_clients(metrics, outputs, labels, [0, len(np.asarray(labels))])
-    return {name: float(value[0]) for name, value in values.items()}
+    chosen, (x, y) = resolved(metrics), _normal(outputs, labels)
+    return {name: float(value[0]) for name, value in _measured(chosen, x, y, np.array([0, len(y)])).items()}
 
 
 def measure_clients(
@@ -459,8 +459,11 @@ def measure_clients(
       >>> measure_clients("auc", np.array([0.2, 0.7, 0.1, 0.3]), np.array([0, 1, 1, 1]), [0, 2, 4])
       {'auc': array([ 1., nan])}
     """
-    chosen, at = resolved(metrics), np.asarray(offsets, np.int64)
-    x, y = _normal(np.asarray(outputs), np.asarray(labels))
+    return _measured(resolved(metrics), *_normal(outputs, labels), np.asarray(offsets, np.int64))
+
+
+def _measured(chosen: Sequence[Metric], x: NDArray, y: NDArray, at: NDArray) -> dict[str, Vector]:
+    """Metrics of clients, of outputs and labels in the shapes that :class:`Metric` describes."""
     check(chosen, x.shape, y.dtype)
     if not len(at) or at[0] != 0 or at[-1] != len(y) or (np.diff(at) < 0).any():
         raise EvenhandError(f"metrics: offsets must rise from 0 to the number of rows, {len(y)}.")
@@ -488,8 +491,21 @@ def undefined(clients: Mapping[str, NDArray], metric: str) -> NDArray:
     return np.isnan(clients[metric]) & np.isfinite(clients[loss])
 
 
-def _normal(outputs: NDArray, labels: NDArray) -> tuple[NDArray, NDArray]:
+def _numbers(given: npt.ArrayLike, kind: str) -> NDArray:
+    """Class numbers as they are, and anything else in float64."""
+    try:
+        array = np.atleast_1d(np.asarray(given))
+        return array if array.dtype.kind in "iub" else np.asarray(array, np.float64)
+    except (TypeError, ValueError):
+        raise EvenhandError(
+            f"metrics: the {kind} are no array of numbers: give outputs as numbers, and labels as class numbers from 0 "
+            "or as targets."
+        ) from None
+
+
+def _normal(outputs: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[NDArray, NDArray]:
     """Outputs and labels in the shapes that :class:`Metric` describes."""
+    outputs, labels = _numbers(outputs, "outputs"), _numbers(labels, "labels")
     n = len(labels)
     if len(outputs) != n or outputs.ndim > 2:
         raise EvenhandError(
@@ -503,7 +519,7 @@ def _normal(outputs: NDArray, labels: NDArray) -> tuple[NDArray, NDArray]:
                 f"metrics: outputs of shape {outputs.shape} do not go with targets of shape {labels.shape}: give one "
                 "output for each target."
             )
-        return x, np.asarray(labels, np.float64).reshape(x.shape)
+        return x, labels.reshape(x.shape)
     if labels.size != n:
         raise EvenhandError(
             f"metrics: the labels have shape {labels.shape}, and metrics of classes need one class number per example."

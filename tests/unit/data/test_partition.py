@@ -223,7 +223,9 @@ def test_labels_may_be_names() -> None:
         (lambda: partition.iid(10**5000, 5), "rows=a number of more than 100 digits"),
         (lambda: partition.iid(5, 10**5000), "clients=a number of more than 100 digits"),
         (lambda: partition.iid(5, 2, 10**5000), "seed=a number of more than 100 digits"),
+        (lambda: partition.dirichlet([0, 1], 2, "1"), "alpha must be positive and at most 1e9, not '1'"),  # pyright: ignore[reportArgumentType]
         (lambda: partition.quantity(5, 2, 1e308), "sigma must be finite"),
+        (lambda: partition.quantity(5, 2, None), "sigma must be finite"),  # pyright: ignore[reportArgumentType]
         (lambda: partition.shards([0, 1], 2, 1.5), "classes_per_client=1.5"),  # pyright: ignore[reportArgumentType]
         (lambda: partition.matching([0, 1], [0], [1]), "client has 1 entries"),
         (lambda: partition.matching([], [], [1]), "client has 0 entries"),
@@ -269,7 +271,7 @@ def test_examples_are_dealt_at_random() -> None:
     assert not np.array_equal(first, second) and np.abs(np.diff(first)).sum() > 500
 
 
-@pytest.mark.parametrize("sizes", [[], [0, 0], [1, -1], [1, np.inf], [[1, 2]], 3])
+@pytest.mark.parametrize("sizes", [[], [0, 0], [1, -1], [1, np.inf], [[1, 2]], 3, "ab", [[1], 2]])
 def test_sizes_that_are_none_are_refused(sizes: list[float]) -> None:
     with pytest.raises(EvenhandError, match="sizes must be a list of finite numbers"):
         partition.proportional(10, sizes)

@@ -175,6 +175,8 @@ def test_the_rows_of_clients_do_not_depend_on_the_split() -> None:
         ({"iid_clients": -1}, "iid_clients"),
         ({"max_size": 0}, "max_size"),
         ({"size_sigma": -1.0}, "size_sigma"),
+        ({"alpha": "1"}, "alpha must be finite and at least 0, not '1'"),
+        ({"beta": None}, "beta must be finite"),
         ({"size_sigma": 100.0, "seed": 1}, "lower it, or give max_size"),
         ({"test_fraction": 1.0}, "test_fraction"),
         ({"seed": -3}, "seed"),

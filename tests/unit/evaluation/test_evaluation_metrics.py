@@ -264,10 +264,13 @@ def test_metrics_that_cannot_be_are_refused_in_a_sentence(metrics: Any, sentence
         ("auc", np.zeros((3, 2)), np.zeros((3, 2), np.int64), "one class number per example"),
         ("auc", np.zeros((3, 2)), np.array([0, 1, 2]), "run from 0 to 2"),
         ("auc", np.zeros((3, 2, 2)), np.zeros(3, np.int64), "do not go with labels"),
+        ("auc", np.zeros(2), ["no", "yes"], "the labels are no array of numbers"),
+        ("r2", ["a", "b"], np.zeros(2), "the outputs are no array of numbers"),
+        ("auc", [[1.0], [1.0, 2.0]], np.zeros(2, np.int64), "the outputs are no array of numbers"),
     ],
 )
 def test_outputs_that_do_not_suit_a_metric_are_refused(
-    metrics: str, outputs: np.ndarray, labels: np.ndarray, sentence: str
+    metrics: str, outputs: Any, labels: Any, sentence: str
 ) -> None:
     with pytest.raises(EvenhandError, match=sentence):
         measure(metrics, outputs, labels)
