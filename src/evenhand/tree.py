@@ -90,7 +90,10 @@ def widened(tree: PyTree) -> PyTree:
 
 
 def mix(share: Array | float, a: PyTree, b: PyTree) -> PyTree:
-    """``share * a + (1 - share) * b``; each leaf keeps its dtype, and shares of 1 and 0 give ``a`` and ``b``."""
+    """``share * a + (1 - share) * b``; each leaf keeps its dtype, and shares of 1 and 0 give ``a`` and ``b``.
+
+    Where one of the two is infinite or NaN, so is the result, or NaN, whatever the share is: :func:`select` takes one.
+    """
     return add(scale(share, a), scale(1.0 - share, b))
 
 
@@ -134,10 +137,11 @@ def norm(tree: PyTree) -> Array:
 def weighted_mean(trees: PyTree, weights: Array) -> PyTree:
     """``sum_i weights_i * trees_i / sum_i weights_i`` over the leading axis; zeros where all weights are 0.
 
-    Each leaf keeps its dtype, but whole numbers and truth values count as float32.
+    A weight of NaN gives NaN.  Each leaf keeps its dtype, but whole numbers and truth values count as float32.
     """
     total = jnp.sum(weights)
-    share = jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), 0.0)
+    is_empty = total <= 0  # false of NaN
+    share = jnp.where(is_empty, 0.0, weights / jnp.where(is_empty, 1.0, total))
 
     def mean(leaf: Array) -> Array:
         return jnp.tensordot(share.astype(leaf.dtype), leaf, axes=1)

@@ -79,7 +79,8 @@ def _shares(clients: PyTree, present: Array, point: PyTree, tilt: float) -> Arra
         if tilt > 0
         else jnp.min(jnp.where(present, distances, jnp.inf))
     )
-    differences = tilt * (distances - heaviest) * (distances + heaviest)
+    apart = jnp.where(distances == heaviest, 0.0, distances - heaviest)  # also of two that are infinite
+    differences = tilt * apart * (distances + heaviest)
     gaps = jnp.where(jnp.isfinite(largest), powers - largest, differences)
     return jnp.where(present, jnp.exp(jnp.where(present, gaps, 0.0)), 0.0)
 

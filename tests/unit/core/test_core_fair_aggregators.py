@@ -324,6 +324,12 @@ def test_drifts_whose_squares_overflow_have_weights(tilt: float, goal: float) ->
     np.testing.assert_allclose(aggregate(drift_tilted(tilt), equal), [5e17, 5e17], rtol=1e-6)
 
 
+@pytest.mark.parametrize("tilt", [1.0, -1.0])
+def test_drifts_infinitely_far_apart_have_weights(tilt: float) -> None:
+    """Each alone has a length in float32, and their distance has none."""
+    assert np.isfinite(aggregate(drift_tilted(tilt, steps=3), jnp.array([[1.8e19], [-1.8e19]]))).all()
+
+
 def test_the_normaliser_lags_where_losses_fall() -> None:
     """From losses of 5 to losses of 1 at t = 10, exp(a) halves at most: all weights go to about 0."""
     aggregator = running_tilt(10.0, 0.5)

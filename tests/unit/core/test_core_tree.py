@@ -90,3 +90,4 @@ def test_weighted_mean() -> None:
     np.testing.assert_allclose(tree.weighted_mean(stack, weights)["w"], expected, rtol=1e-6)
     assert np.abs(expected - np.mean(stack["w"], axis=0)).max() > 0.1, "the weights matter"
     assert tree.weighted_mean(stack, jnp.zeros(5))["w"].tolist() == [0.0] * 3
+    assert np.isnan(tree.weighted_mean(stack, weights.at[1].set(jnp.nan))["w"]).all()
