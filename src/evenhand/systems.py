@@ -314,7 +314,8 @@ def dropouts(fraction: float) -> Systems:
 def chain(*systems: Systems) -> Systems:
     """Combines several systems: ``chain(stragglers(0.5), dropouts(0.1))``.
 
-    Each draws what it would draw alone; a second one of the same kind draws independently.
+    Each draws what it would draw alone; a second one of the same kind draws independently.  So systems of different
+    kinds get the same key: your own must fold in a number of its own, ``jax.random.fold_in(key, 100)``.
 
     Args:
       systems: those, in order.

@@ -353,7 +353,7 @@ def _mask(shape: tuple[int, ...], patch: int, features: tuple[int, ...] | None) 
         if not features or not all(-mask.size <= place < mask.size for place in features):
             raise EvenhandError(
                 f"trigger(features={features!r:.60}): an example has {mask.size} numbers: give positions from 0 to "
-                f"{mask.size - 1}."
+                f"{mask.size - 1}, or from -{mask.size} to -1, which count from the end."
             )
         mask.reshape(-1)[list(features)] = True
     elif mask.ndim > 1:

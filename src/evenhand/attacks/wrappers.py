@@ -18,7 +18,8 @@ def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
 
     Args:
       attack: what they do.
-      clients: their ids as text, or their positions among all clients, from 0, as whole numbers.
+      clients: their ids as text, or their positions among all clients, from 0, as whole numbers.  With
+        none, nobody is malicious, as with a ``fraction`` of 0.
 
     A run raises an ``EvenhandError`` for a client that its data do not have.
 

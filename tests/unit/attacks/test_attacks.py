@@ -346,6 +346,7 @@ def test_clients_are_named_by_id_or_by_position() -> None:
         (3,): [3],
         ("0",): [2],
         (0, "north"): [0],
+        (): [],
         ("north", 2): [0, 2],
     }
     for clients, expected in cases.items():

@@ -109,7 +109,7 @@ def test_arguments_out_of_range_are_refused(options: Any, sentence: str) -> None
     ("x", "y", "options", "sentence"),
     [
         (np.ones((3, 10)), np.zeros(3, int), {}, "covers 9 of the 10"),
-        (np.ones((3, 4)), np.zeros(3, int), {"features": (4,)}, "positions from 0 to 3"),
+        (np.ones((3, 4)), np.zeros(3, int), {"features": (4,)}, "from 0 to 3, or from -4 to -1"),
         (np.ones((3, 4)), np.zeros(3, int), {"features": ()}, "positions from 0 to 3"),
         (np.ones((3, 4), int), np.zeros(3, int), {"features": (0,), "value": 0.5}, "a whole number"),
         (
