@@ -406,11 +406,14 @@ def multiplied(inputs: Array, slopes: Array, divided_by: Array | None) -> LeafGr
         products = jnp.einsum("bti,bto->bio", inputs, slopes, precision=lax.Precision.HIGHEST)
         return formed(products, divided_by)
     a, b = inputs[:, 0], slopes[:, 0]
+    # The size of the slopes moves to the inputs: what is below 1e-19, whose square is 0, then is so in the product.
+    size = _power_of_two(jnp.max(jnp.abs(b), axis=1, initial=0.0))[:, None]
+    a, b = a * size, b * (1.0 / size)
     if divided_by is None:
         squares = _squares(a) * _squares(b)
     else:
-        shares = jnp.matmul(jnp.square(a), divided_by**-2, precision=lax.Precision.HIGHEST)
-        squares = jnp.sum(shares * jnp.square(b), axis=1)
+        shares = jnp.matmul(_square(a), jnp.maximum(divided_by**-2, _LEAST), precision=lax.Precision.HIGHEST)
+        squares = jnp.sum(shares * _square(b), axis=1)
 
     def summed(weights: Array) -> Array:
         factors = weights[:, None].astype(b.dtype)
@@ -470,3 +473,19 @@ def _full(numbers: Array) -> Array:
 
 def _squares(rows: Array) -> Array:
     return jnp.einsum("bn,bn->b", rows, rows, precision=lax.Precision.HIGHEST)
+
+
+_LEAST = 2.0**-126
+"""A square that float32 holds with all digits."""
+
+
+def _square(numbers: Array) -> Array:
+    """The squares, at least the least one where a number is not 0: a divisor may make it large again."""
+    return jnp.where(numbers == 0, 0.0, jnp.maximum(jnp.square(numbers), _LEAST))
+
+
+def _power_of_two(sizes: Array) -> Array:
+    """The powers of two next to ``sizes``; division by one of them keeps all digits."""
+    form = jnp.finfo(sizes.dtype)
+    powers = lax.reduce_precision(sizes, form.nexp, 0)
+    return jnp.clip(powers, form.tiny, 1.0 / form.tiny)

@@ -18,7 +18,7 @@ from jax import lax
 
 from evenhand import models, privacy, testing
 from evenhand._jaxpr import per_example, programs
-from evenhand._jaxpr.per_example import ExampleRows, LeafGradients, formed, looked_up, traced
+from evenhand._jaxpr.per_example import ExampleRows, LeafGradients, formed, looked_up, multiplied, traced
 from evenhand.errors import EvenhandError
 from evenhand.privacy import clip_factors, clipped_sum
 from evenhand.types import Array, ClientData, Model, Params
@@ -536,6 +536,67 @@ def test_the_smallest_and_the_largest_clip_hold_to_rounding(clip: float) -> None
         (clipped,), _ = call(params, g[None], jnp.zeros(1), jnp.ones(1, bool), KEY, clip)
         length = np.linalg.norm(np.asarray(clipped, np.float64))
         assert length == pytest.approx(min(1.0, factor) * clip, rel=1e-6)
+
+
+def _share_of_clip(call: Any, params: Params, x: Any, y: Any, clip: Any, **rest: Params) -> float:
+    """The length of what one example adds, over the clip."""
+    total, _ = call(params, jnp.asarray(x), jnp.asarray(y), jnp.ones(1, bool), KEY, clip, **rest)
+    length = np.sqrt(sum(np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(total)))
+    return length / float(clip)
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0])
+def test_an_input_whose_square_overflows_and_a_slope_whose_square_is_0_have_a_norm(clip: float) -> None:
+    model = models.linear_regression(4)
+    params = jax.tree.map(jnp.zeros_like, filled(model))
+    x, y = jnp.array([[1.8e19, 0.0, 0.0, 0.0]]), jnp.array([0.53e-19])
+    total, norms = compiled(model)(params, x, y, jnp.ones(1, bool), KEY, clip)
+    assert norms[0] == pytest.approx(2 * 1.8 * 0.53, rel=1e-6)
+    assert total["kernel"][0, 0] == pytest.approx(-clip, rel=1e-6)
+
+
+@pytest.mark.parametrize("given", [(), ("divided_by",), ("plus",), ("divided_by", "plus")], ids=" ".join)
+def test_no_example_adds_more_than_the_clip_at_any_scale(given: tuple[str, ...]) -> None:
+    params, rng, shares = {"kernel": jnp.zeros((6, 3))}, np.random.default_rng(5), list[float]()
+    model = models.from_functions(lambda key: params, lambda w, x: x @ w["kernel"], models.squared_error)
+    call = compiled(model)
+
+    def drawn(*shape: int, reach: float, apart: float = 0.0) -> Any:
+        scales = 10.0 ** rng.uniform(-reach, reach) * 10.0 ** rng.uniform(-apart, apart, shape)
+        return rng.normal(size=shape) * scales
+
+    for _ in range(400):
+        rest = {name: {"kernel": jnp.float32(drawn(6, 3, reach=12, apart=4))} for name in given}
+        apart = rng.choice([0.0, 10.0])
+        x, y = drawn(1, 6, reach=36, apart=apart), drawn(1, 3, reach=36, apart=apart)
+        y = y / np.abs(x).max() if rng.random() < 0.5 else y
+        x, y = (np.clip(numbers, -3e38, 3e38).astype(np.float32) for numbers in (x, y))
+        shares.append(_share_of_clip(call, params, x, y, np.float32(10.0 ** rng.uniform(-12, 15)), **rest))
+    assert max(shares) <= 1 + 1e-5
+    assert sum(share > 0.99 for share in shares) > 20
+
+
+def test_divisors_whose_squares_are_lost_do_not_make_a_norm_too_small() -> None:
+    inputs, slopes = jnp.full((1, 1, 2), 1e8), jnp.full((1, 1, 3), 1e8)
+    for divisor in (1e18, 1e20, 1e25):
+        account = multiplied(inputs, slopes, jnp.full((2, 3), divisor))
+        assert jnp.sqrt(account.squares[0]) >= 0.999 * 6**0.5 * 1e16 / divisor
+    none = multiplied(inputs, jnp.zeros_like(slopes), jnp.full((2, 3), 1e20))
+    assert none.squares.tolist() == [0.0]
+
+
+def test_powers_of_two_leave_every_digit_as_it_is() -> None:
+    inputs, slopes = (jnp.asarray(RNG.normal(size=(ROWS, 1, n)), jnp.float32) for n in (6, 4))
+    divisors = jnp.asarray(RNG.uniform(0.1, 10.0, (6, 4)), jnp.float32)
+    for divisor in (None, divisors):
+        plain, apart = (multiplied(inputs * 2.0**k, slopes * 2.0**-k, divisor) for k in (0, 70))
+        np.testing.assert_array_equal(plain.squares, apart.squares)
+        np.testing.assert_array_equal(plain.summed(jnp.ones(ROWS)), apart.summed(jnp.ones(ROWS)))
+        np.testing.assert_array_equal(plain.along(divisors), apart.along(divisors))
+    once = jnp.einsum("bti,bto->bio", inputs, slopes)
+    np.testing.assert_allclose(
+        multiplied(inputs, slopes, None).squares, formed(once, None).squares, rtol=1e-6
+    )
 
 
 @given(st.floats(0, 2**127, width=32), st.floats(0, 2**127, width=32))
