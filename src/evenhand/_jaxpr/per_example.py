@@ -430,8 +430,8 @@ def multiplied(inputs: Array, slopes: Array, divided_by: Array | None) -> LeafGr
 def looked_up(ids: Array, slopes: Array, divided_by: Array | None, rows: int) -> LeafGradients:
     """The account of a table ``(rows, width)`` of which ``ids (b, positions)`` were read; ids beyond it are left out.
 
-    The gradient's row for an id is the sum of the slopes ``(b, positions, width)`` where it was read.  Every position
-    gets this sum, and its square counts once for each id.
+    The gradient's row for an id is the sum of the slopes ``(b, positions, width)`` where it was read.  It stands at the
+    first of these positions, for both norm and sum: slopes that are added up anew would cancel to other digits.
     """
     inside = (ids >= 0) & (ids < rows)
     ids = jnp.where(inside, ids, 0)
@@ -440,19 +440,20 @@ def looked_up(ids: Array, slopes: Array, divided_by: Array | None, rows: int) ->
         slopes = slopes / divided_by[ids]
     pairs = inside[:, :, None] & inside[:, None, :]
     same = (pairs & (ids[:, :, None] == ids[:, None, :])).astype(slopes.dtype)
+    first = inside & (jnp.sum(jnp.tril(same, -1), axis=2) == 0)
     sums = jnp.einsum("bts,bsw->btw", same, slopes, precision=lax.Precision.HIGHEST)
-    times = jnp.maximum(jnp.sum(same, axis=2), 1.0)
-    squares = jnp.sum(jnp.sum(jnp.square(sums), axis=2) / times, axis=1)
+    sums = jnp.where(first[:, :, None], sums, 0.0)
+    squares = jnp.sum(jnp.sum(jnp.square(sums), axis=2), axis=1)
 
     def summed(weights: Array) -> Array:
-        factors = weights[:, None, None].astype(slopes.dtype)
-        used = jnp.where(factors > 0, factors * slopes, 0.0)
-        width = slopes.shape[2]
-        table = jnp.zeros((rows, width), slopes.dtype)
+        factors = weights[:, None, None].astype(sums.dtype)
+        used = jnp.where(factors > 0, factors * sums, 0.0)
+        width = sums.shape[2]
+        table = jnp.zeros((rows, width), sums.dtype)
         return table.at[ids.reshape(-1)].add(used.reshape(-1, width))
 
     def along(direction: Array) -> Array:
-        return jnp.sum(slopes * direction.astype(slopes.dtype)[ids], axis=(1, 2))
+        return jnp.sum(sums * direction.astype(sums.dtype)[ids], axis=(1, 2))
 
     return LeafGradients(squares, summed, along)
 

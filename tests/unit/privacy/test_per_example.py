@@ -585,6 +585,24 @@ def test_divisors_whose_squares_are_lost_do_not_make_a_norm_too_small() -> None:
     assert none.squares.tolist() == [0.0]
 
 
+@pytest.mark.parametrize("given", [(), ("divided_by",)], ids=" ".join)
+def test_slopes_that_cancel_where_an_id_is_read_twice_are_clipped_as_one_sum(given: tuple[str, ...]) -> None:
+    params, rng, shares = {"table": jnp.zeros((9, 2))}, np.random.default_rng(5), list[float]()
+
+    def apply(params: Params, x: Array) -> Array:
+        return jnp.sum(params["table"][x[:, 0].astype(jnp.int32)] * x[:, 1:], axis=(1, 2))
+
+    model = models.from_functions(lambda key: params, apply, lambda outputs, y: outputs)
+    call = compiled(model)
+    for _ in range(200):
+        rest = {name: {"table": jnp.float32(rng.uniform(0.5, 2.0, (9, 2)))} for name in given}
+        slopes = rng.normal(size=2) * 10.0 ** rng.uniform(-3, 3)
+        x = np.stack([np.full(2, 4.0), slopes, -slopes * (1 + 10.0 ** rng.uniform(-8, -4))])
+        shares.append(_share_of_clip(call, params, np.float32(x[None]), np.zeros(1), 1e-7, **rest))
+    assert max(shares) <= 1 + 1e-5
+    assert sum(share > 0.99 for share in shares) > 20
+
+
 def test_powers_of_two_leave_every_digit_as_it_is() -> None:
     inputs, slopes = (jnp.asarray(RNG.normal(size=(ROWS, 1, n)), jnp.float32) for n in (6, 4))
     divisors = jnp.asarray(RNG.uniform(0.1, 10.0, (6, 4)), jnp.float32)
