@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
+from evenhand.errors import Argument, EvenhandError, perhaps, real_number, whole_number
 
 Orders: TypeAlias = Sequence[float]
 """Orders of Renyi divergences, each a finite number above 1."""
@@ -45,10 +45,14 @@ _LARGEST_NOISE = 1e150
 """The squares of this and of its inverse are floats."""
 
 
+def _item(value: Any) -> Any:
+    """The number of an array without axes; any other value is returned as it is."""
+    return value.item() if isinstance(value, jax.Array | np.ndarray) and value.ndim == 0 else value
+
+
 def _number(name: str, value: object, wanted: str, holds: Callable[[float], bool]) -> float:
     """``value`` as a float, if it is a number for which something ``holds``."""
-    if isinstance(value, jax.Array) and value.ndim == 0:
-        value = value.item()
+    value = _item(value)
     if not isinstance(value, bool) and isinstance(value, int | float | np.floating | np.integer):
         with suppress(OverflowError):  # whole numbers of more than 308 digits
             number = float(value)
@@ -105,9 +109,9 @@ def check_decay(method: str, decay: float, eps: float) -> None:
     Raises:
       EvenhandError: a decay outside [0, 1), or an ``eps`` that is not above 0.
     """
-    if not 0.0 <= decay < 1.0 or not 0.0 < eps < math.inf:
+    if not 0.0 <= real_number(decay) < 1.0 or not 0.0 < real_number(eps) < math.inf:
         raise EvenhandError(
-            f"{method}(decay={decay}, eps={eps}): give a decay from 0 to below 1, and a finite eps above 0."
+            f"{method}(decay={decay!r:.40}, eps={eps!r:.40}): give a decay from 0 to below 1, and a finite eps above 0."
         )
 
 
@@ -121,6 +125,7 @@ def pair(name: str, value: object, parts: str) -> tuple[Any, Any]:
 
 def checked_step(method: str, step_size: float) -> float:
     """``step_size``, checked to be finite and at least 0."""
+    step_size = _item(step_size)
     if not isinstance(step_size, Real) or not 0.0 <= step_size < math.inf:
         raise EvenhandError(f"{method}() got the step {step_size!s:.40}: give a finite number >= 0.")
     return float(step_size)

@@ -8,6 +8,7 @@ and such scales from how often tokens occur.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -227,12 +228,22 @@ def public_examples(method: str, model: Model, public: PublicExamples, batch_siz
     """Public examples, checked.
 
     Raises:
-      EvenhandError: they are not a pair of arrays of as many inputs as labels, or a batch size is out of range.
+      EvenhandError: they are not a pair of arrays of as many inputs as labels, all finite numbers, or a batch size is
+        out of range.
     """
     local.check_model(model)
-    if len(public) != 2 or not 0 < len(public[0]) == len(public[1]):
+    x = y = np.empty(0)
+    with suppress(TypeError, ValueError):  # no pair, or rows of several lengths
+        x, y = map(np.asarray, public)
+    if not x.ndim or not y.ndim or not 0 < len(x) == len(y):
         raise EvenhandError(f"{method}(public=...): give (x, y), as many inputs as labels, and at least one.")
-    return Public(*public, local.batches(epochs=1, batch_size=batch_size), local.batch_gradient(model))
+    for name, values in (("inputs", x), ("labels", y)):
+        numeric = jnp.issubdtype(values.dtype, jnp.number) or values.dtype == bool
+        if not numeric or not np.isfinite(values).all():
+            # A gradient that is not finite would leave nothing of private gradients but the noise.
+            problem = "not all finite" if numeric else f"not numbers, but of the type {values.dtype}"
+            raise EvenhandError(f"{method}(public=...): its {name} are {problem}: give finite numbers only.")
+    return Public(x, y, local.batches(epochs=1, batch_size=batch_size), local.batch_gradient(model))
 
 
 # --- side information ------------------------------------------------------------------------------------
@@ -297,7 +308,7 @@ def side_information(
 
 
 def fitting_scales(method: str, model: Model, divided_by: Params) -> Params:
-    """Scales, checked to be above 0 and a tree like the parameters."""
+    """Scales in the types of the parameters, checked to be above 0 there, and a tree like these."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     scales = jax.tree.map(jnp.asarray, divided_by)
     same = jax.tree.structure(scales) == jax.tree.structure(shapes)
@@ -305,9 +316,14 @@ def fitting_scales(method: str, model: Model, divided_by: Params) -> Params:
         raise EvenhandError(
             f"{method}(divided_by=...): give a tree like the parameters, with arrays of their shapes."
         )
-    if not all(bool(jnp.all((leaf > 0) & jnp.isfinite(leaf))) for leaf in jax.tree.leaves(scales)):
-        raise EvenhandError(f"{method}(divided_by=...): give finite numbers above 0 only.")
-    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), scales, shapes)
+    scales = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), scales, shapes)
+    for leaf in jax.tree.leaves(scales):
+        if not bool(jnp.all((leaf > 0) & jnp.isfinite(leaf))):
+            raise EvenhandError(
+                f"{method}(divided_by=...): give finite numbers above 0 only, also after they are rounded to "
+                f"{leaf.dtype}, the type of the parameters."
+            )
+    return scales
 
 
 def _public_moments(public: Public, moment: Moment, refresh_every: int | None) -> Side:

@@ -311,6 +311,11 @@ def test_the_state_follows_from_public_examples_alone():
         ({**SIDE, "refresh_every": 0}, "refresh_every"),
         ({**SIDE, "kind": "adagrad", "refresh_every": 3}, "never starts over"),
         ({"public": (PUBLIC[0], PUBLIC[1][:-1])}, "as many inputs"),
+        ({"public": (PUBLIC[0], None)}, "as many inputs"),
+        ({"public": ([[1.0, 2.0], [3.0]], [0, 1])}, "as many inputs"),
+        ({"public": (PUBLIC[0], ["a"] * len(PUBLIC[1]))}, "labels are not numbers"),
+        ({"public": (np.full_like(PUBLIC[0], np.nan), PUBLIC[1])}, "inputs are not all finite"),
+        ({"public": (PUBLIC[0], np.full(len(PUBLIC[1]), np.inf))}, "labels are not all finite"),
         ({**SIDE, "public_batch_size": 0}, "batch_size"),
         ({**SIDE, "clip": 0.0}, "clip"),
     ],
@@ -318,6 +323,21 @@ def test_the_state_follows_from_public_examples_alone():
 def test_what_makes_no_sense_is_refused(settings, match):
     with pytest.raises(EvenhandError, match=match):
         adadps(**settings)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e5])
+def test_scales_that_are_lost_in_the_type_of_the_parameters_are_refused(scale):
+    half = MODEL._replace(init=lambda key: tree_map(lambda leaf: leaf.astype(jnp.float16), MODEL.init(key)))
+    scales = tree_map(lambda leaf: np.full(leaf.shape, scale), A)
+    work = eh.local.sgd(half, 0.1, epochs=1)
+    for make in (
+        lambda: eh.privacy.adadps(
+            half, 0.1, divided_by=scales, clip=1.0, noise_multiplier=1.0, rate=0.1, steps=1
+        ),
+        lambda: eh.privacy.adadps_fl(work, divided_by=scales, clip=1.0, noise_multiplier=1.0),
+    ):
+        with pytest.raises(EvenhandError, match="rounded to float16"):
+            make()
 
 
 # --- scales ----------------------------------------------------------------------------------------------------------

@@ -341,6 +341,8 @@ def test_rounds_that_start_afresh_cost_no_more_than_is_told():
         ({"clips": (1.0, np.inf)}, "clips"),
         ({"decay": -0.1}, "decay"),
         ({"eps": 0.0}, "eps"),
+        ({"eps": "a"}, "eps='a'"),
+        ({"decay": None}, "decay=None"),
     ],
 )
 def test_numbers_out_of_range_are_refused(changed, match):

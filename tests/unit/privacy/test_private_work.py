@@ -346,6 +346,15 @@ def test_a_rule_that_asks_more_often_than_it_says_is_refused():
     assert all((params[name] != leaf).any() for name, leaf in begin().items())
 
 
+def test_a_step_size_may_be_an_array_of_one_number_without_axes():
+    steps: list[Any] = [0.5, np.array(0.5), jnp.float32(0.5)]
+    plain, *others = [trained(eh.privacy.dp_sgd(MODEL, step, clip=CLIP, **COMMON))[0] for step in steps]
+    assert all(same(plain, other) for other in others)
+    several: Any = np.array([0.5, 0.5])
+    with pytest.raises(EvenhandError, match="got the step"):
+        eh.privacy.dp_sgd(MODEL, several, clip=CLIP, **COMMON)
+
+
 def test_a_query_chooses_among_several_clips():
     rule = UpdateRule(method="test", optimiser=1.0)
     with pytest.raises(EvenhandError, match="a query takes one of these"):
