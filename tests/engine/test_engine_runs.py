@@ -306,6 +306,21 @@ def test_reduced_losses_get_a_sentence():
         eh.simulate(method, DATA, rounds=1)
 
 
+@pytest.mark.parametrize("made", [lambda losses: None, lambda losses: (losses, losses)])
+def test_losses_that_are_no_array_get_a_sentence(made):
+    model = MODEL._replace(losses=lambda outputs, y: made(MODEL.losses(outputs, y)))
+    method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))
+    with pytest.raises(eh.EvenhandError, match=r"losses are of the type (NoneType|tuple)"):
+        eh.simulate(method, DATA, rounds=1)
+
+
+def test_parameters_that_no_gradient_trains_get_a_sentence():
+    model = MODEL._replace(init=lambda key: {**MODEL.init(key), "n": jnp.int32(3)})
+    method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))
+    with pytest.raises(eh.EvenhandError, match=r"int32\[\] at \['n'\], which no gradient trains"):
+        eh.simulate(method, DATA, rounds=1)
+
+
 @pytest.mark.parametrize(
     ("method", "down", "up"),
     [

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import Argument, EvenhandError, real_number, whole_number
 from evenhand.models._flax import from_flax
 from evenhand.models._modules import State
 from evenhand.models.losses import LossName, binary_accuracy, hinge
@@ -101,7 +101,7 @@ def svm(features: int, *, regularization: float = 0.01) -> Model:
       ``{"kernel": (features, 1), "bias": (1,)}``.
 
     Raises:
-      EvenhandError: ``regularization`` is negative.
+      EvenhandError: ``regularization`` is negative, or not a finite number.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -113,8 +113,11 @@ def svm(features: int, *, regularization: float = 0.01) -> Model:
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020 (Vehicle).
     """
-    if regularization < 0:
-        raise EvenhandError(f"regularization must be at least 0, but it is {regularization}.")
+    if not 0.0 <= real_number(regularization) < math.inf:
+        raise EvenhandError(
+            Argument("svm(regularization=)", f"{regularization!r:.40}"),
+            ": give a finite number of at least 0.",
+        )
     check_sizes({"features": features})
     name = f"svm(features={features}, regularization={regularization})"
     linear = named_model(name, Affine(features, 1, zeros), features, loss="hinge")

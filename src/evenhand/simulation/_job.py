@@ -270,8 +270,15 @@ def _check_presence(job: Job) -> None:
 
 
 def check_model(model: Model, data: FederatedDataset) -> None:
-    """The model fits the machine, takes the data's rows and gives one loss per row."""
+    """The model fits the machine, has parameters that can be trained, and gives one loss per row of the data."""
     check_size(model, data)
+    params = jax.eval_shape(model.init, root_key(0))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise EvenhandError(
+                f"The model's parameters have {_in_words(leaf)} at {jax.tree_util.keystr(path)}, which no gradient "
+                "trains: give floating-point numbers, and keep other constants in the model's functions."
+            )
     # Two rows: of one row, a mean that keeps its axis would pass for one loss per row.
     x, y = (
         jax.ShapeDtypeStruct(rows.shape, jax.dtypes.canonicalize_dtype(rows.dtype))
@@ -282,16 +289,21 @@ def check_model(model: Model, data: FederatedDataset) -> None:
         return model.losses(model.apply(model.init(root_key(0)), x), y)
 
     try:
-        shape = jax.eval_shape(losses, x, y).shape
+        given = jax.eval_shape(losses, x, y)
     except (TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise EvenhandError(
             f"The model does not fit the data {data.name!r}, whose rows are {x.dtype}{list(x.shape[1:])} with labels "
             f"{y.dtype}{list(y.shape[1:])}: give a model for such rows ({reason})."
         ) from error
-    if shape != (x.shape[0],):
+    if not isinstance(given, jax.ShapeDtypeStruct):
         raise EvenhandError(
-            f"The model's losses have shape {shape} for {x.shape[0]} rows: they must be one number per row, unreduced."
+            f"The model's losses are of the type {type(given).__name__}: they must be an array, one number per row."
+        )
+    if given.shape != (x.shape[0],):
+        raise EvenhandError(
+            f"The model's losses have shape {given.shape} for {x.shape[0]} rows: they must be one number per row, "
+            "unreduced."
         )
 
 

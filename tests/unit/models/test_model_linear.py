@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -101,9 +102,10 @@ def test_the_sum_form_of_the_svm_is_a_multiple_of_the_mean() -> None:
     np.testing.assert_allclose(N * model.losses(model.apply(params, X), SIGNS).mean(), total, rtol=1e-5)
 
 
-def test_svm_refuses_a_negative_penalty() -> None:
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, "0.1", None])
+def test_svm_refuses_a_penalty_that_is_no_number_of_at_least_0(weight: Any) -> None:
     with pytest.raises(EvenhandError, match="regularization"):
-        models.svm(3, regularization=-1.0)
+        models.svm(3, regularization=weight)
 
 
 def test_the_mlp_equals_its_formula() -> None:
