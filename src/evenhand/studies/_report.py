@@ -410,7 +410,7 @@ def _remarks(part: Study) -> str:
 
 
 def _chosen(part: Study) -> str:
-    links = _links("methods", methods_files(part.table(), part.metric, part.covers))
+    links = _links("methods", methods_files(part.table(), part.metric, part.covers, part.baseline))
     chosen = [tried.setting for tried in part.tried if tried.chosen and tried.setting.numbers]
     words = f"Chosen: {'; '.join(escape(setting.expression) for setting in chosen)}. " if chosen else ""
     return f'<p class="note">{words}Download these results and differences as {links}.</p>'

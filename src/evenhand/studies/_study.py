@@ -219,7 +219,7 @@ class Study:
         if table == "settings":
             files = _tables.settings_files(self.tried, self.metric)
         elif table == "methods":
-            files = _tables.methods_files(self.table(), self.metric, self.covers)
+            files = _tables.methods_files(self.table(), self.metric, self.covers, self.baseline)
         else:
             raise EvenhandError(f"export(table={table!r}): give 'settings' or 'methods'.")
         if path.suffix not in files:
@@ -267,7 +267,7 @@ class Study:
         parts.append(notebook.paragraph(notebook.escape(" · ".join(self.facts))))
         if not views or not any(line.values for line in lines):
             return notebook.piece(*parts, notebook.paragraph("No setting could be chosen: see the remarks."))
-        return notebook.piece(*parts, *_tables.methods_html(lines, self.metric, self.covers))
+        return notebook.piece(*parts, *_tables.methods_html(lines, self.metric, self.covers, self.baseline))
 
     def __repr__(self) -> str:
         done = sum(outcome.status == "done" for outcome in self.outcomes)

@@ -256,13 +256,14 @@ def _set(entry: Tried, cases: Sequence[str], axes: Sequence[str]) -> list[str]:
 # --- the methods, as files ------------------------------------------------------------------------------------
 
 
-def methods_files(lines: Sequence[Line], metric: str, covers: str) -> dict[str, str]:
+def methods_files(lines: Sequence[Line], metric: str, covers: str, baseline: str) -> dict[str, str]:
     """Ending -> the table of the methods: ``.csv`` unrounded, ``.md`` and ``.tex`` with sure differences in bold.
 
     Args:
       lines: a line for each method and condition.
       metric: what the numbers are of.
       covers: the split, the metric and the clients, in words.
+      baseline: the method that the others are compared with.
     """
     seeds = max((len(values) for line in lines for values in line.values.values()), default=0)
     comments = [f"{capital(covers)}; means over {counted(seeds, 'seed')}."]
@@ -273,7 +274,7 @@ def methods_files(lines: Sequence[Line], metric: str, covers: str) -> dict[str, 
             "minus ... [ ]: mean difference at equal seeds, with its 95 % interval (Student's t).",
             f"p: exact test by signs, raised for the number of comparisons (Holm). {_about_bold(lines, seeds)}",
         ]
-    return _files(methods_csv(lines), _methods(lines, metric), comments)
+    return _files(methods_csv(lines), _methods(lines, metric, baseline), comments)
 
 
 def _about_bold(lines: Sequence[Line], seeds: int) -> str:
@@ -304,11 +305,12 @@ def methods_csv(lines: Sequence[Line]) -> str:
 _SHOWN = {"mean": "mean", "worst10": "worst 10 %", "best10": "best 10 %", "variance": "variance"}
 
 
-def _methods(lines: Sequence[Line], metric: str) -> Table:
+def _methods(lines: Sequence[Line], metric: str, baseline: str) -> Table:
     cases = list(dict.fromkeys(name for line in lines for name in line.case))
     compared = Counter(str(line.case) for line in lines if line.differences)
-    base = next((line.method for line in lines if not line.differences), "the baseline")
-    names = [x for key, word in _SHOWN.items() for x in (f"{word}{unit(key, metric)}", f"minus {base}", "p")]
+    names = [
+        x for key, word in _SHOWN.items() for x in (f"{word}{unit(key, metric)}", f"minus {baseline}", "p")
+    ]
     rows: list[list[str | Value]] = []
     for line in lines:
         cells: list[str | Value] = []
@@ -337,13 +339,14 @@ def _words(line: Line, cases: Sequence[str]) -> list[str]:
 _GLANCED = {"mean": "mean", "worst10": "worst 10\u202f%", "best10": "best 10\u202f%"}
 
 
-def methods_html(lines: Sequence[Line], metric: str, covers: str) -> list[str]:
+def methods_html(lines: Sequence[Line], metric: str, covers: str, baseline: str) -> list[str]:
     """The methods at their chosen settings, and their differences to the baseline where there are several seeds.
 
     Args:
       lines: a line for each method and condition.
       metric: what the numbers are of.
       covers: the split, the metric and the clients, in words.
+      baseline: the method that the others are compared with.
     """
     cases = list(dict.fromkeys(name for line in lines for name in line.case))
     seeds = max((len(values) for line in lines for values in line.values.values()), default=0)
@@ -356,9 +359,8 @@ def methods_html(lines: Sequence[Line], metric: str, covers: str) -> list[str]:
     compared = [line for line in lines if line.differences]
     if seeds < 2 or not compared:
         return parts
-    base = next((line.method for line in lines if not line.differences), "the baseline")
     points = " in percentage points" if percent else ""
-    words = f"Minus {notebook.name(base)}{points} at equal seeds, with 95 % intervals; p of the worst 10 % (Holm); "
+    words = f"Minus {notebook.name(baseline)}{points} at equal seeds, with 95 % intervals; p of the worst 10 % (Holm); "
     words += "+/−: clients better or worse served at every seed; bold: the interval excludes 0"
     counts = Counter(str(line.case) for line in compared)
     rows = [

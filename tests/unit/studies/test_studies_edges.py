@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -295,6 +296,21 @@ def test_a_baseline_that_was_lost_is_told() -> None:
     assert any(
         "base, which the others are compared with, has no sound setting" in each for each in found.remarks
     )
+
+
+def test_tables_name_the_baseline_though_a_method_before_it_was_lost(tmp_path: Path) -> None:
+    lost = tuple(Outcome(Setting("bad", {}), seed, "failed", "No memory.", None) for seed in range(6))
+    sound = tuple(
+        outcome(Setting(name, {}), seed, [level + 0.01 * seed, level])
+        for name, level in (("base", 0.5), ("other", 0.6))
+        for seed in range(6)
+    )
+    result = Study(lost + sound, Rule(), "base", "accuracy")
+    for ending in ("md", "tex"):
+        text = result.export(tmp_path / f"m.{ending}", "methods").read_text()
+        assert "minus base" in text and "minus bad" not in text
+    shown = re.sub("<[^>]+>", "", result._repr_html_())
+    assert "Minus base" in shown and "Minus bad" not in shown
 
 
 def test_the_page_has_the_differences_among_the_other_methods(tmp_path: Path) -> None:
