@@ -168,11 +168,13 @@ def communication_columns(view: RunView) -> dict[str, float]:
 
 
 def alike(values: list[Any]) -> list[Any]:
-    """A column of one type: numbers as floats where some are, and anything beside a text as text."""
-    kinds = {type(value) for value in values if not (isinstance(value, float) and math.isnan(value))}
-    if len(kinds) <= 1 and str not in kinds:
+    """A column of one type: numbers as floats where some are or are missing, and anything beside a text as text."""
+    given = [value for value in values if not (isinstance(value, float) and math.isnan(value))]
+    kinds, is_whole = {type(value) for value in given}, len(given) == len(values)
+    if len(kinds) <= 1 and str not in kinds and is_whole:
         return values
-    if kinds <= {int, float}:
+    # Truth values beside a missing one are 1 and 0: polars takes no column of several types.
+    if kinds <= {int, float} or kinds == {bool}:
         return [float(value) for value in values]
     return ["" if isinstance(value, float) and math.isnan(value) else str(value) for value in values]
 

@@ -453,6 +453,11 @@ def test_columns_of_a_frame_are_of_one_type() -> None:
     nan = float("nan")
     assert alike([1, 0.5]) == [1.0, 0.5] and alike([1, 2]) == [1, 2]
     assert alike([nan, "adam", "x"]) == ["", "adam", "x"] and alike([True, "x"]) == ["True", "x"]
+    for values in ([2, nan], [True, nan], [nan, False], [nan]):
+        numbers = alike(values)
+        assert {type(value) for value in numbers} == {float}, "polars takes no column of two types"
+        np.testing.assert_array_equal(numbers, values)
+    assert alike([True, False]) == [True, False] and alike([True, 2]) == ["True", "2"]
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
