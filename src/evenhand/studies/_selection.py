@@ -251,9 +251,9 @@ def choose(
         return Choice(next(iter(sound))) if sound and len(candidates) == 1 else None
     top = max(first.values())
     goal = _mean(near, by.split, by.statistic, metric) if near else top
-    # Relative to the goal, so that means that differ by their rounding are ties; and if no setting reaches the goal,
-    # the closest one is good enough.
-    least = min(goal - max(by.within, _SAME * abs(goal)), top)
+    # Relative, so that means that differ by their rounding are ties; and if no setting reaches the goal, the closest
+    # ones are good enough.
+    least = min(goal - max(by.within, _SAME * abs(goal)), top - _SAME * abs(top))
     good = [setting for setting, value in first.items() if value >= least]
     if by.then is not None:
         second = _scores({setting: sound[setting] for setting in good}, by.split, by.then, metric)

@@ -202,6 +202,15 @@ def test_ties_are_ties_up_to_rounding_and_only_what_is_not_tied_makes_an_edge() 
     )
 
 
+def test_settings_that_tie_below_the_goal_are_all_the_closest() -> None:
+    """The more even of two whose means differ by their rounding, though a third method is out of reach."""
+    accuracies = {0.1: [0.3, 0.3], 0.2: [0.6 * (1 + 1e-14), 0.0], 0.3: [0.1, 0.1]}
+    candidates = {Setting("f", {"lr": lr}): [run(values)] for lr, values in accuracies.items()}
+    choice = choose(candidates, Rule(then="variance", near="best"), "accuracy", [run([0.9, 0.9])])
+    assert choice is not None and str(choice.setting) == "f(lr=0.1)"
+    assert "no setting is within the tolerance of best" in choice.remarks[-1]
+
+
 def test_a_hyper_parameter_without_effect_has_no_edge() -> None:
     """Beside another one, whose best value is at the edge."""
 
