@@ -33,7 +33,7 @@ from evenhand.studies._selection import Halving, Rule, Setting, shown
 from evenhand.studies._store import Store
 from evenhand.studies._study import Study, save
 from evenhand.systems import Systems
-from evenhand.text import listed
+from evenhand.text import counted, listed
 from evenhand.types import Algorithm, Attack, Model, Params
 from evenhand.watch import Watch, watchers
 
@@ -541,14 +541,8 @@ def _cautions(
             "split-to-split variation. If the examples are splits of one table, they overlap, and the intervals are a "
             "little narrower than with new examples."
         )
-    sizes = np.asarray(planned[0].job.data.valid.sizes)
-    sizes = sizes[sizes > 0]
-    if chooses and sizes.size and np.median(sizes) < _FEW:
-        tail = f"; worst tenth: {math.ceil(0.1 * sizes.size)} of them" if "worst10" in by[1:4] else ""
-        yield (
-            f"Settings were chosen on {np.median(sizes):g} validation examples per client (median of {sizes.size} "
-            f"clients{tail}): a different validation sample could select other settings."
-        )
+    if chooses:
+        yield from _on_few_examples(planned, by)
     if apart:
         tuning, reported = (
             f"{'seeds' if group[1:] else 'seed'} {listed([str(seed) for seed in group])}"
@@ -557,6 +551,25 @@ def _cautions(
         yield (
             f"Settings were chosen with {tuning} alone; the methods are compared with {reported}, which were not used "
             "for the choice."
+        )
+
+
+def _on_few_examples(planned: Sequence[Planned], by: Rule) -> Iterator[str]:
+    """A sentence for each data set in which clients have few validation examples."""
+    first = dict[str, FederatedDataset]()
+    for run in planned:  # of data that are drawn anew for each seed, the first stand for the others
+        first.setdefault(run.setting.case.get("data", ""), run.job.data)
+    for name, data in first.items():
+        sizes = np.asarray(data.valid.sizes)
+        sizes = sizes[sizes > 0]
+        if not sizes.size or (typical := float(np.median(sizes))) >= _FEW:
+            continue
+        examples = "example" if typical == 1 else "examples"
+        tail = f"; worst tenth: {max(1, sizes.size // 10)} of them" if "worst10" in by[1:4] else ""
+        yield (
+            f"Settings{f' under data {name}' if name else ''} were chosen on {typical:g} validation {examples} per "
+            f"client (median of {counted(sizes.size, 'client')}{tail}): a different validation sample could select "
+            "other settings."
         )
 
 

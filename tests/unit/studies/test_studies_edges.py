@@ -17,7 +17,7 @@ import evenhand as eh
 from evenhand.errors import EvenhandError, StorageError
 from evenhand.evaluation import Finding, holm, paired_difference
 from evenhand.evaluation.metrics import from_function
-from evenhand.report import RunView, compare, differences, undefined_sentence
+from evenhand.report import RunView, compare, differences, statistics, undefined_sentence
 from evenhand.report.tables import difference_text
 from evenhand.studies import Halving, Outcome, Rule, Setting, Study, _columns, study
 from evenhand.studies._selection import choose, direction, edge_remarks, rungs, survivors
@@ -456,6 +456,30 @@ def test_names_that_meet_are_refused_and_a_grid_of_its_own_goes_before() -> None
 def test_what_would_make_every_run_fail_is_found_before_the_first(change: dict[str, Any], words: str) -> None:
     with pytest.raises(eh.EvenhandError, match=words):
         study({"f": fedavg(0.1)}, DATA, **HOW | change)
+
+
+def test_each_data_set_with_few_validation_examples_is_a_remark() -> None:
+    """Also where the first has many; the worst tenth is that of the statistics, rounded down and at least one."""
+    rng = np.random.default_rng(0)
+
+    def made(clients: int, rows: int) -> eh.data.FederatedDataset:
+        x = rng.normal(size=(clients * rows, 4)).astype("f4")
+        ids = np.repeat(np.arange(clients), rows)
+        return eh.data.from_arrays(x, np.argmax(x[:, :3], 1), ids, valid_fraction=0.2)
+
+    data = {"many": made(2, 200), "small": made(19, 10), "tiny": made(21, 5)}
+    result = study({"f": fedavg}, data, grid={"lr": [0.1, 0.2]}, select=("valid", "worst10"), **HOW)
+    remarks = [remark for remark in result.remarks if "per client (median" in remark]
+    assert [remark.partition("):")[0] for remark in remarks] == [
+        "Settings under data small were chosen on 2 validation examples per client (median of 19 clients; worst tenth: "
+        "1 of them",
+        "Settings under data tiny were chosen on 1 validation example per client (median of 21 clients; worst tenth: "
+        "2 of them",
+    ]
+    worst = result.outcomes[2 * 2].seen  # of the small data: the mean over one client
+    assert worst is not None
+    values = worst.clients["valid"]["accuracy"]
+    assert statistics(worst, "valid", "accuracy")["worst10"] == pytest.approx(values.min())
 
 
 def test_columns_of_a_frame_are_of_one_type() -> None:
