@@ -463,10 +463,11 @@ def _conditions(study: Study) -> str:
         chosen = "no setting could be chosen" if line.setting is None else line.setting.expression
         cells = [_over_seeds(line.values.get(key), key, study.metric) for key in formatting.COMPARED]
         rows.append([condition(line.case), chosen, *cells])
-    percent = " in percent" if is_share(study.metric) else ""
-    text = f"{study.metric} per client{percent}, at the setting that was chosen under each condition"
+    split, percent = study.headline_split, " in percent" if is_share(study.metric) else ""
+    text = f"{SPLIT_NAMES[split]} {study.metric} per client{percent}"
+    text += ", at the setting that was chosen under each condition"
     table = Table(["Condition", "Chosen", *formatting.COMPARED.values()], rows)
-    return table.html(_caption(text, study, ["test_"]), "numbers sortable")
+    return table.html(_caption(text, study, [column(split, "mean")]), "numbers sortable")
 
 
 def _caption(text: str, part: Study, columns: Sequence[str]) -> str:

@@ -140,7 +140,7 @@ class Study:
         Args:
           split: where the statistics are from; None: the test examples, where there are any.
         """
-        split = headline_split(seen(self._reported), self.metric) if split is None else split
+        split = self.headline_split if split is None else split
         lines: list[Line] = []
         for case in self.cases:
             chosen = self._chosen(str(case))
@@ -238,11 +238,16 @@ class Study:
         return path
 
     @property
+    def headline_split(self) -> str:
+        """What :meth:`table` is about: test examples if all runs have results on them, else validation or training."""
+        return headline_split(seen(self._reported), self.metric)
+
+    @property
     def covers(self) -> str:
         """What the numbers of :meth:`table` are of: ``"test accuracy over 20 clients"``; empty without a run."""
         if not (views := seen(self._reported)):
             return ""
-        split = headline_split(views, self.metric)
+        split = self.headline_split
         return f"{SPLIT_NAMES[split]} {self.metric} over {covered(views, split, self.metric).text}"
 
     @property

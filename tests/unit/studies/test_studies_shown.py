@@ -474,6 +474,29 @@ def test_the_page_has_each_condition_and_no_name_twice(tmp_path: Path) -> None:
     assert len(study.table()) == 6 and len(study.under({"attack": "flip"}).table()) == 3
 
 
+def test_the_table_of_all_conditions_says_which_examples_and_clients_it_is_about(tmp_path: Path) -> None:
+    """One condition has no test examples, and one client no validation examples."""
+
+    def without(outcome: Outcome, splits: set[str]) -> Outcome:
+        if (run := outcome.view) is None:
+            return outcome
+        sizes = {split: sizes.copy() for split, sizes in run.sizes.items() if split not in splits}
+        sizes["valid"][0] = 0
+        clients = {split: dict(run.clients[split]) for split in sizes}
+        clients["valid"]["accuracy"] = np.where(sizes["valid"] > 0, clients["valid"]["accuracy"], np.nan)
+        return outcome._replace(view=run._replace(sizes=sizes, clients=clients))
+
+    whole, part = made(case={"data": "whole"}), made(case={"data": "part"})
+    outcomes = [without(x, set()) for x in whole] + [without(x, {"test"}) for x in part]
+    result = Study(tuple(outcomes), Rule(), "a", "accuracy")
+    text = result.report(tmp_path / "study.html").read_text().partition("Under all conditions")[2]
+    assert text.partition('<p class="caption">')[2].startswith(
+        "Validation accuracy per client in percent, at the setting that was chosen under each condition; validation: "
+        "11 of 12 clients, those with validation examples<"
+    )
+    assert result.headline_split == "valid" and result.covers.startswith("validation accuracy over 11 of 12")
+
+
 @pytest.mark.parametrize("about", [{}, {"data_seed": 4}])
 def test_methods_are_compared_on_the_page_if_each_seed_has_its_own_data(
     about: dict[str, int], tmp_path: Path
