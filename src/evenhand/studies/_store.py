@@ -83,8 +83,8 @@ class Store:
                 )
 
     def checkpoint(self, setting: Setting, seed: int) -> Path:
-        """Where a run keeps its state until it has a result."""
-        return self._place(setting, seed) / _CHECKPOINT
+        """Where a run keeps its state until it has a result; whole, as workers may be in other working directories."""
+        return (self._place(setting, seed) / _CHECKPOINT).absolute()
 
     def has(self, setting: Setting, seed: int) -> bool:
         """Whether there is a result of a run, whatever it is."""

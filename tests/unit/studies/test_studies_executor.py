@@ -119,6 +119,29 @@ def test_processes_give_the_folder_of_a_study_in_one(
     assert all("norm" in outcome.measures for outcome in load(tmp_path).outcomes[:4])
 
 
+def test_workers_in_another_folder_keep_the_states_in_that_of_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a relative folder, of which each process has its own idea."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    states: list[Path] = []
+
+    def there(task: bytes) -> bytes:
+        os.chdir(elsewhere)
+        try:
+            return train_column(task)
+        finally:
+            states.extend((here / "a").rglob("checkpoint"))
+            os.chdir(here)
+
+    monkeypatch.setattr(_columns, "train_column", there)
+    made(Path("a"), Inline())
+    assert states and not list(elsewhere.iterdir())
+
+
 def test_each_column_is_a_task_and_finished_runs_are_not_sent_again(whole: Path, tmp_path: Path) -> None:
     executor = Inline()
     made(tmp_path, executor, measure=norm)
