@@ -26,7 +26,7 @@ from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, pe
 from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.records import held
-from evenhand.simulation import Execution, Job, check_job, check_start
+from evenhand.simulation import Execution, Job, Run, check_job, check_start
 from evenhand.studies._columns import Executor, Measure, Measurements, Planned, Workers
 from evenhand.studies._runs import Display, run_all
 from evenhand.studies._selection import Halving, Rule, Setting, shown
@@ -120,7 +120,8 @@ def study(
         :func:`evenhand.simulate`; None: those of its seed.
       masks: draw the masks of secure sums, as for :func:`evenhand.simulate`.
       measure: ``run -> {name: number}``, called with each run at each evaluation, for what the statistics do not cover,
-        such as how the model does on other rows.  :attr:`Outcome.measures` keeps its numbers.
+        such as how the model does on other rows.  :attr:`Outcome.measures` keeps its numbers.  A name that is a column
+        of :meth:`Study.frame`, such as ``"seed"``, or a hyper-parameter is refused.
       folder: keeps the results.  Started again, a study repeats no run that has ended, and continues those that were
         interrupted; with more seeds, values or methods it makes only the runs that are new.
       halving: successive halving: few rounds for many settings, many for few; None: all rounds for all settings.
@@ -172,7 +173,7 @@ def study(
     sources.warn()
     _check(first[0].job, algorithms, by, halving, checkpoint)
     store = None if folder is None else _free_store(folder, first, _facts(first, seeds, apart, about))
-    measured = Measurements(measure, store)
+    measured = Measurements(measure := _apart_from(wanted, measure), store)
     runs = [rounds] * (len(first) + (len(cases) * len(names) * len(seeds) if apart else 0))
     opened = _opened(store, executor, measure)
     with Display(runs, by, watchers(watch), show=progress) as shown, opened as workers:
@@ -200,7 +201,18 @@ def _free_store(folder: str | Path, runs: Sequence[Planned], about: Mapping[str,
 _MOST = 100_000
 _COHORT = "cohort"
 """What a grid may have for runs, beside the arguments of methods."""
-_COLUMNS = {"method", "seed", "status", "tuning", "data", "attack", "systems"}
+_COLUMNS = {
+    "method",
+    "seed",
+    "status",
+    "tuning",
+    "data",
+    "attack",
+    "systems",
+    "bytes_down",
+    "bytes_up",
+    "secure_sums",
+}
 
 
 def settings(methods: Methods, grid: Grid | None) -> list[Setting]:
@@ -297,6 +309,27 @@ def _values(argument: str, given: Any) -> list[Any]:
                 "name: give names, and let the method's function look up the values."
             )
     return values
+
+
+def _apart_from(wanted: Sequence[Setting], measure: Measure | None) -> Measure | None:
+    """The user's function, with names that are no columns of the results."""
+    taken = _COLUMNS.union(*(setting.numbers for setting in wanted))
+    return None if measure is None else partial(_measured, measure, taken)
+
+
+def _measured(measure: Measure, taken: Collection[str], run: Run) -> Mapping[str, float]:
+    """What the user's function measures of a run.
+
+    Raises:
+      EvenhandError: one of its names is taken.
+    """
+    numbers = measure(run)
+    for name in numbers:
+        if name in taken:
+            raise EvenhandError(
+                f"study(measure): {name!r:.60} is a column of the results: give the number another name."
+            )
+    return numbers
 
 
 def _made(setting: Setting, method: Any) -> Algorithm:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -94,7 +94,7 @@ class Tried(NamedTuple):
       values: ``"<split>_<statistic>"`` -> a value for each run, in the order of the seeds; empty where some run was
         lost, since means over other seeds than those of the other settings would mislead.  Metrics that were asked for
         are there, too, as ``"<split>_<metric>_<statistic>"``, and the numbers of the study's ``measure`` at the last
-        evaluation, by their own names.
+        evaluation, by their own names, after ``"measured_"`` if a statistic has the same name.
       views: the runs themselves, except for those that failed.
     """
 
@@ -126,8 +126,11 @@ def summed_up(setting: Setting, outcomes: Sequence[Outcome], chosen: bool, metri
         names = [name for name in more[0] if all(name in columns for columns in more)]
         values |= {name: np.array([columns[name] for columns in more]) for name in names}
     # The function that measures may leave out a number, even in all evaluations of a run.
-    for name in outcomes[0].measures if ended else ():
-        values[name] = np.array([x.measures[name][-1] for x in outcomes if name in x.measures])
+    measured = outcomes[0].measures if ended else {}
+    values |= {
+        _apart(name, values): np.array([x.measures[name][-1] for x in outcomes if name in x.measures])
+        for name in measured
+    }
     return Tried(setting=setting, chosen=chosen, runs=len(outcomes), lost=lost, values=values, views=views)
 
 
@@ -142,7 +145,12 @@ def row(outcome: Outcome, axes: Sequence[str], cases: Sequence[str], metric: str
             cells |= {column(split, name): value for name, value in statistics(view, split, metric).items()}
             cells |= further_columns(view, split)
         cells |= communication_columns(view)
-    return cells | {name: float(values[-1]) for name, values in outcome.measures.items()}
+    return cells | {_apart(name, cells): float(x[-1]) for name, x in outcome.measures.items()}
+
+
+def _apart(name: str, taken: Collection[str]) -> str:
+    """The column of a number that the user's function measures, also if a statistic has its name."""
+    return f"measured_{name}" if name in taken else name
 
 
 FURTHER = ("mean", "worst10", "best10", "clients")

@@ -260,6 +260,24 @@ def test_a_measure_is_kept_for_each_evaluation(
         study({"fedavg": fedavg}, DATA, folder=tmp_path / "unmeasured", **how)
 
 
+@pytest.mark.parametrize("name", ["seed", "status", "lr", "mu", "bytes_up"])
+def test_a_measure_takes_no_column_of_the_results(name: str) -> None:
+    """Nor a hyper-parameter of another method."""
+    how: dict[str, Any] = HOW | {"grid": {"lr": [0.1], "mu": [1.0]}, "measure": lambda run: {name: 1.0}}
+    with pytest.raises(eh.EvenhandError, match=f"measure.*'{name}' is a column of the results"):
+        study({"fedavg": fedavg, "fedprox": fedprox}, DATA, **how)
+
+
+def test_a_measure_named_like_a_statistic_has_a_column_of_its_own() -> None:
+    plain = study({"fedavg": fedavg(0.1)}, DATA, **HOW)
+    measured = study({"fedavg": fedavg(0.1)}, DATA, measure=lambda run: {"valid_mean": -1.0, "n": 2.0}, **HOW)
+    assert list(measured.frame()["valid_mean"]) == list(plain.frame()["valid_mean"])
+    np.testing.assert_array_equal(measured.tried[0].values["valid_mean"], plain.tried[0].values["valid_mean"])
+    for columns in (measured.frame(), measured.tried[0].values):
+        assert set(columns["measured_valid_mean"]) == {-1.0} and set(columns["n"]) == {2.0}
+    assert measured.outcomes[0].measures["valid_mean"][-1] == -1.0
+
+
 # --- runs that go wrong ----------------------------------------------------------------------------------------------
 
 
