@@ -16,9 +16,20 @@ import numpy as np
 from evenhand.evaluation import SPLIT_NAMES, of_global, primary_metric, rank_correlation
 from evenhand.report import formatting
 from evenhand.report._comparison import Comparison, Method
-from evenhand.report._view import Group, NDArray, RunView, among, chosen, client_values, direction, honest
+from evenhand.report._view import (
+    Group,
+    NDArray,
+    RunView,
+    among,
+    chosen,
+    client_values,
+    direction,
+    has_examples,
+    honest,
+    undefined_at,
+)
 from evenhand.report.formatting import Cell, Row, Table, Value, capital, escape, over_seeds, section, value
-from evenhand.text import counted
+from evenhand.text import counted, extent
 
 # --- personal models: what clients gain from personal models ------------------------------------------------------
 
@@ -31,7 +42,7 @@ def personal(subject: Comparison) -> str:
     rows = [row for method in methods for row in _personal_rows(method, subject.split, subject.metric)]
     caption = f"{capital(subject.quantity)} of the global model and of personal models"
     caption += "; means in percent" if subject.is_share else ""
-    caption += "; ± over seeds" if subject.seeds > 1 else ""
+    caption += f", {_over_clients(subject)}"
     caption += "; clients that never trained are left out" if left_out(methods) else ""
     head = ["Method", "Clients", "How many", "Global model", "Own model", "Gain", "Better", "Worse"]
     return section("What clients gain from personal models", Table(head, rows).html(caption))
@@ -57,11 +68,13 @@ def _personal_rows(method: Method, split: str, metric: str) -> list[Row]:
             by_group.setdefault(names.get(gain.group, gain.group), []).append(gain)
     rows: list[Row] = []
     for group, parts in by_group.items():
+        if len(parts) < len(method.runs):  # a seed may have too few clients for thirds
+            continue
         means = [[g.alone for g in parts], [g.own for g in parts], [sign * (g.own - g.alone) for g in parts]]
         counts = [[g.gained for g in parts], [g.lost for g in parts]]
         cells = [over_seeds(values, scale) for values in means]
         cells += [over_seeds(n) if len(n) > 1 else Value(f"{n[0]:,}") for n in counts]
-        rows.append([method.name, group, Value(f"{parts[0].clients:,}"), *cells])
+        rows.append([method.name, group, Value(extent(gain.clients for gain in parts)), *cells])
     return rows
 
 
@@ -174,19 +187,21 @@ def newcomers(subject: Comparison) -> str:
         return ""
     head = ["Method", "Clients", "How many", *formatting.COMPARED.values()]
     unit = " in percent (variance: %²)" if subject.is_share else ""
-    over = "; ± over seeds" if subject.seeds > 1 else ""
-    examples = f"over clients with {SPLIT_NAMES[subject.split]} examples"
-    caption = f"{capital(subject.quantity)} per client{unit}, {examples}{over}"
+    caption = f"{capital(subject.quantity)} per client{unit}, {_over_clients(subject)}"
     return section("Clients unseen in training", Table(head, rows).html(caption))
 
 
 def _served(name: str, kind: str, runs: tuple[RunView, ...], subject: Comparison) -> Row:
-    """A row of the comparing statistics over a group of clients, of which those count that have a value."""
+    """A row of the comparing statistics over a group of clients, and how many of these they cover."""
     stats = Method(name, runs).statistics(subject.split, subject.metric)
     cells = [over_seeds(stats[key], formatting.factor(key, subject.metric)) for key in formatting.COMPARED]
-    counts = [np.isfinite(client_values(run, subject.split, subject.metric)).sum() for run in runs]
-    count = Value(f"{counts[0]:,}") if len(set(counts)) == 1 else over_seeds(counts)
-    return [name, kind, count, *cells]
+    return [name, kind, Value(extent(stats["clients"])), *cells]
+
+
+def _over_clients(subject: Comparison) -> str:
+    """Which clients the numbers of a group cover, and that they are over seeds, for a caption."""
+    over = "; ± over seeds" if subject.seeds > 1 else ""
+    return f"over clients with {SPLIT_NAMES[subject.split]} examples{over}"
 
 
 def newcomers_in_words(run: RunView, split: str, metric: str) -> str:
@@ -216,18 +231,16 @@ def attacked(subject: Comparison) -> str:
     every = [run.whole or run for run in subject.runs]
     if all(run.malicious is None for run in every):
         return ""
-    rows, metric, compared = list[Row](), subject.metric, formatting.COMPARED
+    rows = list[Row]()
     groups: tuple[Group, ...] = ("all", "honest", "malicious")
     for method, group in product(subject.methods, groups):
         runs = tuple(among(run.whole or run, group) for run in method.runs)
         if all(len(run.client_ids) for run in runs):
-            stats = Method(method.name, runs).statistics(subject.split, metric)
-            cells = [over_seeds(stats[key], formatting.factor(key, metric)) for key in compared]
-            rows.append([method.name, group, Value(str(len(runs[0].client_ids))), *cells])
-    head = ["Method", "Clients", "How many", *compared.values()]
+            rows.append(_served(method.name, group, runs, subject))
+    head = ["Method", "Clients", "How many", *formatting.COMPARED.values()]
     unit = " in percent (variance: %²)" if subject.is_share else ""
-    over = "; ± over seeds" if subject.seeds > 1 else ""
-    table = Table(head, rows).html(f"{capital(subject.quantity)} per client{unit}{over}")
+    caption = f"{capital(subject.quantity)} per client{unit}, {_over_clients(subject)}"
+    table = Table(head, rows).html(caption)
     # Of several seeds, the table of further metrics has the mean.
     alone = [method for method in subject.methods if len(method.runs) == 1]
     lines = [
@@ -284,18 +297,19 @@ def available(subject: Comparison) -> str:
         return ""
     split, metric, rows = subject.split, subject.metric, list[Row]()
     for method in methods:
-        groups = [_by_availability(run) for run in method.runs]
+        runs = [chosen(run, _covers(run, split, metric)) for run in method.runs]
+        groups = [_by_availability(run) for run in runs]
         # Seeds may have other clients that were never available: only the groups that all of them have are shown.
         for name in [name for name in groups[0] if all(name in others for others in groups)]:
-            parts = [chosen(run, some[name]) for run, some in zip(method.runs, groups, strict=True)]
+            parts = [chosen(run, some[name]) for run, some in zip(runs, groups, strict=True)]
             shares = [float(np.mean(_share(part))) for part in parts]
             stats = Method(method.name, tuple(parts)).statistics(split, metric)
             cells = [over_seeds(stats[key], formatting.factor(key, metric)) for key in _SHOWN]
-            count = Value(f"{len(parts[0].client_ids):,}")
+            count = Value(extent(stats["clients"]))
             rows.append([method.name, Value(name), count, over_seeds(shares, 100.0), *cells])
     unit = "means in percent" if subject.is_share else "means"
     caption = f"{capital(subject.quantity)} by how often clients were available; {unit}, availability in percent of "
-    caption += "the rounds" + ("; ± over seeds" if subject.seeds > 1 else "")
+    caption += f"the rounds, {_over_clients(subject)}"
     head = ["Method", "Clients", "How many", "Available", *_SHOWN.values()]
     words = " ".join(availability_words(method, split, metric) for method in methods)
     return section(
@@ -324,7 +338,7 @@ def availability_words(method: Method, split: str, metric: str) -> str:
     return (
         f"{method.name}: the rank correlation (Spearman) of availability and {name} is "
         f"{over_seeds([entry['spearman'] for entry in defined]).joined()}, over "
-        f"{counted(int(defined[0]['clients']), 'client')} with {SPLIT_NAMES[split]} examples."
+        f"{extent(entry['clients'] for entry in defined)} clients with {SPLIT_NAMES[split]} examples."
     )
 
 
@@ -365,6 +379,11 @@ def differs_in_availability(run: RunView) -> bool:
 def _share(run: RunView) -> NDArray:
     assert run.availability is not None
     return run.availability
+
+
+def _covers(run: RunView, split: str, metric: str) -> NDArray:
+    """Which clients the statistics of a metric cover, bool ``(K,)``: those with examples for which it is defined."""
+    return has_examples(run, split) & ~undefined_at(run, split, metric)
 
 
 def _by_availability(run: RunView) -> dict[str, NDArray]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.report import RunView, gains, in_words, read_clients_csv, write_clients_csv
+from evenhand.report import RunView, compare, gains, in_words, read_clients_csv, write_clients_csv
+from evenhand.report._families import attacked, available, personal
 from evenhand.report.draw import edges
 
 pytestmark = pytest.mark.draws
@@ -217,3 +219,47 @@ def test_each_accuracy_over_few_examples_has_a_bin_of_its_own(rows: int) -> None
     values = np.arange(rows + 1) / rows
     counts, _ = np.histogram(values, edges(values, "accuracy", 500, rows))
     np.testing.assert_array_equal(counts, np.ones(rows + 1))
+
+
+# --- how many clients a row covers -----------------------------------------------------------------------------------
+
+
+def rows(section: str) -> list[list[str]]:
+    """The cells of each row of the section's table, without its head."""
+    lines = re.findall(r"<tr.*?</tr>", section, re.S)[1:]
+    return [
+        [re.sub("<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[dh].*?</t[dh]>", line, re.S)]
+        for line in lines
+    ]
+
+
+def test_groups_count_the_clients_with_examples_and_name_the_range_over_seeds() -> None:
+    """g has no test examples; at the second seed a has none either."""
+    first = view()._replace(info={"seed": 0}, config={"method": "f", "seed": 0, "data_seed": 0})
+    second = first._replace(
+        sizes={**first.sizes, "test": np.array([0, 5, 5, 5, 5, 5, 0])},
+        clients={
+            "test": {
+                name: np.where(np.arange(7) == 0, NAN, values)
+                for name, values in first.clients["test"].items()
+            }
+        },
+        info={"seed": 1},
+        config={"method": "f", "seed": 1, "data_seed": 1},
+    )
+    caption = "over clients with test examples; ± over seeds"
+
+    text = personal(compare({"f": [first, second]}))
+    assert caption in text and [row[1:3] for row in rows(text)] == [["all", "5 to 6"]], "five make no thirds"
+
+    malicious = np.array([False] * 5 + [True] * 2)
+    text = attacked(compare({"f": [run._replace(malicious=malicious) for run in (first, second)]}))
+    assert caption in text
+    assert [row[1:3] for row in rows(text)] == [["all", "5 to 6"], ["honest", "4 to 5"], ["malicious", "1"]]
+
+    often = np.array([0.0, 0.5, 0.5, 0.5, 0.5, 0.0, 1.0])
+    text = available(compare({"f": [run._replace(availability=often) for run in (first, second)]}))
+    assert caption in text
+    # g alone was always available: of the clients that count, all others were there as often as each other.
+    assert [row[1:4] for row in rows(text)] == [["never", "1 to 2", "0 ± 0"], ["available", "4", "50.00 ± 0"]]
+    assert "over 5 to 6 clients with test examples." in text
