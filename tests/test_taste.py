@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "privacy": _WORK | {"aggregators", "algorithms", "risks", "secure"},
     "build": {"aggregators", "algorithms", "privacy"},
     "evaluation": _METHODS | {"data", "devices", "models"},
-    "report": {"_figure", "errors", "evaluation", "notebook", "text", "_version"},
+    "report": {"_figure", "errors", "evaluation", "notebook", "records", "text", "_version"},
     "watch": {"errors"},
     "simulation": _MEASURED | {"_version", "live", "memory", "privacy", "records", "report", "watch"},
     "sklearn": {"errors"},

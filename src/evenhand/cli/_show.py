@@ -33,7 +33,6 @@ from evenhand.expressions.kinds import factory_of, ignored_plugins, kind_of, nam
 from evenhand.local import Schedule, Work
 from evenhand.models.losses import Loss
 from evenhand.privacy import AdaptiveClip
-from evenhand.records import replacing, writing
 from evenhand.report import compare, figures, write_report
 from evenhand.simulation.folder import REPORT
 from evenhand.studies import load
@@ -122,8 +121,7 @@ class ReportCommand:
             load(self.run).report(path)
         else:
             views = [saved.view for saved in load_saved([self.run])]
-            with writing(path), replacing(path) as temporary:
-                write_report(temporary, views, metric=self.headline)
+            write_report(path, views, metric=self.headline)
         print(visible(path))
         return 0
 

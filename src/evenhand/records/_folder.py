@@ -180,14 +180,18 @@ def replacing(path: Path) -> Generator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces the file in one step.
+    """Replaces the file in one step; writes to what is no file, such as ``/dev/null``.
 
     Raises:
       OSError: it cannot be written; ``path`` is as it was.
     """
+    # Lone surrogates, which UTF-8 does not have, are escaped.
+    data = text.encode("utf-8", "backslashreplace")
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
     with replacing(path) as temporary:
-        # Lone surrogates, which UTF-8 does not have, are escaped.
-        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))
+        temporary.write_bytes(data)
 
 
 @contextmanager

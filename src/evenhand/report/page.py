@@ -19,6 +19,7 @@ from evenhand import notebook
 from evenhand._version import __version__
 from evenhand.errors import StorageError
 from evenhand.evaluation import SPLIT_NAMES, SPLITS, column
+from evenhand.records import write_text
 from evenhand.report import _comparison, _families, _levels, _private, _view, formatting, tables
 from evenhand.report._comparison import Comparison, Method, caution, compare, tail_name, verdict
 from evenhand.report._view import Runs, RunView, honest
@@ -37,7 +38,7 @@ def write_report(
     It is about the metric that :func:`~evenhand.report.compare` chooses, on test examples if there are any.
 
     Args:
-      path: the file to write; its folder is created if needed.
+      path: the file to write, which is replaced in one step; its folder is created if needed.
       runs: one run, or several to be compared: a :class:`~evenhand.simulation.Run` or its view, a list of them, or a
         mapping from names to a run or to runs (one per seed).  Runs that differ only in their seeds are shown as one
         method; see :func:`~evenhand.report.compare`.
@@ -53,7 +54,7 @@ def write_report(
     text, path = page(_view.views(runs), title, metric), ReportPath(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        write_text(path, text)
     except OSError as error:
         fault = f"The page could not be written to {path} ({error.strerror or error}): name a file."
         raise StorageError(fault) from error

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import errno
 import html
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -19,7 +22,7 @@ from reported import view
 from rich.console import Console
 
 from evenhand.cli._terminal import show_comparison
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, StorageError
 from evenhand.evaluation import CLASS_COLUMNS, RAREST, summarize
 from evenhand.report import RunView, compare, read_clients_csv, tables, write_clients_csv, write_report
 
@@ -231,6 +234,35 @@ def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EvenhandError, match="No split has a loss per client in every run"):
         write_report(tmp_path / "report.html", [view()._replace(clients={})])
     assert not (tmp_path / "report.html").exists()
+
+
+def test_a_full_disk_leaves_the_page_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_report(tmp_path / "report.html", [view()])
+    page, write = path.read_bytes(), Path.write_bytes
+
+    def full(path: Path, content: bytes) -> None:
+        write(path, content[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(
+            StorageError, match=r"The page could not be written to .*\(No space left on device\)"
+        ):
+            write_report(path, [view(seed=1)])
+    assert path.read_bytes() == page and list(tmp_path.iterdir()) == [path]
+    assert write_report(path, [view(seed=1)]).read_bytes() != page
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no named pipes in folders")
+def test_a_page_goes_to_what_is_no_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(pipe.read_bytes)
+        write_report(pipe, [view()])
+        assert b"</html>" in reader.result(60)
+    assert pipe.is_fifo()
 
 
 def test_the_table_of_clients_has_one_line_per_client(tmp_path: Path) -> None:
