@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
+from evenhand.errors import StorageError
 from evenhand.records import LOCK, held, uninterrupted
 from evenhand.simulation.folder import condition_of
 from nursery import Child, Nursery
@@ -116,6 +118,28 @@ def test_a_folder_that_was_made_to_be_held_is_removed_if_nothing_was_written(tmp
     with held(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / LOCK).exists()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no limit for the size of files")
+def test_a_full_disk_is_one_sentence_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The name of the process cannot be written into the lock, which is then held by nobody."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with (
+            pytest.raises(
+                StorageError, match=r"b cannot be written to \(File too large\): name another folder"
+            ),
+            held(tmp_path / "a" / "b"),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    with held(tmp_path / "a" / "b"):
+        assert f"process {os.getpid()} on" in (tmp_path / "a" / "b" / LOCK).read_text()
 
 
 # --- processes that compete ---------------------------------------------------------------------------------------

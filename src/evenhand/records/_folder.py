@@ -34,6 +34,8 @@ _TRIES = 1000
 
 _TAKEN = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
 
 class FolderInUse(StorageError):
     """Another process holds the folder: it may be free later."""
@@ -65,16 +67,13 @@ def held(folder: str | Path) -> Generator[None]:
     """
     folder = Path(folder).absolute()
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    file = _taken(folder)
     try:
-        yield
+        file = _taken(folder)
+        try:
+            yield
+        finally:
+            _release(folder / LOCK, file)
     finally:
-        path = folder / LOCK
-        if sys.platform == "win32":  # Windows removes no open file
-            file.close()
-        with suppress(OSError):
-            path.unlink()
-        file.close()
         for empty in made:
             with suppress(OSError):
                 empty.rmdir()
@@ -92,9 +91,7 @@ def _taken(folder: Path) -> BinaryIO:
             missing = error
             continue
         except OSError as error:
-            raise StorageError(
-                f"{folder} cannot be written to ({error.strerror or error}): name another folder."
-            ) from error
+            raise _unwritable(folder, error) from error
         missing = None
         try:
             _lock(file)
@@ -106,16 +103,34 @@ def _taken(folder: Path) -> BinaryIO:
                 raise FolderInUse(
                     f"{folder} is in use by {holder}: wait until that ends, or name another folder."
                 ) from None
-        with suppress(FileNotFoundError):
+        try:
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                 file.flush()
                 return file
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            _release(path, file)
+            raise _unwritable(folder, error) from error
         file.close()  # its holder has just removed it
     if missing is not None:
         raise StorageError(f"{folder} cannot be made ({missing.strerror}): name another folder.")
     raise StorageError(f"{folder} is in use by one process after another: name another folder.")
+
+
+def _unwritable(folder: Path, error: OSError) -> StorageError:
+    cure = "free some space, or name" if error.errno in _FULL else "name"
+    return StorageError(f"{folder} cannot be written to ({error.strerror or error}): {cure} another folder.")
+
+
+def _release(path: Path, file: BinaryIO) -> None:
+    """Removes the lock file and closes it, which on a full disk fails once more to write what it holds."""
+    steps = [path.unlink, file.close]
+    for step in steps[::-1] if sys.platform == "win32" else steps:  # Windows removes no open file
+        with suppress(OSError):
+            step()
 
 
 if sys.platform == "win32":

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from jax import lax
 
 from evenhand.devices import copies, here
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, StorageError
 from evenhand.rounds import RoundState
 from evenhand.types import Array, PyTree
 
@@ -154,7 +154,7 @@ def _room(path: Path | None, shape: tuple[int, ...], dtype: Any) -> NDArray:
         path.unlink(missing_ok=True)
         return np.memmap(path, dtype, "w+", shape=shape)
     except OSError as error:
-        raise EvenhandError(f"Clients' states cannot be kept in {path.parent}: {error.strerror}.") from error
+        raise StorageError(f"Clients' states cannot be kept in {path.parent}: {error.strerror}.") from error
 
 
 # --- handed out with a result -----------------------------------------------------------------------------------------

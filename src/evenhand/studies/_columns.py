@@ -7,6 +7,7 @@ workers share, so whoever gets a column continues where the last one stopped.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -56,6 +57,13 @@ class Planned(NamedTuple):
     new_data: bool
 
 
+_OF_THE_MACHINE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE),
+    *(errno.EMFILE, errno.ENFILE),
+}
+"""The system's errors about disks that are full or fail, and about too many open files: a run may succeed later."""
+
+
 def trained(
     runs: Sequence[Planned], wanted: Collection[int], measured: Measurements
 ) -> Iterator[tuple[int, Run | Exception, Outcome | None]]:
@@ -67,12 +75,17 @@ def trained(
       measured: measures them.
 
     Raises:
-      StorageError: a state could not be written or read, which is no result of a run.
+      StorageError: a state could not be written or read, or a disk is full or fails, which is no result of a run.
     """
     for place, result in iterate_many([run.job for run in runs], wanted):
+        setting, seed, job, new_data = runs[place]
         if isinstance(result, StorageError):
             raise result
-        setting, seed, job, new_data = runs[place]
+        if isinstance(result, OSError) and result.errno in _OF_THE_MACHINE:
+            raise StorageError(
+                f"{setting}, seed {seed}, ended with an error of the system ({result.strerror or result}): remove its "
+                "cause, such as a full disk, and start again; finished runs are kept."
+            ) from result
         measures = measured.take(setting, seed, result)
         has_ended = isinstance(result, Exception) or result.info["rounds"] == job.rounds
         outcome = Outcome.of(setting, seed, result, measures, new_data=new_data) if has_ended else None

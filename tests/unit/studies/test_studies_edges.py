@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from dataclasses import replace
@@ -496,22 +497,42 @@ def test_columns_of_a_frame_are_of_one_type() -> None:
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_ends_a_study_and_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        StorageError("The state could not be saved (No space left): make room."),
+        OSError(errno.ENOSPC, "No space left"),
+        OSError(errno.EDQUOT, "No space left"),
+    ],
+)
+def test_a_full_disk_ends_a_study_and_is_no_result(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Started again with room, it makes the runs that were lost."""
-    methods, error = {"f": fedavg(0.1)}, StorageError("The state could not be saved: make room.")
-    real = _columns.iterate_many
+    methods, real = {"f": fedavg(0.1)}, _columns.iterate_many
 
     def full(jobs: Any, wanted: Any) -> Any:
         yield 0, error
 
     monkeypatch.setattr(_columns, "iterate_many", full)
-    with pytest.raises(StorageError, match="make room"):
+    with pytest.raises(StorageError, match=r"\(No space left\): "):
         study(methods, DATA, folder=tmp_path / "a", **HOW)
     assert not list((tmp_path / "a").rglob("result.json"))
     monkeypatch.setattr(_columns, "iterate_many", real)
     assert {each.status for each in study(methods, DATA, folder=tmp_path / "a", **HOW).outcomes} == {"done"}
     with pytest.raises(eh.EvenhandError, match="cannot be written to"):
         study(methods, DATA, folder=tmp_path / "a" / "study.json" / "b", **HOW)
+
+
+def test_another_error_of_the_system_is_the_result_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a file that a method misses, which is missing next time, too."""
+
+    def missing(jobs: Any, wanted: Any) -> Any:
+        yield from ((place, FileNotFoundError(errno.ENOENT, "No such file")) for place in wanted)
+
+    monkeypatch.setattr(_columns, "iterate_many", missing)
+    outcomes = study({"f": fedavg(0.1)}, DATA, **HOW).outcomes
+    assert {outcome.status for outcome in outcomes} == {"failed"} and "No such file" in outcomes[0].reason
 
 
 def test_settings_of_like_names_have_places_of_their_own_and_classes_come_back(tmp_path: Path) -> None:
