@@ -110,6 +110,7 @@ def findings(
     others = tuple(finding for finding in (schedule, *clients, guarantee, scales) if finding)
     if not len(history["round"]) or history["round"][-1] < 1:
         return others
+    history = _since_measured(history)
     if rejected := _rejected(history, per_round, scaled=scaled):
         others = (rejected, *others)
         # Without any accepted upload nothing was learnt, and only the uploads can say why.
@@ -129,6 +130,15 @@ def findings(
     else:
         worst = worst or _constant(constant(), noun)
     return (worst, *others) if worst else others
+
+
+def _since_measured(history: Columns) -> Columns:
+    """From the first training loss that is a number on: on a network, nobody may have answered before.
+
+    All of it where none is, since that is a divergence.
+    """
+    first = int(np.argmax(np.isfinite(np.asarray(history.get("train_loss", [0.0]), np.float64))))
+    return {name: values[first:] for name, values in history.items()}
 
 
 def no_guarantee(needs: Sequence[Need], cohort: int | None, reported: NDArray | None) -> Finding | None:
@@ -204,7 +214,7 @@ def _diverged(history: Columns, blank: float, cure: _Cure, *, may_rise: bool) ->
     The rule: at the last evaluation, the loss of some split is NaN or infinite; or each of the last three evaluations
     after round 0 is at least 3 times the floor; or the last one is at least 100 times the floor.  The floor is the
     larger of the lowest training loss of any evaluation and the loss of a model that knows nothing (where unknown, the
-    loss at round 0), and at least 1e-6.
+    first training loss that is a number), and at least 1e-6.
 
     So a loss that starts near 0 may rise to three times that of a model that knows nothing; so may a loss that a fair,
     robust or private method trades for something else; and one bad round, in the middle or among the last three, is a
@@ -238,10 +248,8 @@ def _not_finite(history: Columns, split: str, cure: _Cure) -> Finding | None:
 
 def _risen(history: Columns, blank: float, cure: _Cure) -> Finding | None:
     """The training loss, which is finite at the end, is far above its floor (:func:`_diverged`)."""
-    rounds, loss = history["round"], np.asarray(history["train_loss"], np.float64)
-    if (
-        len(loss) < 2
-    ):  # as of a client that has been restarted: there is nothing that it could have risen from
+    rounds, loss = history["round"], np.asarray(history.get("train_loss", ()), np.float64)
+    if len(loss) < 2:  # after a restart, or where nobody answered: there is nothing to compare it with
         return None
     finite = np.where(np.isfinite(loss), loss, np.inf)
     floor = max(float(np.min(finite)), blank if blank > 0 else float(finite[0]), _TINY)
@@ -275,9 +283,10 @@ def _unmoved(history: Columns, per_round: Columns) -> Finding | None:
     """Training has changed nothing.
 
     The rule: at every evaluation, each split's loss differs from its value at round 0 by at most 1e-5 of that value,
-    and the training loss is not 0, where nothing would be left to learn; or no client reported in any round.
+    and the training loss is not 0, where nothing would be left to learn; or no client reported in any round.  Where
+    the training loss at round 0 is unknown, the first evaluation that has one takes its place, if there are later ones.
     """
-    rounds, loss = int(history["round"][-1]), float(history["train_loss"][0])
+    rounds, losses = int(history["round"][-1]), np.asarray(history.get("train_loss", ()), np.float64)
     reported = per_round.get("reported")
     if reported is not None and len(reported) and not np.any(reported) and _is_still(history):
         text = (
@@ -286,10 +295,14 @@ def _unmoved(history: Columns, per_round: Columns) -> Finding | None:
             "Change these conditions, or use a method that keeps partial work, such as FedProx."
         )
         return Finding("unmoved", text)
-    if loss == 0 or not _is_still(history):
+    if len(losses) < 2 or losses[0] == 0 or not _is_still(history):
         return None
     norms = [values for name, values in per_round.items() if name.startswith("update_norm")]
-    text = f"The model did not change: after {rounds} rounds the training loss is {_text(loss)}, as before the first"
+    first = int(history["round"][0])
+    text = (
+        f"The model did not change: after {rounds} rounds the training loss is {_text(float(losses[0]))}, as "
+        f"{f'after {first}' if first else 'before the first'}"
+    )
     if norms and not any(np.any(values) for values in norms):
         text += (
             ", and every update had norm 0. Check that the clients' step size is not 0, that the loss depends on "
@@ -301,7 +314,7 @@ def _unmoved(history: Columns, per_round: Columns) -> Finding | None:
 
 
 def _is_still(history: Columns) -> bool:
-    """Whether no loss of any split has changed since round 0."""
+    """Whether no loss of any split has changed since the first evaluation."""
     columns = [np.asarray(history[name]) for name in _LOSSES if name in history]
     return not any(np.any(np.abs(x - x[0]) > _STILL * np.abs(x[0])) for x in columns)
 

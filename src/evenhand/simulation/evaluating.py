@@ -7,6 +7,7 @@ Where the method does that, each client adapts its model to its rows first (:fun
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
@@ -429,7 +430,8 @@ def _drawn(clients: int, seed: int, asked: int | None) -> NDArray | None:
 
 def _index(model: Model, split: Split, classes: int | None) -> ClassIndex | None:
     """Which clients have rows of which classes, where rows have classes and the model measures accuracy."""
-    if classes is None or "accuracy" not in model.metrics or split.y.size != split.rows:
+    # By the shape of a label, since a split without rows has as many numbers as rows.
+    if classes is None or "accuracy" not in model.metrics or math.prod(split.y.shape[1:]) != 1:
         return None
     return evaluation.index_classes(split.y, split.offsets, classes)
 

@@ -169,6 +169,26 @@ def test_a_model_that_has_not_moved_is_explained_where_the_cause_is_known():
     assert kinds(history(2.0, 1.0), per_round=zero_updates) == []
 
 
+def test_evaluations_before_the_first_number_are_left_out():
+    """As of a network, on which nobody has answered: there is no number yet that could stay or rise."""
+    nan = math.nan
+    assert (
+        kinds(history(nan, 1.1, 1.0)) == kinds(history(nan, 1.1)) == kinds(history(nan, 1.0, 0.9, 0.8)) == []
+    )
+    (finding,) = found(history(nan, nan, 1.1, 1.1, rounds=[0, 5, 10, 15]))
+    assert finding.kind == "unmoved"
+    assert "after 15 rounds the training loss is 1.1, as after 10. Try" in finding.sentence
+    assert kinds(history(nan, 1.0, 4.0, 5.0, 6.0), blank=0.0) == ["diverged"]
+    assert kinds(history(nan, nan)) == ["diverged"]  # where there is none at all, they are
+
+
+def test_a_run_without_losses_has_no_finding_about_them():
+    """Its clients have kept them."""
+    rounds = {"round": np.arange(3)}
+    assert kinds(rounds) == []
+    assert kinds(rounds, per_round={"reported": np.zeros(2)}) == ["unmoved"]
+
+
 # --- unmeasured --------------------------------------------------------------------------------------------------
 
 

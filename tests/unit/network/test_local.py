@@ -190,6 +190,23 @@ def test_training_starts_from_a_given_model():
     assert np.max(np.abs(usual.params["b"] - deployed.params["b"])) > 1.0
 
 
+def test_several_labels_per_example_are_measured_beside_an_empty_split():
+    """A split without examples has as many labels as examples, which are no classes for that."""
+    rng = np.random.default_rng(0)
+
+    def split(rows):
+        x, y = (rng.integers(0, 7, (2 * rows, 5)).astype(np.int32) for _ in range(2))
+        return eh.data.Split(x, y, np.array([0, rows, 2 * rows]))
+
+    data = eh.data.FederatedDataset(split(4), split(0), split(2), client_ids=("a", "b"))
+    model = eh.models.transformer(vocabulary=7, width=4, heads=1, layers=1, length=5, predicts="all")
+    method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1, batch_size=3))
+    simulated, deployed = (train(method, data, rounds=1) for train in (eh.simulate, eh.network.local))
+    assert simulated.classes == deployed.classes == {}
+    for column in ("train_loss", "test_loss", "test_accuracy"):
+        assert_close(simulated.history[column], deployed.history[column], column)
+
+
 # --- what no network can do -------------------------------------------------------------------------------------------
 
 REFUSED = {
