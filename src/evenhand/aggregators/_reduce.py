@@ -463,4 +463,5 @@ def _joined(summations: Sequence[Summation]) -> Summation | None:
         anything=None,
         in_limbs=all(part.in_limbs for part in summations),
         fewest=max(part.fewest for part in summations),
+        clip=None,
     )

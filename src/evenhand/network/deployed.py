@@ -217,7 +217,7 @@ def _server(
     sizes = np.array([met[client].sizes for client in range(clients)], np.int64).reshape(-1, 3)
     algorithm = build(form)
     slots = slots_of(algorithm, clients, file.cohort)
-    check_masked(algorithm, slots, file.colluding)
+    check_masked(algorithm, clients, slots, file.colluding)
     terms = Terms(
         run=file.run,
         method=file.text,

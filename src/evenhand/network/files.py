@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from evenhand import records
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.network import certificates
-from evenhand.network.keeping import MOST_CLASSES, MOST_EXAMPLES, Allowed
+from evenhand.network.terms import MOST_CLASSES, MOST_EXAMPLES, Allowed
 from evenhand.wire.identities import (
     Identity,
     certificate_of,

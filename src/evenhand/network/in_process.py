@@ -13,10 +13,10 @@ from evenhand.data import FederatedDataset
 from evenhand.network.carriers import Answers
 from evenhand.network.compiled import methods_of
 from evenhand.network.exchanging import Patience
-from evenhand.network.keeping import Allowed, MemoryStore
+from evenhand.network.keeping import MemoryStore
 from evenhand.network.node import Node
 from evenhand.network.server import Server, run_from
-from evenhand.network.terms import Terms, is_masked
+from evenhand.network.terms import Allowed, Terms, is_masked
 from evenhand.rounds import RoundState
 from evenhand.simulation import Job, Run, check_job
 from evenhand.streams import Purpose, keys_of, stream

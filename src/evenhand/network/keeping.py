@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -16,9 +15,6 @@ from evenhand.types import Key, PyTree
 from evenhand.wire.messages import Packet, packed, unpacked, whole
 
 __all__ = [
-    "MOST_CLASSES",
-    "MOST_EXAMPLES",
-    "Allowed",
     "ClientRecord",
     "FileStore",
     "MemoryStore",
@@ -28,37 +24,6 @@ __all__ = [
     "record_from",
     "record_message",
 ]
-
-
-MOST_EXAMPLES = 10**6
-"""Of one client, if a federation's files say nothing else."""
-
-MOST_CLASSES = 10**5
-"""Of labels, and of tokens, likewise: a model has weights for each of them."""
-
-
-class Allowed(NamedTuple):
-    """What a client's own file allows.
-
-    Attributes:
-      cohort: the fewest clients that may be drawn in a round in which it works.
-      noise_multiplier: the least of any release of the method, which may be below the argument of the method.
-      epsilon: the most that the method may spend in the whole run; against the server if clients add the noise.
-      clip: the largest norm of an upload.
-      most_examples: of the largest client, to which all pad their own.
-      metrics: whether its losses and metrics may leave it.
-      histogram: whether its accuracy may be counted in a histogram under a secure sum.
-      test_keys: whether all its keys, those of noise included, may come from a seed that the server knows.
-    """
-
-    cohort: int = 1
-    noise_multiplier: float = 0.0
-    epsilon: float = math.inf
-    clip: float = math.inf
-    most_examples: int = MOST_EXAMPLES
-    metrics: bool = False
-    histogram: bool = False
-    test_keys: bool = False
 
 
 class StateStore(Protocol):

@@ -28,7 +28,7 @@ from evenhand.errors import EvenhandError
 from evenhand.evaluation import private_metrics
 from evenhand.network.carriers import Log
 from evenhand.network.compiled import ClientMethod
-from evenhand.network.keeping import Allowed, ClientRecord, StateStore, adapt_key, record_from, record_message
+from evenhand.network.keeping import ClientRecord, StateStore, adapt_key, record_from, record_message
 from evenhand.network.measuring import Evaluated, Measuring, served_message
 from evenhand.network.summing import (
     COUNTED,
@@ -41,17 +41,19 @@ from evenhand.network.summing import (
 )
 from evenhand.network.terms import (
     Agreed,
+    Allowed,
     Terms,
-    guarantee_to_client,
+    check_epsilon,
+    check_method,
+    check_terms,
     is_masked,
     is_published,
     occasion_of_sum,
     sum_form_of,
 )
-from evenhand.privacy import account
 from evenhand.rounds import Wire
 from evenhand.streams import Keys, keys_of, wrapped_key
-from evenhand.types import Aggregator, Array, Key, PyTree, Sum, Upload
+from evenhand.types import Array, Key, PyTree, Sum, Upload
 from evenhand.wire.identities import Identity
 from evenhand.wire.messages import Packet, PacketError, decode, encode, packed, unpacked, whole
 from evenhand.wire.secure_sums import Protection
@@ -124,7 +126,7 @@ class Node:
         # last of these passes.
         self._upload: tuple[int, int, Upload] | None = None
         self._passed = 0
-        self._summing = Summing(identity, protection)
+        self._summing, self._colluding = Summing(identity, protection), protection.colluding
         self._adding = Scaling(data, self._summing, store, allowed.cohort)
         # The tag of the latest evaluation whose metric may be counted, the rounds before it, and what it adds.
         self._counting: tuple[int, int, NDArray] | None = None
@@ -221,17 +223,8 @@ class Node:
                 f"The server begins run {terms.run!s:.40}, and this client keeps the state of run "
                 f"{kept.terms.run!s:.40}: move its state away before another run begins, or resume that run."
             )
-        if terms.seed is not None and not self._allowed.test_keys:
-            raise Refusal(
-                "The server asks for keys from a seed that it knows, with which it could subtract this client's noise: "
-                "a client agrees only if its own file says test_keys = true."
-            )
+        check_terms(self._allowed, terms)
         data = scaled(self._raw, terms.scale)
-        if terms.capacity > self._allowed.most_examples:
-            raise Refusal(
-                f"The largest client has {terms.capacity:,} examples, to which this client would have to pad its own; "
-                f"its file allows {self._allowed.most_examples:,}: raise most_examples there."
-            )
         if not 0 <= client < terms.clients or terms.capacity < self._data.train.rows:
             raise Refusal(
                 "The terms of the run do not fit this client: its number or its examples are not in them."
@@ -252,7 +245,7 @@ class Node:
                 "run."
             )
         method = self._methods(terms)
-        self._check_privacy(method.agreed)
+        self._check_allowed(method.agreed)
         # Once a message of the run was answered, its state is more than the initial model, even while work is pending.
         if kept is None or kept.tag < 0:
             start = unpacked(message.arrays, method.agreed.params, "the initial model")
@@ -270,37 +263,9 @@ class Node:
         self._method, self._data, self._rows, self._measuring = method, data, None, None
         return Packet("agreed", {"schema": method.agreed.schema})
 
-    def _check_privacy(self, agreed: Agreed) -> None:
+    def _check_allowed(self, agreed: Agreed) -> None:
         """The method protects this client as its own file asks."""
-        promise, allowed = agreed.algorithm.privacy, self._allowed
-        if allowed.noise_multiplier <= 0 and math.isinf(allowed.epsilon):
-            return
-        if promise is None:
-            raise Refusal(
-                f"{agreed.algorithm.name} guarantees no differential privacy, but this client's file asks for it: "
-                "deploy a private method."
-            )
-        releases = promise.releases(agreed.terms.rounds)
-        least = min((release.noise_multiplier for release in releases), default=math.inf)
-        if least < allowed.noise_multiplier:
-            raise Refusal(
-                f"The noise of a release is {least:g} times its sensitivity, and this client's file asks for a "
-                f"noise_multiplier of at least {allowed.noise_multiplier:g}: deploy the method with more noise."
-            )
-        self._check_epsilon(agreed, agreed.terms.rounds, "The run would spend")
-
-    def _check_epsilon(self, agreed: Agreed, count: int, begin: str) -> None:
-        """So many rounds spend no more than its own file allows."""
-        (promise, against), most = guarantee_to_client(agreed.algorithm), self._allowed.epsilon
-        if promise is None or math.isinf(most):
-            return
-        units = agreed.terms.clients if promise.unit == "client" else max(self._data.train.rows, 2)
-        spent = account(promise, rounds=count, units=units).epsilon
-        if not spent <= most:
-            raise Refusal(
-                f"{begin} epsilon {spent:.3g}{against}, and this client's file allows {most:g}: deploy the method with "
-                "more noise or fewer rounds."
-            )
+        check_method(self._allowed, self._colluding, agreed, int(self._data.train.rows))
 
     def _placed(self, kept: ClientRecord, agreed: Agreed, place: tuple[int, int]) -> ClientRecord:
         """Counts work in a round and phase: where it has worked before, that is one release more than agreed on."""
@@ -314,7 +279,8 @@ class Node:
                 f"with new noise: it does so at most {most} times in a run."
             )
         begin = f"The server repeats round {place[0] + 1}, with which the run would spend"
-        self._check_epsilon(agreed, agreed.terms.rounds + kept.repeats, begin)
+        rows = int(self._data.train.rows)
+        check_epsilon(self._allowed, agreed, rows, agreed.terms.rounds + kept.repeats, begin)
         return kept
 
     # One exchange.
@@ -355,7 +321,7 @@ class Node:
             )
         aggregator = agreed.algorithm.phases[index].aggregator
         if not isinstance(aggregator, Sum) or aggregator.compression is not None:
-            self._check_norm(done.delta, aggregator)
+            _check_norm(done.delta, self._allowed.clip)
             self._keep(kept)  # on disk before anything leaves the client, so that no kill makes it work twice
             return Packet("worked", {}, (*packed(done.report), *packed(done.delta)))
         weight = done.report.weight
@@ -475,32 +441,16 @@ class Node:
         """What the client adds to the sum of a pass, of which the server has published ``arrays``."""
         public = unpacked(arrays, method.agreed.wires[index].published, "what the server publishes")
         key = jax.random.fold_in(self._lift_key(kept, method, index, round), number)
-        lifted = method.parts[index].lift(upload, public, jnp.int32(round), key)
-        aggregator, sent = method.agreed.algorithm.phases[index].aggregator, lifted
-        if is_masked(aggregator) and math.isfinite(self._allowed.clip):
-            assert isinstance(aggregator, Sum) and aggregator.summation is not None
-            if (numbers := aggregator.summation.numbers) is None:
-                raise Refusal(
-                    "This client's file limits the clip, which cannot be checked in this method's sums."
-                )
-            sent = numbers(upload, public, key)  # the real numbers of which the lifted ones are whole
-        self._check_norm(sent, aggregator)
-        return lifted
-
-    def _check_norm(self, lifted: PyTree, aggregator: Aggregator) -> None:
-        """What is sent is no larger than the method says: the clip is published by the server, who may lie."""
-        leaves = jax.tree.leaves(lifted)
-        is_real = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+        part, aggregator = method.parts[index], method.agreed.algorithm.phases[index].aggregator
+        lifted = part.lift(upload, public, jnp.int32(round), key)
+        # The server publishes the clip, and may lie.
         bound = aggregator.sensitivity if isinstance(aggregator, Sum) else None
-        largest = min(math.inf if bound is None else bound, self._allowed.clip)
-        if not is_real or math.isinf(largest):
-            return
-        norm = float(tree.norm(lifted))
-        if not norm <= largest * (1 + 1e-5):
-            raise Refusal(
-                f"The upload has norm {norm:.4g} with the clip that the server has published, and this client sends at "
-                f"most {largest:g}: deploy the method with a smaller clip."
-            )
+        if bound is not None and all(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(lifted)):
+            _check_norm(lifted, bound)
+        if not math.isinf(self._allowed.clip):
+            # Masks may hide it; the method was then compared with the file before the run.
+            _check_norm(part.update(upload, public, key), self._allowed.clip)
+        return lifted
 
     def _settle(self, message: Packet) -> Packet:
         kept, _ = self._opened(message)
@@ -660,13 +610,17 @@ class Node:
                 terms = Terms.from_json(message.fields["terms"])
                 self._method = method = self._methods(terms)
                 self._data = scaled(self._raw, terms.scale)
-                self._kept = record_from(message, terms, method.agreed.state)
+                kept = record_from(message, terms, method.agreed.state)
             except (PacketError, KeyError, TypeError, ValueError, OverflowError) as error:
                 raise Refusal(
                     f"The client's state is damaged ({error}): restore it from a backup, or move it away and begin "
                     "another run.",
                     "disk",
                 ) from None
+            # The file may have become stricter since the client agreed.
+            check_terms(self._allowed, terms)
+            self._check_allowed(method.agreed)
+            self._kept = kept
         return self._kept
 
     def _keep(self, kept: ClientRecord) -> None:
@@ -677,6 +631,18 @@ class Node:
         """
         self._store.write(encode(record_message(kept)))
         self._kept = kept
+
+
+def _check_norm(numbers: PyTree, largest: float) -> None:
+    """What is sent is no larger than the method and the client's file say."""
+    if math.isinf(largest):
+        return
+    norm = float(tree.norm(numbers))
+    if not norm <= largest * (1 + 1e-5):
+        raise Refusal(
+            f"The upload has norm {norm:.4g} with the clip that the server has published, and this client sends at "
+            f"most {largest:g}: deploy the method with a smaller clip."
+        )
 
 
 def _wrapped(message: Packet) -> Key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,22 +18,39 @@ from evenhand._jaxpr.programs import used_inputs
 from evenhand._version import __version__
 from evenhand.data import Form
 from evenhand.errors import EvenhandError
+from evenhand.privacy import account
 from evenhand.rounds import Wire
 from evenhand.text import counted
-from evenhand.types import Aggregator, Algorithm, Params, Phase, Privacy, PyTree, Release, Sum
+from evenhand.types import (
+    Aggregator,
+    Algorithm,
+    Params,
+    Phase,
+    Privacy,
+    PyTree,
+    Release,
+    Sampling,
+    Sum,
+    Summation,
+)
 from evenhand.wire.messages import Packet, encode, packed, unpacked, whole
 from evenhand.wire.secure_sums import SumForm, sum_form
 from evenhand.wire.sum_messages import MOST_CLIENTS, Occasion
 
 __all__ = [
+    "MOST_CLASSES",
+    "MOST_EXAMPLES",
     "Agreed",
+    "Allowed",
     "Terms",
     "agree",
     "check_deployable",
+    "check_epsilon",
     "check_masked",
+    "check_method",
     "check_sum",
+    "check_terms",
     "example_rows",
-    "guarantee_to_client",
     "is_masked",
     "is_published",
     "occasion_of_sum",
@@ -199,26 +217,6 @@ def is_masked(aggregator: Aggregator) -> bool:
     return summation is not None and summation.is_secure
 
 
-def guarantee_to_client(algorithm: Algorithm) -> tuple[Privacy | None, str]:
-    """The guarantee that a client's file limits, and the words for whom it is against.
-
-    Under masked sums of noise of its clients it holds against the server.  The server draws the cohorts, so their
-    sampling hides no client from it.
-    """
-    promise = algorithm.privacy
-    if (
-        promise is None
-        or promise.unit != "client"
-        or not all(is_masked(phase.aggregator) for phase in algorithm.phases)
-    ):
-        return promise, ""
-
-    def releases(rounds: int) -> tuple[Release, ...]:
-        return tuple(release._replace(rate=1.0) for release in promise.releases(rounds))
-
-    return promise._replace(releases=releases), " against the server, which knows who takes part"
-
-
 def sum_form_of(agreed: Agreed, index: int) -> SumForm:
     """How what clients lift in a phase becomes the whole numbers of a secure sum."""
     aggregator = agreed.algorithm.phases[index].aggregator
@@ -288,29 +286,197 @@ def slots_of(algorithm: Algorithm, clients: int, cohort: int) -> int:
     return clients if cohort == 0 else min(cohort, clients)
 
 
-def check_masked(algorithm: Algorithm, slots: int, colluding: int) -> None:
-    """Refuses methods under masks whose secure sums no cohort of so many ``slots`` can meet.
+def _cohort_sizes(sampling: Sampling, clients: int, slots: int) -> tuple[int, int]:
+    """The fewest clients that a round draws, where it draws any, and the most: ``slots``."""
+    if sampling.independent:
+        return 1, slots
+    # The last cohort of a turn has those that are left.
+    return (clients % max(slots, 1) or slots) if sampling.scheduled is not None else slots, slots
+
+
+def check_masked(algorithm: Algorithm, clients: int, slots: int, colluding: int) -> None:
+    """Refuses methods under masks some of whose cohorts, out of so many clients, cannot meet a secure sum.
 
     Raises:
       EvenhandError: the method is one of them.
     """
-    if any(is_masked(phase.aggregator) for phase in algorithm.phases):
-        check_sum(algorithm.name or "This method", slots, colluding)
+    sums = [summation for summation in map(_masked, algorithm.phases) if summation is not None]
+    if not sums:
+        return
+    title, (fewest, most) = algorithm.name or "This method", _cohort_sizes(algorithm.sampling, clients, slots)
+    # A cohort of one takes no sum: nobody counts in its round.
+    if (fewest := max(fewest, 2)) < most:
+        least = max(summation.fewest for summation in sums)
+        check_sum(f"{title}, whose cohorts differ in size,", fewest, colluding, least)
+    check_sum(title, most, colluding)
 
 
-def check_sum(title: str, clients: int, colluding: int) -> None:
+def _masked(phase: Phase) -> Summation | None:
+    """How a phase is summed under masks; None: it is not."""
+    aggregator = phase.aggregator
+    return aggregator.summation if isinstance(aggregator, Sum) and is_masked(aggregator) else None
+
+
+def check_sum(title: str, clients: int, colluding: int, least: int = 2) -> None:
     """Refuses secure sums of so many clients that would be repeated for ever; ``title`` is what takes the sum.
 
     Raises:
-      EvenhandError: there are too few clients beside those that collude, or too many.
+      EvenhandError: there are fewer clients than ``least``, too few beside those that collude, or too many.
     """
     begin = f"{title} takes secure sums of {counted(clients, 'client')}"
-    if clients < colluding + 2:
+    if clients < (needed := max(least, colluding + 2)):
         raise EvenhandError(
-            f"{begin}, and with colluding = {colluding} they need at least {colluding + 2}: lower colluding, or have "
+            f"{begin}, and with colluding = {colluding} they need at least {needed}: lower colluding, or have "
             "more clients in each cohort."
         )
     if clients > MOST_CLIENTS:
         raise EvenhandError(
             f"{begin}, and at most {MOST_CLIENTS:,} can be in one: have fewer clients in each cohort."
         )
+
+
+# --- what a client's own file allows ----------------------------------------------------------------------------------
+
+
+MOST_EXAMPLES = 10**6
+"""Of one client, if a federation's files say nothing else."""
+
+MOST_CLASSES = 10**5
+"""Of labels, and of tokens, likewise: a model has weights for each of them."""
+
+
+class Allowed(NamedTuple):
+    """What a client's own file allows.
+
+    Attributes:
+      cohort: the fewest clients that may be drawn in a round in which it works.
+      noise_multiplier: the least of any release of the method, which may be below the argument of the method.
+      epsilon: the most that the method may spend in the whole run; against the server if clients add the noise.
+      clip: the largest norm of an update as it is sent, without its weight.
+      most_examples: of the largest client, to which all pad their own.
+      metrics: whether its losses and metrics may leave it.
+      histogram: whether its accuracy may be counted in a histogram under a secure sum.
+      test_keys: whether all its keys, those of noise included, may come from a seed that the server knows.
+    """
+
+    cohort: int = 1
+    noise_multiplier: float = 0.0
+    epsilon: float = math.inf
+    clip: float = math.inf
+    most_examples: int = MOST_EXAMPLES
+    metrics: bool = False
+    histogram: bool = False
+    test_keys: bool = False
+
+
+def check_terms(allowed: Allowed, terms: Terms) -> None:
+    """Refuses terms that a client's file does not allow, whatever the method.
+
+    Raises:
+      EvenhandError: the terms are such.
+    """
+    if terms.seed is not None and not allowed.test_keys:
+        raise EvenhandError(
+            "The server asks for keys from a seed that it knows, with which it could subtract this client's noise: "
+            "a client agrees only if its own file says test_keys = true."
+        )
+    if terms.capacity > allowed.most_examples:
+        raise EvenhandError(
+            f"The largest client has {terms.capacity:,} examples, to which this client would have to pad its own; "
+            f"its file allows {allowed.most_examples:,}: raise most_examples there."
+        )
+
+
+def check_method(allowed: Allowed, colluding: int, agreed: Agreed, rows: int) -> None:
+    """Refuses a method that does not protect a client with so many ``rows`` as its file asks.
+
+    Raises:
+      EvenhandError: the method is such.
+    """
+    algorithm, terms = agreed.algorithm, agreed.terms
+    _check_noise(allowed, agreed)
+    check_epsilon(allowed, agreed, rows, terms.rounds, "The run would spend")
+    _check_clip(allowed, algorithm)
+    fewest, _ = _cohort_sizes(algorithm.sampling, terms.clients, terms.slots)
+    # Its round could not count nobody instead: whether it does would depend on one client, and no noise hides that.
+    if fewest < allowed.cohort:
+        raise EvenhandError(
+            f"A round of {algorithm.name} may draw only {counted(fewest, 'client')}, and this client's file asks for "
+            f"cohorts of at least {allowed.cohort}: lower cohort there, or deploy a method with larger cohorts of a "
+            "fixed size."
+        )
+    check_masked(algorithm, terms.clients, terms.slots, colluding)
+
+
+def _check_noise(allowed: Allowed, agreed: Agreed) -> None:
+    """The method guarantees privacy if the file asks for it, with as much noise as it asks for."""
+    promise = agreed.algorithm.privacy
+    if allowed.noise_multiplier <= 0 and math.isinf(allowed.epsilon):
+        return
+    if promise is None:
+        raise EvenhandError(
+            f"{agreed.algorithm.name} guarantees no differential privacy, but this client's file asks for it: "
+            "deploy a private method."
+        )
+    releases = promise.releases(agreed.terms.rounds)
+    least = min((release.noise_multiplier for release in releases), default=math.inf)
+    if least < allowed.noise_multiplier:
+        raise EvenhandError(
+            f"The noise of a release is {least:g} times its sensitivity, and this client's file asks for a "
+            f"noise_multiplier of at least {allowed.noise_multiplier:g}: deploy the method with more noise."
+        )
+
+
+def check_epsilon(allowed: Allowed, agreed: Agreed, rows: int, rounds: int, begin: str) -> None:
+    """So many rounds spend no more than the file of a client with so many ``rows`` allows.
+
+    Raises:
+      EvenhandError: they do; the sentence starts with ``begin``.
+    """
+    (promise, against), most = _guarantee_to_client(agreed.algorithm), allowed.epsilon
+    if promise is None or math.isinf(most):
+        return
+    units = agreed.terms.clients if promise.unit == "client" else max(rows, 2)
+    spent = account(promise, rounds=rounds, units=units).epsilon
+    if not spent <= most:
+        raise EvenhandError(
+            f"{begin} epsilon {spent:.3g}{against}, and this client's file allows {most:g}: deploy the method with "
+            "more noise or fewer rounds."
+        )
+
+
+def _guarantee_to_client(algorithm: Algorithm) -> tuple[Privacy | None, str]:
+    """The guarantee that a client's file limits, and the words for whom it is against.
+
+    Under masked sums of noise of its clients it holds against the server.  The server draws the cohorts, so their
+    sampling hides no client from it.
+    """
+    promise = algorithm.privacy
+    if (
+        promise is None
+        or promise.unit != "client"
+        or not all(is_masked(phase.aggregator) for phase in algorithm.phases)
+    ):
+        return promise, ""
+
+    def releases(rounds: int) -> tuple[Release, ...]:
+        return tuple(release._replace(rate=1.0) for release in promise.releases(rounds))
+
+    return promise._replace(releases=releases), " against the server, which knows who takes part"
+
+
+def _check_clip(allowed: Allowed, algorithm: Algorithm) -> None:
+    """Where masks and noise hide how long an update is, the method itself clips it as the file asks."""
+    for summation in map(_masked, algorithm.phases):
+        if summation is None or summation.numbers is not None or math.isinf(allowed.clip):
+            continue
+        if summation.clip is None:
+            raise EvenhandError(
+                f"This client's file limits the clip, which cannot be checked in the sums of {algorithm.name}: deploy "
+                "another method, or remove clip from the file."
+            )
+        if summation.clip > allowed.clip:
+            raise EvenhandError(
+                f"{algorithm.name} clips updates to {summation.clip:g}, and this client's file allows "
+                f"{allowed.clip:g}: deploy the method with a smaller clip."
+            )

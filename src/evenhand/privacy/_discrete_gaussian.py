@@ -345,7 +345,7 @@ def discrete_mean(clip: float, *, noise_multiplier: float, rate: float, fewest: 
         lift=lift,
         lower=lower,
         publish=lambda state: state.scale,
-        summation=Summation(32, masked_words, fewest=fewest),
+        summation=Summation(32, masked_words, fewest=fewest, clip=clip),
         release=Release(noise_multiplier / 2.0, rate, "fixed", mechanism="concentrated"),
     )
 

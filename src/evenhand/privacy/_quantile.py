@@ -593,6 +593,5 @@ def quantile_sum(
     add = None if at_server else masked_words
     # A server that adds the noise itself needs no number of clients for it.
     least = 2 if at_server else max(fewest, 2)
-    return Sum(
-        init, lift, lower, summation=Summation(counting.bits, add, is_secure=not at_server, fewest=least)
-    )
+    summation = Summation(counting.bits, add, is_secure=not at_server, fewest=least, clip=0.0)
+    return Sum(init, lift, lower, summation=summation)

@@ -292,6 +292,8 @@ class Summation(NamedTuple):
         (:func:`evenhand.secure.to_limbs`); False: each is a number of its own, modulo ``2**bits``.
       fewest: clients of a sum, at least: with fewer, a client of a network reveals nothing, as the sum would be that of
         one, or under too little noise.
+      clip: a bound on the norm of an update in a sum without ``numbers``; 0: there is none in it, as in counts of
+        losses; None: there is no bound.
     """
 
     bits: int
@@ -301,6 +303,7 @@ class Summation(NamedTuple):
     is_secure: bool = True
     in_limbs: bool = False
     fewest: int = 2
+    clip: float | None = None
     __repr__ = short
 
 

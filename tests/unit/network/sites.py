@@ -16,6 +16,7 @@ from evenhand.network.node import Allowed, Node
 from evenhand.network.terms import Terms
 from evenhand.wire.messages import Packet as Message
 from evenhand.wire.messages import decode, encode, packed, unpacked
+from evenhand.wire.secure_sums import Protection
 
 DATA = eh.testing.toy_data()
 MODEL = eh.testing.toy_model()
@@ -91,9 +92,12 @@ class Site:
     Messages are those of an honest server, but for the fields that a test gives.
     """
 
-    def __init__(self, algorithm=SCAFFOLD, *, allowed=None, store=None, random=0, client=2, **changes):
+    def __init__(
+        self, algorithm=SCAFFOLD, *, allowed=None, store=None, random=0, client=2, colluding=0, **changes
+    ):
         self.algorithm, self.terms, self.client = algorithm, terms(algorithm, **changes), client
         self.allowed = Allowed(metrics=True) if allowed is None else allowed
+        self.protection = Protection(colluding=colluding)
         self.store, self.log, self.tag = store or BrokenStore(), [], 0
         self.random: Callable[..., bytes] = random_bytes(random)
         self.method = methods(algorithm)(self.terms)
@@ -114,6 +118,7 @@ class Site:
             own,
             self.allowed,
             self.store,
+            protection=self.protection,
             log=lambda event, sentence, fields: self.log.append((event, sentence)),
             random=lambda count: self.random(count),
         )

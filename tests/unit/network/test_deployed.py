@@ -726,6 +726,13 @@ def test_a_server_whose_secure_sums_no_clients_can_meet_ends_in_a_sentence(tmp_p
         trained(folder, data="data.csv" if columns else "data.npz")
 
 
+def test_a_server_some_of_whose_cohorts_cannot_meet_a_secure_sum_ends_in_a_sentence(tmp_path):
+    method = "fedavg(aggregator=secure(mean()), sampling=poisson(0.9))"
+    folder = federation(tmp_path / "fed", "--method", method, "--colluding", "1")
+    with pytest.raises(EvenhandError, match="whose cohorts differ in size, takes secure sums of 2 clients"):
+        trained(folder)
+
+
 def test_a_factory_of_a_module_is_a_method(tmp_path, monkeypatch):
     (tmp_path / "ours.py").write_text(
         "import evenhand as eh\n\n\ndef make(work):\n    return eh.algorithms.fedprox(work, mu=0.5)\n"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
+from evenhand import tree
 from evenhand._version import __version__
 from evenhand.network.keeping import FileStore
 from evenhand.network.node import Allowed
@@ -28,6 +29,7 @@ from tests.unit.network.sites import (
     terms,
 )
 
+agg = eh.aggregators
 NAME = SCAFFOLD.name
 KRUM = eh.algorithms.fedavg(WORK, aggregator=eh.aggregators.krum(1))
 SUMMED = eh.privacy.private(
@@ -39,6 +41,10 @@ SUMMED = eh.privacy.private(
 )
 """Clients add the noise, under a secure sum."""
 SUMMED_TERMS = {"rounds": 20, "clients": 100, "slots": 20}
+MASKED = eh.algorithms.fedavg(
+    WORK, aggregator=eh.aggregators.secure(eh.aggregators.mean()), sampling=eh.sampling.poisson(0.5)
+)
+"""Cohorts of any size."""
 
 
 def refused(site, answer, sentence, event="refused"):
@@ -473,6 +479,36 @@ def test_it_refuses_bytes_that_are_no_message():
     assert site.kept == before
 
 
+# --- cohorts ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_refuses_a_run_whose_cohorts_may_be_smaller_than_it_allows():
+    """A cohort is the same in each attempt at its round, which would be repeated, and charged, for ever."""
+    turns = eh.algorithms.fedavg(WORK, sampling=eh.sampling.cyclic())
+    cases = [(CENTRAL, 2, 1, {}), (turns, 3, 2, {"slots": 4}), (SCAFFOLD, 4, 3, {})]
+    for method, cohort, fewest, changes in cases:
+        site = Site(method, allowed=Allowed(cohort=cohort), **changes)
+        sentence = (
+            f"A round of {method.name} may draw only {fewest} client{'s' * (fewest > 1)}, and this client's file asks "
+            f"for cohorts of at least {cohort}: lower cohort there, or deploy a method with larger cohorts of a fixed "
+            "size."
+        )
+        refused(site, site.begin(), sentence)
+        assert site.store.writes == 0
+        assert Site(method, allowed=Allowed(cohort=fewest), **changes).begin().kind == "agreed"
+
+
+def test_it_refuses_secure_sums_that_some_cohorts_cannot_meet():
+    site = Site(MASKED, colluding=1, slots=6)
+    sentence = (
+        "fedavg, whose cohorts differ in size, takes secure sums of 2 clients, and with colluding = 1 they need at "
+        "least 3: lower colluding, or have more clients in each cohort."
+    )
+    refused(site, site.begin(), sentence)
+    assert site.store.writes == 0
+    assert Site(MASKED, slots=6).begin().kind == "agreed"
+
+
 # --- privacy ----------------------------------------------------------------------------------------------------------
 
 
@@ -625,6 +661,106 @@ def test_its_own_clip_is_a_limit_where_the_server_sees_each_upload():
     )
     assert site.kept == before
     assert Site(KRUM, allowed=Allowed(clip=100.0)).begun().work().kind == "worked"
+
+
+CLIPPING = {
+    "mean": agg.clip(0.02),
+    "geometric median": agg.clip(0.02, then=agg.geometric_median(2)),
+    "centred": agg.centered_clipping(0.02),
+    "losses": agg.clip(0.02, then=agg.qfedavg(2.0, lipschitz=10.0)),
+    "adaptive": eh.privacy.noisy_mean(
+        eh.privacy.adaptive_clip(0.02, noise=5.0), noise_multiplier=1.0, rate=0.5
+    ),
+    "secure": agg.secure(agg.clip(0.02)),
+    "secure geometric median": agg.secure(agg.clip(0.02, then=agg.geometric_median(2))),
+}
+
+
+@pytest.mark.parametrize("name", CLIPPING)
+def test_the_norm_is_that_of_the_update_as_the_aggregator_clips_it(name):
+    """Neither the weight of its examples nor a factor of the aggregator counts."""
+    site = Site(eh.algorithms.fedavg(WORK, aggregator=CLIPPING[name]))
+    public, ones = CLIPPING[name].publish(site.memory), jax.tree.map(jnp.ones_like, site.params)
+    for scale, wanted in ((1.0, 0.02), (0.01 / tree.norm(ones), 0.01)):
+        upload = eh.types.Upload(tree.scale(scale, ones), jnp.float32(12.0), jnp.float32(0.5))
+        update = site.method.parts[0].update(upload, public, jax.random.key(1))
+        assert tree.norm(update) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_its_own_clip_is_that_of_an_aggregator_whatever_its_weight():
+    clipped = eh.algorithms.fedavg(WORK, aggregator=agg.clip(0.01))
+    assert DATA.train.sizes[2] > 1
+    assert Site(clipped, allowed=Allowed(clip=0.01)).begun().work().kind == "worked"
+    refusal = Site(clipped, allowed=Allowed(clip=0.009)).begun().work()
+    assert refusal.fields["sentence"].startswith("The upload has norm 0.01 with the clip")
+
+
+@pytest.mark.parametrize("name", ["discrete_mean", "dp_delta_fl"])
+def test_a_clip_that_noise_hides_is_compared_before_the_run(name):
+    """Clients clip to the method's, whatever the server publishes."""
+    method = SUMMED
+    if name == "dp_delta_fl":
+        method = eh.privacy.dp_delta_fl(
+            WORK,
+            theta=0.5,
+            largest_loss=3.0,
+            clip=0.5,
+            noise_multiplier=4.0,
+            rate=0.2,
+            at_server=False,
+            fewest=15,
+        )
+    assert Site(method, allowed=Allowed(clip=0.5), **SUMMED_TERMS).begin().kind == "agreed"
+    site = Site(method, allowed=Allowed(clip=0.49), **SUMMED_TERMS)
+    sentence = (
+        f"{method.name} clips updates to 0.5, and this client's file allows 0.49: deploy the method with a smaller "
+        "clip."
+    )
+    refused(site, site.begin(), sentence)
+    assert site.store.writes == 0
+
+
+def test_a_clip_that_nobody_can_check_is_refused_before_the_run():
+    secure = eh.algorithms.fedavg(WORK, aggregator=agg.secure(agg.mean()))
+    method = eh.algorithms.side_by_side({"a": secure, "b": secure})
+    site = Site(method, allowed=Allowed(clip=5.0))
+    sentence = (
+        f"This client's file limits the clip, which cannot be checked in the sums of {method.name}: deploy another "
+        "method, or remove clip from the file."
+    )
+    refused(site, site.begin(), sentence)
+    start = packed(method.model.init(jax.random.key(5)))
+    assert Site(method).begin(start).kind == "agreed"
+
+
+# --- a file that changes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stricter", "words"),
+    [
+        (Allowed(epsilon=0.01), "The run would spend epsilon"),
+        (Allowed(noise_multiplier=2.0), "The noise of a release is 1 times its sensitivity"),
+        (Allowed(most_examples=2), "The largest client has"),
+        (Allowed(), "The server asks for keys from a seed"),
+    ],
+    ids=["epsilon", "noise", "examples", "test keys"],
+)
+def test_a_stricter_file_holds_from_the_restart_on(stricter, words):
+    """The server says nothing of the terms to a client that it has met, so it looks at them itself."""
+    usual = Allowed(test_keys=True)
+    seed = 3 if "seed" in words else None
+    site = Site(CENTRAL, allowed=usual, seed=seed).begun()
+    assert site.work().kind == "worked"
+    site.allowed = stricter
+    site.restarted()
+    before = site.kept
+    for answer in (site.work(round=1), site.evaluate(), site.begin()):
+        assert answer.kind == "refused" and answer.fields["sentence"].startswith(words)
+    assert site.kept == before
+    site.allowed = usual
+    site.restarted()
+    assert site.work(round=1).kind == "worked"
 
 
 # --- states: pending until they count ---------------------------------------------------------------------------------
