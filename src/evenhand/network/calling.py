@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,10 +69,15 @@ class Caller:
         self.tag, self.down, self.up = 0, 0, 0
         self.counted: NDArray = np.full(agreed.terms.clients, -1, np.int64)
 
-    def ask(self, kind: str, questions: Mapping[int, tuple[Mapping[str, Any], Sequence[NDArray]]]) -> Asked:
+    def ask(
+        self,
+        kind: str,
+        questions: Mapping[int, tuple[Mapping[str, Any], Sequence[NDArray]]],
+        begin: Callable[[], None] = lambda: None,
+    ) -> Asked:
         """One question to some clients: their answers, by client; who does not answer is logged.
 
-        Clients that do not agree to the run are not asked.
+        Clients that do not agree to the run are not asked; if any are, ``begin`` is called before.
         """
         self.introduce(questions)
         terms = self.agreed.terms
@@ -94,6 +99,8 @@ class Caller:
             for client, (fields, arrays) in questions.items()
             if client in self._introduced
         }
+        if asks:
+            begin()
         return self._collected(kind, asks)
 
     def introduce(self, clients: Iterable[int]) -> None:

@@ -134,6 +134,7 @@ class ServerExchange:
         self.tag = -1
         self.absent = set[int]()
         self.is_revealed = False
+        self._begin: Callable[[], None] = lambda: None
         self._reveal: Callable[[], None] = lambda: None
         self._present = np.array(cohort.present)
 
@@ -149,7 +150,7 @@ class ServerExchange:
         Args:
           server: the method's state.
           memory: that of the aggregator.
-          begin: is called before each attempt.
+          begin: is called before each attempt, once there is a client that has agreed to the run.
           reveal: is called before the first shares of a secure sum are asked for.
         """
         self._reveal = reveal
@@ -158,9 +159,10 @@ class ServerExchange:
         while True:
             self.absent = set()
             self._present = np.array(self._cohort.present)
-            begin()
+            self._begin = begin
             result = self._attempt(server, memory)
             if self.is_revealed or drawn - len(self.absent) >= min(patience.min_answers, drawn):
+                self._begin_once()  # also a round that asked nobody, whose step clients see
                 return result
             attempt += 1
             if patience.attempts is not None and attempt >= patience.attempts:
@@ -169,6 +171,11 @@ class ServerExchange:
                     f"{patience.min_answers} are needed: check why clients are absent, and run again to resume."
                 )
             time.sleep(patience.pause)
+
+    def _begin_once(self) -> None:
+        """Calls ``begin``, if this attempt has not."""
+        begin, self._begin = self._begin, lambda: None
+        begin()
 
     def lost(self, server: PyTree, memory: PyTree) -> tuple[Step, NDArray]:
         """The step of an exchange in which nobody counts, arguments as for :meth:`done`: clients would refuse another
@@ -318,7 +325,7 @@ class ServerExchange:
         """Asks those of the cohort that are left, and stacks what they send, zeros in the slots of the others."""
         slots = [slot for slot in range(len(self._ids)) if self._present[slot]]
         questions = {self._ids[slot]: self._question(kind, slot, extra or {}, fields or {}) for slot in slots}
-        asked = self._caller.ask(kind, questions)
+        asked = self._caller.ask(kind, questions, self._begin_once)
         if kind == "work":
             self.tag = self._caller.tag
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)

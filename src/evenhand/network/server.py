@@ -206,14 +206,15 @@ class Server:
             state = state._replace(last_round=last)
         self.caller.counted[np.asarray(cohort.ids)[accepted]] = exchange.tag
         drawn = int(np.sum(np.asarray(cohort.present)))
-        infos = self.progress.infos or dict.fromkeys((*WORK, "reported", "rejected", "absent"), 0.0)
+        infos = self.progress.infos or dict.fromkeys((*_HIDDEN, "reported", "rejected", "absent"), 0.0)
         infos |= {name: float(value) for name, value in step.info.items()}
-        counted_cohort = cohort._replace(present=cohort.present & jnp.asarray(accepted))
-        steps, examples = (
-            float(jnp.sum(part)) for part in self._effort(index, counted_cohort, jnp.int32(round))
-        )
+        # As in a simulation: those whose upload reached the server, accepted or not.
+        arrived = cohort.present & ~jnp.isin(cohort.ids, jnp.asarray(sorted(exchange.absent), jnp.int32))
+        effort = self._effort(index, cohort._replace(present=arrived), jnp.int32(round))
+        steps, examples = (float(jnp.sum(part)) for part in effort)
         for name, count in ((USEFUL, steps), (EXECUTED, steps), (ROWS, examples)):
             infos[name] += count
+        infos[_TOOK_PART] = float(jnp.sum(arrived))
         infos["reported"] = float(np.sum(accepted))
         infos["absent"] += len(exchange.absent)
         infos["rejected"] += drawn - float(np.sum(accepted)) - len(exchange.absent)
@@ -372,6 +373,12 @@ class Server:
 _RESERVED = 2**16
 """Tags that a server may send between two saves."""
 
+_TOOK_PART = "took_part"
+"""Uploads that arrived in the last exchange of a round, among what each round counts."""
+
+_HIDDEN = (*WORK, _TOOK_PART)
+"""Counts of a round that are in ``run.info`` alone."""
+
 
 def joined(measured: Mapping[int, Served], clients: int, names: Sequence[str]) -> Served:
     """The measurements of all clients, NaN for those that sent none; ``names`` are the metrics if nobody did."""
@@ -518,8 +525,10 @@ def run_from(
         algorithm=agreed.algorithm,
         data=data,
         seed=(agreed.terms.seed or 0) if seed is None else seed,
-        history={name: values for name, values in columns.items() if name not in WORK},
-        per_round={name: np.array(values) for name, values in progress.per_round.items() if name not in WORK},
+        history={name: values for name, values in columns.items() if name not in _HIDDEN},
+        per_round={
+            name: np.array(values) for name, values in progress.per_round.items() if name not in _HIDDEN
+        },
         info=_info(server, progress),
         kept=Kept(state),
         clients=progress.last.clients,
@@ -541,7 +550,7 @@ def _info(server: Server, progress: ServerRecord) -> dict[str, Any]:
     )
     # The seconds are those of this process, which may have gone on with a run.
     rows, seconds = sum(progress.per_round.get(ROWS, [])[server.done_before :]), server.seconds["train"]
-    took_part = round(sum(progress.per_round.get("reported", [])))
+    took_part = round(sum(progress.per_round.get(_TOOK_PART, [])))
     sent = {"down": progress.bytes[0], "up": progress.bytes[1]}
     info: dict[str, Any] = {
         "rounds": progress.done,

@@ -477,6 +477,25 @@ def test_each_attempt_of_a_private_round_is_charged():
     assert trial.epsilon == epsilon_of_central(rounds=attempts)
 
 
+def test_a_round_that_no_client_agrees_to_is_not_charged():
+    """Nobody has heard of it."""
+    patience = Patience(attempts=5, pause=0.0)
+    trial = Trial(CENTRAL, rounds=3, patience=patience, allowed=Allowed(test_keys=True, cohort=2))
+    with pytest.raises(eh.EvenhandError, match="had 0 answers in 5 attempts"):
+        trial.run()
+    assert "may draw only 1 client" in trial.log[-1][2]
+    assert (trial.server.progress.done, trial.server.progress.attempts) == (0, 0)
+
+
+def test_rounds_without_anybody_are_charged():
+    """Their noise is released like that of others."""
+    few = eh.privacy.dp_fedavg(WORK, clip=0.01, noise_multiplier=1.0, rate=0.05)
+    trial = Trial(few, rounds=6).run()
+    reported = trial.result.per_round["reported"]
+    assert np.sum(reported == 0) > 0
+    assert trial.result.info["charged"] == 6
+
+
 def test_keys_leave_the_server_only_where_nothing_is_private():
     """Without a seed, a client gets the keys of work that is not private, and none of work that is."""
     for method, has_key in ((FEDAVG, True), (NOISY, False), (CENTRAL, False)):
@@ -609,6 +628,20 @@ def test_what_a_client_sends_wrongly_is_rejected(name, wrong):
     words = sentence.format(less=len(leaves) - 1, arrays=len(leaves), shape=list(leaves[-1].shape))
     assert trial.events(liar) == [("refused", f"Client {liar}: {words}")]
     assert trial.log == [(liar, *trial.events(liar)[0])]
+
+
+@pytest.mark.parametrize("name", ["uploads one by one", "two exchanges"])
+def test_uploads_that_are_rejected_are_counted_as_in_a_simulation(name):
+    """They have reached the server: communication and work are those of a round in which they are accepted."""
+    trial, _ = lying(name, lambda data: damaged(data, WRONG["NaN"][0]), [1])
+    trial.run()
+    usual = Trial(METHODS[name], rounds=3).run().result.info
+    info, rejected = trial.result.info, trial.result.per_round["rejected"]
+    assert rejected[1] > 0 and info["communication"]["took_part"] == 9
+    for part in ("took_part", "left_out", "per_client_and_round"):
+        assert info["communication"][part] == usual["communication"][part]
+    for part in ("steps", "examples"):
+        assert info[part] == usual[part]
 
 
 @pytest.mark.parametrize(
@@ -798,9 +831,24 @@ def test_clients_that_withhold_their_numbers_train_all_the_same():
         "absent",
         "update_norm",
     }
+    assert trial.result.findings == ()
     for metrics in trial.result.clients.values():
         assert set(metrics) == {"loss", "accuracy"}
         assert all(np.isnan(values).all() for values in metrics.values())
+
+
+def test_a_first_evaluation_that_nobody_answers_is_no_model_that_does_not_move():
+    trial = Trial(FEDAVG, rounds=2, eval_every=1)
+
+    def through(client, message, answer):
+        if message.kind == "evaluate" and message.fields["round"] == 0:
+            raise Lost
+        return answer()
+
+    trial.through = through
+    trial.run()
+    assert np.isnan(trial.result.history["train_loss"]).tolist() == [True, False, False]
+    assert trial.result.findings == ()
 
 
 def test_numbers_that_overflow_are_an_evaluation_like_any_other():
