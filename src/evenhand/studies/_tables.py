@@ -371,7 +371,7 @@ def methods_html(lines: Sequence[Line], metric: str, covers: str, baseline: str)
         return parts
     points = " in percentage points" if percent else ""
     words = f"Minus {notebook.name(baseline)}{points} at equal seeds, with 95 % intervals; p of the worst 10 % (Holm); "
-    words += "+/−: clients better or worse served at every seed; bold: the interval excludes 0"
+    words += f"+/−: clients better or worse served at every seed. {_about_bold(lines, seeds)}"
     counts = Counter(str(line.case) for line in compared)
     rows = [
         [

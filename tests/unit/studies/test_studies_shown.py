@@ -140,7 +140,8 @@ def test_the_methods_and_their_differences_are_a_table_for_papers(study: Study, 
     assert other["setting"] == str(lines[1].setting)
     few = [study.export(tmp_path / f"m.{end}", "methods").read_text() for end in ("md", "tex")]
     assert "**" not in few[0] and r"\textbf" not in few[1], "three seeds are too few to mark anything"
-    assert "Nothing is bold: p cannot reach .05 with fewer than 6 seeds." in few[1]
+    words = "Nothing is bold: p cannot reach .05 with fewer than 6 seeds."
+    assert words in few[1] and words in study._repr_html_()
     study = Study(tuple(made(seeds=range(6))), Rule(), "a", "accuracy")
     lines = study.table()
     note = study.export(tmp_path / "m.md", "methods").read_text().splitlines()
@@ -158,7 +159,8 @@ def test_the_methods_and_their_differences_are_a_table_for_papers(study: Study, 
     )
     assert paper.startswith("% Test accuracy over 12 clients; means over 6 seeds.\n% ±: standard deviation")
     assert all(line.startswith("% ") for line in paper.partition(r"\begin")[0].splitlines())
-    assert "Bold: the interval excludes 0, and there are enough seeds for p to reach .05." in paper
+    words = "Bold: the interval excludes 0, and there are enough seeds for p to reach .05."
+    assert words in paper and words in study._repr_html_()
     assert "95 % interval (Student's t)" in paper and "(Holm)" in paper and r"best 10 \% (\%)" in paper
     assert r"b\_\% & lr=0.1 & " in paper and "| b_% | lr=0.1 | " in note[3], "the method is not repeated"
     with pytest.raises(eh.EvenhandError, match="give 'settings' or 'methods'"):
