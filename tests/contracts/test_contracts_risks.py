@@ -48,6 +48,9 @@ _UNEVEN = {
 
 
 _LAWS = [check.name for check in risk_checks(_RISKS["mean"])]
+_PARTS = "a loss may be given in two parts"
+_INDIVISIBLE = ("kth_smallest", "squared_superquantile")
+"""Risks that count losses, or compare weights other than by their ratios."""
 
 
 @lru_cache(maxsize=1)
@@ -55,11 +58,20 @@ def _checks(name: str) -> dict[str, Check]:
     return {check.name: check for check in risk_checks(_RISKS[name])}
 
 
-@pytest.mark.parametrize("law", _LAWS)
-@pytest.mark.parametrize("name", _RISKS)
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [(name, law) for name in _RISKS for law in _LAWS if name not in _INDIVISIBLE or law != _PARTS],
+)
 def test_risks_obey_the_contract(name: str, law: str) -> None:
     """The oracle is the contract."""
     _checks(name)[law]()
+
+
+@pytest.mark.parametrize("name", _INDIVISIBLE)
+def test_risks_that_depend_on_how_losses_are_divided_say_so(name: str) -> None:
+    check_risk(_RISKS[name], divisible=False)
+    with pytest.raises(AssertionError, match="given twice"):
+        check_risk(_RISKS[name])
 
 
 @pytest.mark.parametrize("name", [*_RISKS, *_UNEVEN])
@@ -101,7 +113,7 @@ def test_risks_that_depend_on_positions_obey_the_other_laws(risk: Risk) -> None:
 
 def test_the_number_of_losses_can_be_chosen() -> None:
     """The oracle is the contract."""
-    check_risk(risks.kth_smallest(3), losses=3)
+    check_risk(risks.kth_smallest(3), losses=3, divisible=False)
 
 
 def test_float64_is_checked_where_jax_has_it() -> None:
@@ -255,6 +267,8 @@ def _bare(losses: Any, weights: Any = None) -> Array:
                 lambda losses, weights=None: risks.tilted(0.2 * len(losses)).weights(losses, weights),
             ),
         ),
+        ("given twice", _linear(lambda f, p: _scaled(f, (p > 0).astype(p.dtype)))),
+        ("given twice", _linear(lambda f, p: _scaled(f, p * p))),
         ("Without any loss", _of(_mean, _p, without_losses="uniform")),
     ],
 )

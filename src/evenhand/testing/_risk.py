@@ -27,6 +27,7 @@ def check_risk(
     *,
     losses: int = 7,
     symmetric: bool = True,
+    divisible: bool = True,
     translation: bool = True,
     monotone: bool = True,
     between: bool = True,
@@ -42,6 +43,8 @@ def check_risk(
       ``translation`` it is equal to them.
     * A loss of weight 0 has no effect, even if NaN; without any loss, value and weights are 0; the scale of the
       weights, and (unless ``symmetric=False``) the order of the losses, do not matter.
+    * A loss that is given twice, each time with a part of its weight, counts as before (unless ``symmetric=False`` or
+      ``divisible=False``).
     * It can be compiled and mapped, gives the same bits twice, and does not modify its arguments.
 
     Args:
@@ -49,6 +52,8 @@ def check_risk(
       losses: the number of losses to generate, at least 3.
       symmetric: whether losses may be permuted and absent ones left out; False for a risk that knows a loss by its
         position, such as one over groups.
+      divisible: whether a loss may be given in two parts that share its weight; False for a risk that counts losses,
+        such as the k-th smallest, or compares weights other than by their ratios, such as ``squared_superquantile``.
       translation: whether adding a constant to all losses must add it to the value.
       monotone: whether the value must not fall when a loss rises.
       between: whether the value must lie between the smallest and the largest loss.
@@ -66,6 +71,7 @@ def check_risk(
             risk,
             losses=losses,
             symmetric=symmetric,
+            divisible=divisible,
             translation=translation,
             monotone=monotone,
             between=between,
@@ -79,6 +85,7 @@ def risk_checks(
     *,
     losses: int = 7,
     symmetric: bool = True,
+    divisible: bool = True,
     translation: bool = True,
     monotone: bool = True,
     between: bool = True,
@@ -113,6 +120,7 @@ def risk_checks(
         (monotone, "a larger loss is no smaller risk", subject.check_monotone),
         (True, "the gradient is the slope", subject.check_slope),
         (True, "losses of weight 0 do not count", subject.check_absence),
+        (symmetric and divisible, "a loss may be given in two parts", subject.check_parts),
         (True, "without losses the risk is 0", subject.check_nothing),
     )
 
@@ -242,6 +250,18 @@ class _Subject:
             without = self.measure(f[:, ~gone], p[:, ~gone])
             kept = _Parts(absent.value, absent.weights[:, ~gone], absent.gradient[:, ~gone])
             assert self.same(kept, without), words
+
+    def check_parts(self) -> None:
+        f, twice, once = self.f.copy(), self.p, self.p.copy()
+        f[:, 1] = f[:, 0]
+        once[:, 0], once[:, 1] = twice[:, 0] + twice[:, 1], 0.0
+        parts, whole = self.measure(f, twice), self.measure(f, once)
+        for of_losses in (parts.weights, parts.gradient):
+            of_losses[:, 0], of_losses[:, 1] = of_losses[:, 0] + of_losses[:, 1], 0.0
+        assert self.same(parts, whole), (
+            "A loss that is given twice, each time with a part of its weight, changes the risk: it must count by its "
+            "weight, unless divisible=False."
+        )
 
     def check_nothing(self) -> None:
         nothing = self.measure(self.f, np.zeros_like(self.p))

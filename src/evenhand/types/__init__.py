@@ -217,7 +217,8 @@ class Risk(NamedTuple):
 
     Law: the value lies between the smallest and the largest loss and does not fall when a loss rises, unless the risk
     says otherwise; its gradient with respect to the losses is a nonnegative multiple of the weights; a loss of weight 0
-    has no effect, even if NaN; the order of the losses does not matter.  Without any loss, value and weights are 0.
+    has no effect, even if NaN; the order of the losses does not matter, nor, unless the risk says otherwise, whether a
+    loss is given once or in parts that share its weight.  Without any loss, value and weights are 0.
 
     Attributes:
       value: a scalar of the losses' dtype; differentiable.
