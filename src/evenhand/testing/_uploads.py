@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from evenhand import rounds, tree
 from evenhand.aggregators import aggregate, reduce_uploads
 from evenhand.testing._check import Check, are_equal, check_all, checks_of, form
-from evenhand.types import Aggregator, Attack, Cohort, PyTree, Report, Sum, Upload
+from evenhand.types import Aggregator, Array, Attack, Cohort, PyTree, Report, Stack, Sum, Upload
 
 # --- aggregators ----------------------------------------------------------------------------------------------
 
@@ -24,11 +25,18 @@ def check_aggregator(
 
     * The direction has the structure, shapes and dtypes of a delta, and is finite.
     * It does not depend on the order of the uploads.
-    * Empty slots have no vote: the direction with some slots filled is that of these uploads alone.
-    * Uploads that all agree are returned as they are (unless ``keeps_consensus=False``).
+    * Empty slots have no vote: the direction with some slots filled is that of these uploads alone, also with NaN or
+      1e30 in the empty ones where ``skips_absent=True`` says that they are not read.
+    * Losses are read only with ``needs_loss=True``: without it clients report NaN, which leaves a sum's direction as it
+      is, and any other finite.
+    * The state keeps its structure, shapes and dtypes.
+    * Uploads that all agree are returned as they are.  With ``keeps_consensus=False``, uploads of zeros give zeros, or
+      noise that another seed changes.
     * The same seed gives the same bits; arguments are not modified.
     * For a sum: no uploads give zeros, unless noise is added; a declared sensitivity bounds ``||lift||`` for
       uploads of any size; one said to be radial multiplies by the factor that it gives for the distance.
+    * For a sum with a ``release``: another key gives other noise, and over 200 keys the direction varies as much as the
+      ``noise_multiplier`` promises for what one upload changes.
     * Where clients shorten their uploads: what is sent and what is kept have the forms of the upload and of the memory;
       the same key gives the same bits; an upload that is not finite is not made finite.  The order, and slots, are
       those of the uploads as the server reads them off, since clients may round at random.
@@ -72,14 +80,19 @@ def aggregator_checks(
     is_bounded = is_sum and aggregator.sensitivity is not None
     # As where it is used: a wrapper that gives the sum another lift leaves it behind.
     is_radial = is_sum and aggregator.radial is not None and aggregator.radial.lift is aggregator.lift
+    is_loud = promised_noise(aggregator) > 0
     return checks_of(
         (True, "the direction has the form of an upload", rule.check_form),
         (True, "the same uploads give the same bits", rule.check_same_bits),
         (True, "the order does not matter", rule.check_order),
         (True, "empty slots have no vote", rule.check_slots),
+        (not aggregator.needs_loss, "losses are read only if asked for", rule.check_losses),
+        (True, "the state keeps its form", rule.check_state),
         (keeps_consensus, "uploads that agree are returned", rule.check_consensus),
         (is_sum, "nothing comes of no uploads", rule.check_nothing),
         (is_bounded, "the sensitivity bounds uploads", rule.check_sensitivity),
+        (is_loud, "the noise is as large as the release says", rule.check_noise),
+        (not keeps_consensus, "uploads of zeros give zeros or fresh noise", rule.check_zeros),
         (is_radial, "the lift is a factor of the distance", rule.check_radial),
         (aggregator.compression, "short uploads keep forms, and hide nothing", rule.check_compression),
         (True, "arguments are not modified", rule.check_arguments),
@@ -105,9 +118,9 @@ class _Rule:
         self.order = rng.permutation(count)
         self.upload = jax.tree.map(lambda leaf: leaf[0], deltas)
 
-    def direction(self, uploads: Upload) -> PyTree:
+    def direction(self, uploads: Upload, seed: int = 0) -> PyTree:
         weights, losses = map(jnp.asarray, uploads[1:])
-        return jax.tree.map(np.array, aggregate(self.aggregator, uploads.delta, weights, losses))
+        return jax.tree.map(np.array, aggregate(self.aggregator, uploads.delta, weights, losses, seed))
 
     @cached_property
     def once(self) -> PyTree:
@@ -137,6 +150,29 @@ class _Rule:
     def check_slots(self) -> None:
         check_slots(self.aggregator, self.given, np.arange(len(self.order)), self.state(), self.tolerance)
 
+    def check_losses(self) -> None:
+        unknown = self.direction(self.uploads._replace(loss=np.full_like(self.uploads.loss, np.nan)))
+        # A stack may mark uploads by all of their numbers, to deal them to buckets at random.
+        is_same = are_equal(self.once, unknown) or isinstance(self.aggregator, Stack)
+        assert is_same and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(unknown)), (
+            "The direction depends on losses, which are NaN in training unless the aggregator has needs_loss=True."
+        )
+
+    def check_state(self) -> None:
+        state, present = self.state(), jnp.ones(len(self.order), bool)
+        after = jax.eval_shape(self.reduced, self.given, present, state, jax.random.key(0))[1]
+        assert tree.form(after) == tree.form(state), (
+            "The state after a round does not have the structure, shapes and dtypes of the one before."
+        )
+
+    def reduced(self, uploads: Upload, present: Array, state: PyTree, key: Any) -> tuple[PyTree, PyTree]:
+        """The direction and the state after a round, without the masks of a secure sum."""
+        ids, (server, clients) = jnp.arange(len(self.order), dtype=jnp.int32), jax.random.split(key)
+        reports, cohort = Report(uploads.weight, uploads.loss), Cohort.of(ids, present)
+        weights, state, _ = rounds.weighed(self.aggregator, reports, cohort, state)
+        uploads, noise = uploads._replace(weight=weights), jax.random.split(clients, len(ids))
+        return reduce_uploads(self.aggregator.unmasked, uploads, present, state, server, noise)
+
     def check_consensus(self) -> None:
         same = jax.tree.map(lambda leaf: np.repeat(leaf[:1], len(self.order), axis=0), self.uploads.delta)
         gap = _gap(self.direction(self.uploads._replace(delta=same)), self.upload)
@@ -149,11 +185,50 @@ class _Rule:
     def check_nothing(self) -> None:
         state, total = self.state(), tree.zeros_like(tree.take(self.lifted(self.given), jnp.int32(0)))
         nothing, after = self.aggregator.lower(total, state, jax.random.key(0))
-        is_noisy = self.aggregator.sensitivity is not None
+        is_noisy = self.aggregator.sensitivity is not None or promised_noise(self.aggregator) > 0
         gap = 0.0 if is_noisy else _gap(nothing, tree.zeros_like(nothing))
         assert gap == 0, "The sum of no uploads does not give zeros."
         is_kept = jax.tree.structure(after) == jax.tree.structure(state)
         assert is_kept, "Lowering changed the state's structure."
+
+    def check_zeros(self) -> None:
+        zeros = self.uploads._replace(delta=jax.tree.map(np.zeros_like, self.uploads.delta))
+        direction = self.direction(zeros)
+        is_zero = not any(leaf.any() for leaf in jax.tree.leaves(direction))
+        assert is_zero or not are_equal(direction, self.direction(zeros, seed=1)), (
+            "Uploads of zeros give a direction that is not zero, and the same for every seed: noise must be drawn from "
+            "the key that lift, lower or apply gets."
+        )
+
+    def check_noise(self) -> None:
+        """By the inequality of Hammersley, Chapman and Robbins, which holds whatever is done to a noisy sum."""
+        everybody = jnp.ones(len(self.order), bool)
+        # As long as a clip lets it be, and once without it, or with its opposite in its place.
+        uploads = self.given._replace(delta=tree.scale(1e4, self.given.delta))
+        is_fixed = self.aggregator.release.sampling == "fixed"
+        turned = uploads._replace(delta=jax.tree.map(lambda leaf: leaf.at[0].multiply(-1.0), uploads.delta))
+        others = (turned, everybody) if is_fixed else (uploads, everybody.at[0].set(False))
+
+        def direction(uploads: Upload, present: Array, key: Any) -> Array:
+            leaves = jax.tree.leaves(self.reduced(uploads, present, self.state(), key)[0])
+            return jnp.concatenate(list(map(jnp.ravel, leaves)))
+
+        keys = jax.random.split(jax.random.key(7), _DRAWS)
+        draw = jax.jit(jax.vmap(direction, (None, None, 0)))
+        drawn, moved = (np.array(draw(*given, keys), np.float64) for given in (others, (uploads, everybody)))
+        assert np.ptp(drawn, axis=0).any(), (
+            "Another key gives the same noise: that of a release must be drawn from the key that lift or lower gets."
+        )
+        # Projected on what the upload changes, found by half of the keys, so that their noise is not counted as change.
+        change, half = moved - drawn, _DRAWS // 2
+        along = change[:half].mean(axis=0)
+        changes, numbers = change[half:] @ along, drawn @ along
+        surely = changes.mean() - 5 * changes.std() / np.sqrt(half)
+        ratio = np.sqrt(np.expm1(min(promised_noise(self.aggregator) ** -2, 700.0)))
+        assert surely <= 1.25 * ratio * numbers.std(), (
+            "One upload changes the direction by more than the release allows: the noise is smaller than its "
+            "noise_multiplier times the sensitivity."
+        )
 
     def check_sensitivity(self) -> None:
         bound = self.aggregator.sensitivity * (1 + 1e-5)
@@ -202,26 +277,48 @@ class _Rule:
         assert _gap(self.copies, self.uploads) == 0, "The aggregator wrote to its arguments."
 
 
+_DRAWS = 200
+"""Keys over which noise is measured: its deviation is then known to a twentieth."""
+
+
+def promised_noise(aggregator: Aggregator) -> float:
+    """The noise multiplier that an aggregator declares; 0: none."""
+    release = aggregator.release if isinstance(aggregator, Sum) else None
+    return 0.0 if release is None else release.noise_multiplier
+
+
 def check_slots(aggregator: Aggregator, uploads: Upload, ids: Any, state: PyTree, tolerance: float) -> None:
-    """Checks that the direction with two of three slots filled is that of the uploads in them alone."""
+    """Checks that the direction with two of three slots filled is that of the uploads in them alone.
+
+    Whatever the empty ones hold, if the aggregator says that it does not read them.
+    """
     if isinstance(aggregator, Sum) and aggregator.of_slots:
         return  # its weights count empty slots, as it says
     key, noise = jax.random.key(5), jax.random.split(jax.random.key(6), len(ids))
     ids, filled = jnp.asarray(ids, jnp.int32), np.arange(len(ids)) % 3 != 1
 
     @jax.jit  # one program for some slots, where each operation would be one
-    def direction(uploads: Upload, state: PyTree, slots: Any, present: Any) -> PyTree:
+    def direction(uploads: Upload, state: PyTree, slots: Any, present: Any, filler: Any) -> PyTree:
         taken, cohort = jax.tree.map(lambda leaf: leaf[slots], uploads), Cohort.of(ids[slots], present)
         reports = tree.among(present, Report(taken.weight, taken.loss))
         weights, after, _ = rounds.weighed(aggregator, reports, cohort, state)
-        taken = tree.among(present, Upload(taken.delta, weights, reports.loss))
+        taken = Upload(taken.delta, weights, reports.loss)
+        taken = tree.among(present, taken, jax.tree.map(lambda leaf: jnp.full_like(leaf, filler), taken))
         return reduce_uploads(aggregator, taken, present, after, key, noise[slots])[0]
 
-    some = direction(uploads, state, np.arange(len(ids)), filled)
-    alone = direction(uploads, state, np.flatnonzero(filled), np.ones(int(filled.sum()), bool))
+    whole, zero = np.arange(len(ids)), np.float32(0.0)
+    some = direction(uploads, state, whole, filled, zero)
+    alone = direction(uploads, state, np.flatnonzero(filled), np.ones(int(filled.sum()), bool), zero)
     assert _gap(some, alone) <= tolerance, (
         "An empty slot counts: the direction with some slots filled is not that of the uploads in them."
     )
+    if isinstance(aggregator, Stack) and aggregator.skips_absent:
+        # A rejected upload stays in its slot.
+        for filler in (np.float32(np.nan), np.float32(1e30)):
+            assert _gap(direction(uploads, state, whole, filled, filler), some) <= tolerance, (
+                f"An empty slot is read: with {filler:.3g} in it the direction is another, though skips_absent=True "
+                "says that what it holds does not matter."
+            )
 
 
 def _gap(a: PyTree, b: PyTree) -> float:
@@ -239,15 +336,18 @@ def check_attack(attack: Attack, *, classes: int = 2, is_random: bool = False, t
     """Checks that an attack obeys the laws every attack must obey.
 
     * Poisoned examples, false uploads and agreed uploads have the structure, shapes and dtypes of the true ones.
-    * The same key gives the same bits; another key gives others, if the attack draws at random.
-    * Fresh examples change none but the client's own.
-    * A coalition's uploads do not depend on what empty slots hold, nor on the honest clients' order.
+    * Poisoned and fresh examples have finite features and labels of the classes.
+    * The same key gives the same bits.  If the attack draws at random, another key gives other uploads; where it leaves
+      these as they are, another key or stream gives other examples, reports or agreed uploads.
+    * Fresh examples depend on none but the client's own, and change no others.
+    * A coalition's uploads do not depend on the deltas, weights and losses of empty slots, nor on the honest clients'
+      order.
     * Arguments are not modified.
 
     Args:
       attack: what is checked.
       classes: labels are from 0 to ``classes - 1``.
-      is_random: whether its uploads are drawn at random.
+      is_random: whether its uploads are drawn at random; of an attack without false uploads, whether anything is.
       tokens: whether examples are rows of tokens, and labels the tokens that follow them.
 
     Raises:
@@ -277,16 +377,20 @@ def attack_checks(
       ['false uploads have the form of true ones', 'uploads follow their keys']
     """
     made = _Made(attack, classes, is_random, tokens)
+    is_drawn = is_random and attack.upload is None and made.parts
     return checks_of(
         (attack.rows, "poisoned examples have the form of clean ones", made.check_rows_form),
         (attack.rows, "examples follow their stream and are copied", made.check_rows),
+        (attack.rows, "poisoned examples are finite and of the classes", made.check_rows_values),
         (attack.fresh, "fresh examples have the form of clean ones", made.check_fresh_form),
         (attack.fresh, "fresh examples are the client's own", made.check_fresh),
+        (attack.fresh, "fresh examples are finite and of the classes", made.check_fresh_values),
         (attack.upload, "false uploads have the form of true ones", made.check_upload_form),
         (attack.upload, "uploads follow their keys", made.check_upload),
         (attack.report, "false reports have the form of true ones", made.check_report),
         (attack.collude, "agreed uploads have the form of true ones", made.check_coalition_form),
         (attack.collude, "coalitions ignore empty slots and the order of others", made.check_coalition),
+        (is_drawn, "another key gives another attack", made.check_draws),
     )
 
 
@@ -295,7 +399,7 @@ class _Made:
 
     def __init__(self, attack: Attack, classes: int, is_random: bool, tokens: bool) -> None:
         self.attack: Any = attack  # its laws are checked only for the parts that it has
-        self.is_random = is_random
+        self.is_random, self.classes = is_random, classes
         rng = np.random.default_rng(0)
         features = rng.integers(0, classes, (9, 4)) if tokens else rng.normal(size=(9, 4))
         self.x = features.astype(np.int32 if tokens else np.float32)
@@ -312,8 +416,15 @@ class _Made:
     def keys(self) -> Any:
         return jax.random.split(jax.random.key(0), 2)
 
-    def rows(self) -> Any:
-        return self.attack.rows(self.x, self.y, np.random.default_rng(1))
+    @property
+    def parts(self) -> list[Callable[[int], PyTree]]:
+        """What the attack makes of all but uploads, each given the number of a key or stream."""
+        attack, examples = self.attack, ((self.attack.rows, self.rows), (self.attack.fresh, self.fresh))
+        all_parts = (*examples, (attack.report, self.report), (attack.collude, self.agreed))
+        return [make for is_made, make in all_parts if is_made]
+
+    def rows(self, which: int = 0) -> Any:
+        return self.attack.rows(self.x, self.y, np.random.default_rng(1 + which))
 
     def check_rows_form(self) -> None:
         clean = [(part.shape, part.dtype) for part in (self.x, self.y)]
@@ -324,19 +435,37 @@ class _Made:
         assert are_equal(self.rows(), self.rows()), "The same stream gave other poisoned examples."
         assert are_equal((self.x, self.y), self.clean), "The attack wrote to the examples."
 
-    def fresh(self) -> tuple[Any, Any]:
-        clean = (jnp.asarray(self.x), jnp.asarray(self.y))
-        return self.attack.fresh(*clean, jnp.int32(6), self.keys[0]), clean
+    def check_rows_values(self) -> None:
+        self._check_values(self.rows())
+
+    def _check_values(self, examples: tuple[Any, Any]) -> None:
+        x, y = map(np.asarray, examples)
+        assert np.isfinite(x).all(), "The attack makes features that are not finite."
+        assert not y.size or 0 <= y.min() <= y.max() < self.classes, (
+            f"The attack makes labels outside of 0 to {self.classes - 1}: if there are more classes, give classes=."
+        )
+
+    def fresh(self, which: int = 0, x: Any = None, y: Any = None) -> tuple[Any, Any]:
+        x, y = (jnp.asarray(self.clean[i] if part is None else part) for i, part in enumerate((x, y)))
+        return self.attack.fresh(x, y, jnp.int32(6), self.keys[which])
 
     def check_fresh_form(self) -> None:
-        drawn, clean = self.fresh()
-        assert form(drawn) == form(clean), "Fresh examples do not look like clean ones."
+        assert form(self.fresh()) == form(self.clean), "Fresh examples do not look like clean ones."
 
     def check_fresh(self) -> None:
-        drawn, clean = self.fresh()
-        assert are_equal(drawn, self.fresh()[0]), "The same key gave other examples."
-        drawn, clean = ([part[6:] for part in examples] for examples in (drawn, clean))
-        assert are_equal(drawn, clean), "The attack changed examples beyond those of the client."
+        drawn = self.fresh()
+        assert are_equal(drawn, self.fresh()), "The same key gave other examples."
+        others = [part[6:] for part in drawn]
+        assert are_equal(others, [part[6:] for part in self.clean]), (
+            "The attack changed examples beyond those of the client."
+        )
+        # Beyond its rows stand copies of the first, as in a run.
+        copies = (np.concatenate([part[:6], part[[0, 0, 0]]]) for part in self.clean)
+        own, alone = ([part[:6] for part in examples] for examples in (drawn, self.fresh(0, *copies)))
+        assert are_equal(own, alone), "Fresh examples depend on rows beyond those of the client."
+
+    def check_fresh_values(self) -> None:
+        self._check_values(self.fresh())
 
     def upload(self, which: int) -> tuple[PyTree, PyTree]:
         true = tree.take(self.deltas, jnp.int32(0))
@@ -353,33 +482,42 @@ class _Made:
         words = "Another key must give another upload exactly if the attack draws at random."
         assert differs == self.is_random, words
 
-    def check_report(self) -> None:
-        report = Report(jnp.float32(3.0), jnp.float32(0.5))
-        false = self.attack.report(report, self.keys[0])
-        assert form(false) == form(report), "A false report does not look like a true one."
-        again = self.attack.report(report, self.keys[0])
-        assert are_equal(false, again), "The same key gave another report."
+    def report(self, which: int = 0) -> Report:
+        return self.attack.report(Report(jnp.float32(3.0), jnp.float32(0.5)), self.keys[which])
 
-    def agreed(self, deltas: PyTree, order: Any = slice(None)) -> PyTree:
+    def check_report(self) -> None:
+        false = self.report()
+        true = Report(jnp.float32(3.0), jnp.float32(0.5))
+        assert form(false) == form(true), "A false report does not look like a true one."
+        assert are_equal(false, self.report()), "The same key gave another report."
+
+    @cached_property
+    def cohort(self) -> Upload:
+        return Upload(self.deltas, jnp.arange(1.0, 8.0), jnp.ones(7))
+
+    def agreed(self, which: int = 0, uploads: Upload | None = None, order: Any = slice(None)) -> PyTree:
         """What a coalition of two sends, where the last slot is empty."""
         malicious, present = jnp.array([0, 0, 1, 0, 1, 0, 0], bool), jnp.array([1, 1, 1, 1, 1, 1, 0], bool)
-        uploads = jax.tree.map(lambda leaf: leaf[order], Upload(deltas, jnp.arange(1.0, 8.0), jnp.ones(7)))
-        return self.attack.collude(uploads, malicious, present, self.keys[0])
+        given = jax.tree.map(lambda leaf: leaf[order], self.cohort if uploads is None else uploads)
+        return self.attack.collude(given, malicious, present, self.keys[which])
 
     def check_coalition_form(self) -> None:
-        agreed = self.agreed(self.deltas)
-        assert form(agreed) == form(self.deltas), (
+        assert form(self.agreed()) == form(self.deltas), (
             "The coalition's uploads do not look like those of its cohort."
         )
 
     def check_coalition(self) -> None:
-        agreed = self.agreed(self.deltas)
-        assert are_equal(agreed, self.agreed(self.deltas)), (
-            "The same key gave other uploads of the coalition."
-        )
-        other = jax.tree.map(lambda leaf: leaf.at[6].set(0.0), self.deltas)
+        agreed = self.agreed()
+        assert are_equal(agreed, self.agreed()), "The same key gave other uploads of the coalition."
+        # Zeros, as in a run.
+        empty = jax.tree.map(lambda leaf: leaf.at[6].set(0.0), self.cohort)
         words = "The coalition depends on empty slots or on the order of the honest clients."
-        for changed in (self.agreed(other), self.agreed(self.deltas, jnp.array([3, 1, 2, 0, 4, 5, 6]))):
+        for changed in (self.agreed(0, empty), self.agreed(0, order=jnp.array([3, 1, 2, 0, 4, 5, 6]))):
             for a, b in zip(jax.tree.leaves(agreed), jax.tree.leaves(changed), strict=True):
                 a, b = (np.asarray(leaf, np.float32)[[2, 4]] for leaf in (a, b))
                 np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3, err_msg=words)
+
+    def check_draws(self) -> None:
+        assert any(not are_equal(part(0), part(1)) for part in self.parts), (
+            "Another key gives the same attack, though is_random=True: draw from the key or the stream that it gets."
+        )

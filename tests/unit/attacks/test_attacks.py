@@ -404,10 +404,48 @@ def test_a_broken_attack_is_found_out() -> None:
             lambda leaf: leaf + 1e-4 * next(_RISING), uploads.delta))),
         ("empty slots", Attack(collude=lambda uploads, malicious, present, key: jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf[6], leaf.shape), uploads.delta))),
+        ("empty slots", Attack(collude=lambda uploads, malicious, present, key: jax.tree.map(
+            lambda leaf: leaf * jnp.sum(uploads.weight), uploads.delta))),
+        ("labels outside of 0 to 1", Attack(rows=lambda x, y, rng: (x, y + 1))),
+        ("features that are not finite", Attack(rows=lambda x, y, rng: (np.inf * x, y))),
+        ("labels outside of 0 to 1", Attack(fresh=lambda x, y, size, key: (
+            x, jnp.where(jnp.arange(len(y)) < size, y - 1, y)))),
+        ("rows beyond", Attack(fresh=lambda x, y, size, key: (
+            jnp.where((jnp.arange(len(y)) < size)[:, None], x - jnp.mean(x), x), y))),
     ):  # fmt: skip
         with pytest.raises(AssertionError, match=words):
             eh.testing.check_attack(attack)
         assert sum(_breaks(check) for check in eh.testing.attack_checks(attack)) == 1
+
+
+def test_an_attack_that_is_said_to_draw_at_random_draws_from_its_key() -> None:
+    def noise(leaf: Any, key: Any) -> Any:
+        return leaf + jax.random.normal(key, leaf.shape)
+
+    def examples(x: Any, size: Any, key: Any) -> Any:
+        return jnp.where((jnp.arange(len(x)) < size)[:, None], noise(x, key), x)
+
+    def cohort(uploads: Any, key: Any) -> Any:
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(noise(leaf[0] * 0, key), leaf.shape), uploads.delta)
+
+    always = jax.random.key(0)
+    cases: tuple[tuple[str, Any, Any], ...] = (
+        ("rows", lambda x, y, rng: (x + np.float32(np.random.default_rng(0).normal(size=x.shape)), y),
+            lambda x, y, rng: (x + np.float32(rng.normal(size=x.shape)), y)),
+        ("fresh", lambda x, y, size, key: (examples(x, size, always), y),
+            lambda x, y, size, key: (examples(x, size, key), y)),
+        ("report", lambda report, key: report._replace(loss=noise(report.loss, always)),
+            lambda report, key: report._replace(loss=noise(report.loss, key))),
+        ("collude", lambda uploads, malicious, present, key: cohort(uploads, always),
+            lambda uploads, malicious, present, key: cohort(uploads, key)),
+    )  # fmt: skip
+    for name, fixed, drawn in cases:
+        draws: dict[str, Any] = {name: drawn}
+        keeps: dict[str, Any] = {name: fixed}
+        eh.testing.check_attack(Attack(**draws), is_random=True)
+        eh.testing.check_attack(attack := Attack(**keeps))
+        with pytest.raises(AssertionError, match="is_random=True"):
+            eh.testing.check_attack(attack, is_random=True)
 
 
 _RISING = map(jnp.float32, itertools.count())

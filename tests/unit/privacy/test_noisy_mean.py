@@ -253,7 +253,16 @@ def test_numbers_out_of_range_are_refused(make, words):
         make()
 
 
-def test_it_obeys_the_contract_of_aggregators():
-    eh.testing.check_aggregator(
-        eh.privacy.noisy_mean(1.0, noise_multiplier=1.0, rate=0.5), keeps_consensus=False
-    )
+@pytest.mark.parametrize(
+    "rule",
+    [
+        eh.privacy.noisy_mean(1.0, noise_multiplier=0.3, rate=0.5),
+        eh.privacy.noisy_mean(1.0, noise_multiplier=1.0, rate=0.5),
+        eh.privacy.noisy_mean(0.1, noise_multiplier=50.0, rate=0.5, sampling="fixed"),
+        eh.privacy.noisy_mean(eh.privacy.adaptive_clip(noise=4.0), noise_multiplier=1.0, rate=0.5),
+        eh.privacy.noisy_mean(1.0, noise_multiplier=0.0, rate=0.5),
+    ],
+    ids=["little noise", "noise", "much noise, fixed", "adaptive", "none"],
+)
+def test_it_obeys_the_contract_of_aggregators(rule):
+    eh.testing.check_aggregator(rule, keeps_consensus=False)
