@@ -15,7 +15,7 @@ from evenhand import tree
 from evenhand.expressions import factories, parse
 from evenhand.expressions.kinds import parameters
 from evenhand.testing._uploads import check_slots
-from evenhand.types import Algorithm, Radial, Stack, Sum, Upload
+from evenhand.types import Algorithm, Radial, Release, Stack, Sum, Upload
 
 MODEL = eh.testing.toy_model()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
@@ -318,6 +318,57 @@ def _broken_methods():
     yield "Another seed gave the same numbers", base._replace(phases=(phase._replace(work=same),))
 
 
+def _careless_methods():
+    """As above: methods that make keys of their own, count padding, or do not do what they say they do."""
+    base, proximal = METHODS["fedavg"], METHODS["fedprox"]
+    (phase,), (partial,), (by_loss,) = base.phases, proximal.phases, METHODS["qfedavg"].phases
+    always = jax.random.key(0)
+
+    def draws_alone(message, client_state, data, key):
+        return phase.work(message, client_state, data, always)
+
+    def draws_there(message, client_state, data, key):
+        return phase.work(message, client_state, data, jax.random.key(0))
+
+    def divides_by_capacity(message, client_state, data, key):
+        rows = eh.rounds.own_rows(data)
+        inside = jnp.arange(data.capacity) < data.size
+
+        def loss(params):
+            losses = jnp.where(inside, MODEL.losses(MODEL.apply(params, rows.x), rows.y), 0.0)
+            return jnp.sum(losses) / data.capacity
+
+        return tree.scale(-0.1, jax.grad(loss)(message.params)), client_state
+
+    def reports_by_capacity(message, client_state, data):
+        report = by_loss.report(message, client_state, data)
+        return report._replace(loss=report.loss * data.size.astype(jnp.float32) / jnp.float32(data.capacity))
+
+    def constant_noise(state, direction, reported, key):
+        noise = jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(1), leaf.shape), direction)
+        return phase.server(state, tree.add(direction, noise), reported, key)
+
+    def finishes(message, client_state, data, key):
+        return partial.work(message, client_state, data._replace(progress=jnp.float32(1.0)), key)
+
+    noisy = eh.privacy.noisy_mean(1.0, noise_multiplier=1.0, rate=0.5)
+    same_noise = noisy._replace(lower=lambda total, state, key: noisy.lower(total, state, always))
+    for works in (draws_alone, draws_there):
+        yield "work draws from a key of its own", base._replace(phases=(phase._replace(work=works),))
+    yield "Padding counts", base._replace(phases=(phase._replace(work=divides_by_capacity),))
+    yield (
+        "Padding counts",
+        METHODS["qfedavg"]._replace(phases=(by_loss._replace(report=reports_by_capacity),)),
+    )
+    yield "server draws from a key", base._replace(phases=(phase._replace(server=constant_noise),))
+    yield (
+        "gives the same noise",
+        eh.algorithms.fedavg(WORK, aggregator=same_noise, sampling=eh.sampling.poisson(0.5)),
+    )
+    yield "does all of the work", proximal._replace(phases=(partial._replace(work=finishes),))
+    yield "not finite", base._replace(adapt=lambda params, data, key: tree.scale(jnp.nan, params))
+
+
 def test_a_method_with_a_step_of_its_own_is_not_broken():
     """It takes half of the server's step: what the broken methods change is not what is found out."""
     (phase,) = METHODS["fedavg"].phases
@@ -339,10 +390,19 @@ BROKEN_LAWS = {
     "personal_params": "parameters have the form of the model",
     "adapt differ from": "parameters have the form of the model",
     "Another seed gave the same numbers": "another seed gives other numbers",
+    "work draws from a key of its own": "randomness comes from the keys",
+    "server draws from a key": "randomness comes from the keys",
+    "gives the same noise": "randomness comes from the keys",
+    "Padding counts": "padding changes nothing",
+    "does all of the work": "stragglers do a part of the work",
+    "not finite": "adapted parameters are finite",
 }
 
 
-@pytest.mark.parametrize(("words", "method"), list(_broken_methods()), ids=lambda value: str(value)[:20])
+BROKEN = [*_broken_methods(), *_careless_methods()]
+
+
+@pytest.mark.parametrize(("words", "method"), BROKEN, ids=lambda value: str(value)[:20])
 def test_a_broken_method_is_found_out(words, method):
     """By the check of the law that it breaks, called alone, and by all of them together."""
     errors, checks = (AssertionError, TypeError, eh.EvenhandError), {}
@@ -352,6 +412,47 @@ def test_a_broken_method_is_found_out(words, method):
         checks[BROKEN_LAWS[words]]()
     with pytest.raises(errors, match=words):
         eh.testing.check_algorithm(method, lanes=(1,))
+
+
+def _in_order(message, client_state, data, key):
+    """A step on each example, in the order in which the client has them."""
+    step = jax.grad(lambda params, x, y: MODEL.losses(MODEL.apply(params, x[None]), y[None])[0])
+    rows = eh.rounds.own_rows(data)
+
+    def one(i, params):
+        return tree.subtract(params, tree.scale(0.1, step(params, rows.x[i], rows.y[i])))
+
+    return tree.subtract(lax.fori_loop(0, data.size, one, message.params), message.params), client_state
+
+
+def _drawn_by_capacity(message, client_state, data, key):
+    """A step on some examples, which are others where the largest client has more of them."""
+    rows, order = eh.rounds.own_rows(data), jax.random.permutation(key, data.capacity)
+    chosen = (order < data.size) & (jnp.cumsum(order < data.size) <= 4)
+
+    def loss(params):
+        losses = MODEL.losses(MODEL.apply(params, rows.x[order]), rows.y[order])
+        return jnp.sum(jnp.where(chosen, losses, 0.0)) / jnp.sum(chosen.astype(jnp.float32))
+
+    return tree.scale(-0.1, jax.grad(loss)(message.params)), client_state
+
+
+def _sketched(state, direction, reported, key):
+    """A fixed random projection of the direction: nothing comes of nothing."""
+    (phase,) = METHODS["fedavg"].phases
+    signs = jax.tree.map(
+        lambda leaf: jax.random.rademacher(jax.random.key(1), leaf.shape, leaf.dtype), direction
+    )
+    return phase.server(
+        state, jax.tree.map(lambda a, b: a * jnp.vdot(a, b) / a.size, signs, direction), reported, key
+    )
+
+
+@pytest.mark.parametrize("part", [{"work": _in_order}, {"work": _drawn_by_capacity}, {"server": _sketched}])
+def test_methods_that_look_careless_obey_the_contract(part):
+    """Work that draws nothing though it goes by order, or draws by the capacity; a server with a key for all rounds."""
+    (phase,) = METHODS["fedavg"].phases
+    eh.testing.check_algorithm(METHODS["fedavg"]._replace(phases=(phase._replace(**part),)), rounds=2)
 
 
 def _first_only(uploads, present, state, key):
@@ -372,6 +473,44 @@ def _partly_unknown(total, state, key):
     return {**direction, "w": jnp.nan * direction["w"]}, state
 
 
+def _weighted(uploads, weights):
+    shares = weights / jnp.maximum(jnp.sum(weights), 1e-9)
+    return jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), uploads.delta)
+
+
+def _zero_times_nan(uploads, present, state, key):
+    return _weighted(uploads, jnp.where(present, uploads.weight, 0.0)), state
+
+
+def _by_losses(uploads, present, state, key):
+    return _weighted(uploads, uploads.weight * uploads.loss), state
+
+
+def _with_a_count(uploads, present, state, key):
+    return _weighted(uploads, uploads.weight), (state, jnp.sum(present))
+
+
+def _noise(like, key):
+    return jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape), like)
+
+
+def _shaken(uploads, present, state, key):
+    mean = _weighted(uploads, uploads.weight)
+    return tree.add(mean, _noise(mean, jax.random.key(0))), state
+
+
+def _all_alike(upload, public, key):
+    noise = _noise(upload.delta, jax.random.key(0))
+    return MEAN.lift(upload._replace(delta=tree.add(upload.delta, noise)), public, key)
+
+
+NOISY_MEAN = eh.privacy.noisy_mean(1.0, noise_multiplier=1.0, rate=0.5)
+
+
+def _always_the_same(total, state, key):
+    return NOISY_MEAN.lower(total, state, jax.random.key(0))
+
+
 def _as_if_alone(distance, weight, public):
     """As in the first pass from the mean, of which a check of that pass alone sees nothing."""
     return weight + 0 * distance
@@ -380,6 +519,18 @@ def _as_if_alone(distance, weight, public):
 @pytest.mark.parametrize(
     ("words", "aggregator"),
     [
+        ("An empty slot is read", Stack(lambda like, clients: (), _zero_times_nan, skips_absent=True)),
+        ("depends on losses", Stack(lambda like, clients: (), _by_losses)),
+        ("depends on losses", MEAN._replace(lift=lambda upload, public, key: (upload.delta, upload.loss))),
+        ("state after a round", Stack(lambda like, clients: (), _with_a_count)),
+        ("Uploads of zeros", Stack(lambda like, clients: (), _shaken)),
+        ("Uploads of zeros", MEAN._replace(lift=_all_alike)),
+        ("gives the same noise", NOISY_MEAN._replace(lower=_always_the_same)),
+        ("noise is smaller", NOISY_MEAN._replace(release=Release(2.0))),
+        (
+            "noise is smaller",
+            NOISY_MEAN._replace(lower=eh.privacy.noisy_mean(1.0, noise_multiplier=0.01, rate=0.5).lower),
+        ),
         ("not finite", MEAN._replace(lower=_partly_unknown)),
         ("order", Stack(lambda like, clients: (), _first_only)),
         ("empty slot counts", Stack(lambda like, clients: (), _median_over_slots)),
@@ -394,6 +545,11 @@ def _as_if_alone(distance, weight, public):
     ],
 )
 def test_a_broken_aggregator_is_found_out(words, aggregator):
-    keeps_consensus = words != "no uploads"
+    keeps_consensus = words not in (
+        "no uploads",
+        "Uploads of zeros",
+        "gives the same noise",
+        "noise is smaller",
+    )
     with pytest.raises(AssertionError, match=words):
         eh.testing.check_aggregator(aggregator, keeps_consensus=keeps_consensus)

@@ -5,9 +5,9 @@ Each function's documentation lists its laws.  The ``_checks`` functions give th
 name that pytest shows: ``@pytest.mark.parametrize("check", eh.testing.algorithm_checks(method), ids=lambda check:
 check.name)`` over ``def test_it(check): check()``.
 
-Two of the laws concern mistakes that full cohorts of honest clients do not show: an empty slot of a cohort has no vote
-(:func:`check_aggregator`, and :func:`check_algorithm` for a method's aggregators), and a client uploads how the
-parameters changed, not the parameters (:func:`check_algorithm`).
+Some laws concern mistakes that runs with full cohorts of honest clients do not show: an empty slot of a cohort has no
+vote (:func:`check_aggregator`, and :func:`check_algorithm` for a method's aggregators), draws and noise come from the
+keys that are passed in, padding does not count, and a client uploads how the parameters changed, not the parameters.
 """
 
 from evenhand.testing._algorithm import algorithm_checks, check_algorithm, toy_data, toy_model

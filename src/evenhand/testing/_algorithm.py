@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Iterator
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -12,26 +13,45 @@ import optax
 
 from evenhand import rounds as protocol
 from evenhand import tree
+from evenhand._jaxpr import programs
 from evenhand._paths import named_path
 from evenhand._platform import check_process
+from evenhand.aggregators import reduce_uploads
 from evenhand.communication import compressed
 from evenhand.data import FederatedDataset, Split
 from evenhand.devices import everywhere, here, over
 from evenhand.errors import EvenhandError
+from evenhand.exchange import Worked
 from evenhand.network.in_process import federation, states_of
 from evenhand.network.terms import check_deployable
+from evenhand.rounds import PerExample
 from evenhand.simulation import Job, engine, setup, store, twin
 from evenhand.simulation.program import EXECUTED, Program, Rows
 from evenhand.streams import keys_of
 from evenhand.systems import Systems, bound
 from evenhand.testing._check import Check, are_equal, check_all, checks_of, form
-from evenhand.testing._uploads import check_slots
-from evenhand.types import Algorithm, Array, Attack, ClientData, Key, Model, Params, PyTree, Report, Upload
+from evenhand.testing._uploads import check_slots, promised_noise
+from evenhand.types import (
+    Algorithm,
+    Array,
+    Attack,
+    ClientData,
+    Key,
+    Model,
+    Params,
+    PyTree,
+    Report,
+    Upload,
+)
 
 # --- the laws -------------------------------------------------------------------------------------------------
 
 
 _NETWORK_TOLERANCE = 1e-6
+_APART = 1e-4
+"""Above what rounding does to the work of one round."""
+_SPARE = 3
+"""Rows by which a program is made for larger clients than there are."""
 _SHIFT = 2.0**-6
 """What is added to all parameters; a softmax does not change where all of its inputs grow by the same."""
 
@@ -50,9 +70,17 @@ def check_algorithm(
 ) -> None:
     """Checks that a method obeys the laws every method must obey.
 
-    * The global and personal parameters have the structure, shapes and dtypes of the model's.
+    * The global, personal and adapted parameters have the structure, shapes and dtypes of the model's; adapted ones are
+      finite.
     * A round keeps the structure, shapes and dtypes of every state.
     * A client's work, and how it adapts, depend on its own rows only: corrupting all others changes nothing.
+    * Padding does not count: with a capacity three rows above the largest client's size, the results are the same.  Not
+      checked are attacks, a single client, states per example, and work that draws other numbers for other capacities.
+    * Randomness comes from the keys that are passed in.  Where its key has no effect, a client's work that depends on
+      the order of its examples makes no key of its own, nor does a server that moves the model without any upload.
+      Another key gives another model if an aggregator has a ``release``.
+    * With ``partial_work=True``, a straggler whose ``effort`` has fewer steps does other work than one with all steps;
+      not checked where the effort may be the one that is assumed, a step for each example.
     * Uploads are differences, where there are several clients: with a constant added to all parameters of the model, no
       upload grows by it.
     * Empty slots have no vote: the direction with some slots filled is that of these uploads alone.
@@ -145,11 +173,20 @@ def algorithm_checks(
         buffer=rounds,
         masks=True,
     )
+    # The other clients' rows are room beyond the largest client's; states per example have no such room.
+    has_room = (
+        attack is None and algorithm.pooled is None and not isinstance(algorithm.init_client, PerExample)
+    )
+    spare = min(_SPARE, len(data.train.x) - capacity) if has_room else 0
     is_masked = any(phase.aggregator.unmasked is not phase.aggregator for phase in algorithm.phases)
-    subject = _Subject(program, data, ways, tolerance)
+    subject = _Subject(program, data, ways, spare, tolerance)
     return checks_of(
         (True, "parameters have the form of the model", subject.check_forms),
         (True, "clients know their own rows only", subject.check_rows),
+        (True, "padding changes nothing", subject.check_capacity),
+        (True, "randomness comes from the keys", subject.check_keys),
+        (True, "stragglers do a part of the work", subject.check_progress),
+        (True, "adapted parameters are finite", subject.check_adapted),
         (True, "uploads are differences", subject.check_differences),
         (True, "empty slots have no vote", subject.check_slots),
         (True, "rounds keep the form of the state", subject.check_state),
@@ -168,9 +205,15 @@ class _Subject:
     """A method under test: its laws, and what they share, each computed when the first of them asks for it."""
 
     def __init__(
-        self, program: Program, data: FederatedDataset, ways: tuple[tuple[int, int], ...], tolerance: float
+        self,
+        program: Program,
+        data: FederatedDataset,
+        ways: tuple[tuple[int, int], ...],
+        spare: int,
+        tolerance: float,
     ) -> None:
         self.program, self.data, self.ways, self.tolerance = program, data, ways, tolerance
+        self.spare = spare
         self.algorithm = program.algorithm
 
     # What the laws share.
@@ -211,9 +254,21 @@ class _Subject:
         return self.begin(self.params)
 
     @cached_property
+    def roomy(self) -> tuple[protocol.RoundState, Any]:
+        """A run for larger clients than there are."""
+        return self.run(self.ways[0], spare=self.spare)
+
+    @cached_property
+    def room(self) -> int:
+        """By how much the engine's capacity is above the largest client: nothing where that changes a number."""
+        if not self.spare:
+            return 0
+        return self.spare if _are_close(self.roomy, self.plain, self.tolerance) else 0
+
+    @cached_property
     def first(self) -> tuple[protocol.RoundState, Any]:
         """The run with which others are compared."""
-        return self.run(self.ways[0])
+        return self.roomy if self.room == self.spare else self.run(self.ways[0])
 
     @cached_property
     def plain(self) -> tuple[protocol.RoundState, Any]:
@@ -224,6 +279,30 @@ class _Subject:
     def sent(self) -> list[tuple[Report, PyTree]]:
         """What every client reports and uploads in each phase of the first round."""
         return [self.uploads(self.state, index) for index in range(len(self.parts))]
+
+    @cached_property
+    def largest(self) -> int:
+        """The client with the most examples."""
+        return int(np.argmax(self.rows.sizes))
+
+    def worked(
+        self,
+        index: int,
+        k: int | None = None,
+        *,
+        rows: Rows | None = None,
+        progress: float = 1.0,
+        seed: int = 3,
+        spare: int = 0,
+    ) -> Worked:
+        """What a client, the largest for None, reports, uploads and keeps in a phase of the first round."""
+        part, client = self.parts[index], jnp.int32(self.largest if k is None else k)
+        if spare:
+            part = twin.parts_of(self.program._replace(capacity=self.program.capacity + spare))[index]
+        message = self.algorithm.phases[index].broadcast(self.state.server, client)
+        memory, key = tree.take(self.state.clients, client), jax.random.key(seed)
+        rows = self.rows if rows is None else rows
+        return part.client(rows, message, memory, client, jnp.float32(progress), 0, key)
 
     def uploads(self, state: protocol.RoundState, index: int) -> tuple[Report, PyTree]:
         phase, part, uploads = self.algorithm.phases[index], self.parts[index], list[tuple[Report, PyTree]]()
@@ -240,8 +319,12 @@ class _Subject:
         seed: int = 0,
         rounds: int | None = None,
         masks: bool = True,
+        spare: int | None = None,
     ) -> tuple[protocol.RoundState, Any]:
-        """All rounds, or so many, on so many lanes and devices, or of the readable twin where ``way`` is None."""
+        """All rounds, or so many, on so many lanes and devices, or of the readable twin where ``way`` is None.
+
+        ``spare`` is the engine's capacity above the largest client; None: as in the run with which it is compared.
+        """
         keys, count = protocol.roots(self.algorithm, keys_of(seed)), rounds or self.program.buffer
         if way is None:
             end, infos = twin.run_rounds(self.program, self.state, self.rows, keys, 0, count, self.parts)
@@ -250,29 +333,40 @@ class _Subject:
             mesh = over(device_count)
             # A copy: the engine reuses the memory of its state.
             fresh, placed = everywhere(mesh, (jax.tree.map(jnp.copy, self.state), self.rows))
-            program = self.program._replace(lanes=lane_count, mesh=mesh, masks=masks)
+            capacity = self.program.capacity + (self.room if spare is None else spare)
+            program = self.program._replace(lanes=lane_count, mesh=mesh, masks=masks, capacity=capacity)
             end, infos = engine.run_rounds(program, fresh, placed, keys, 0, count)
         return here(end), {name: info[:count] for name, info in infos.items() if name != EXECUTED}
 
     # The laws.
 
     def check_forms(self) -> None:
-        algorithm, (params, rows, _) = self.algorithm, self.arguments
+        algorithm, params = self.algorithm, self.params
         _same_form(algorithm.global_params(self.state.server), params, "global_params")
         if algorithm.personal_params is not None:
             mine = tree.take(self.state.clients, jnp.int32(0))
             _same_form(algorithm.personal_params(self.state.server, mine), params, "personal_params")
         if algorithm.adapt is not None:
-            window = (rows.starts[0], rows.sizes[0], jnp.float32(1.0), self.program.capacity)
-            adapted = algorithm.adapt(params, ClientData(*rows[:2], *window), jax.random.key(0))
-            _same_form(adapted, params, "adapt")
+            _same_form(self.adapted, params, "adapt")
+
+    @cached_property
+    def adapted(self) -> Params:
+        """The model as the first client adapts it; ``()``: clients do not."""
+        window = (self.rows.starts[0], self.rows.sizes[0], jnp.float32(1.0), self.program.capacity)
+        data = ClientData(*self.rows[:2], *window)
+        adapt = self.algorithm.adapt
+        return () if adapt is None else adapt(self.params, data, jax.random.key(0))
+
+    def check_adapted(self) -> None:
+        is_finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.adapted))
+        assert is_finite, "A client adapts its model to parameters that are not finite."
 
     def check_rows(self) -> None:
         """Uploads stay the same when all other clients' rows are corrupted."""
         sizes = np.array(self.rows.sizes)
         # The window of the smallest client, unlike that of the largest, reaches into rows of others.
         smallest = int(np.argmin(np.where(sizes > 0, sizes, np.iinfo(sizes.dtype).max)))
-        for k in dict.fromkeys([int(np.argmax(sizes)), smallest]):
+        for k in dict.fromkeys([self.largest, smallest]):
             start, row = int(self.rows.starts[k]), jnp.arange(self.rows.x.shape[0])
             is_own = (row >= start) & (row < start + sizes[k])
             x, y = (tree.among(is_own, part, -part - 1) for part in (self.rows.x, self.rows.y))
@@ -280,12 +374,9 @@ class _Subject:
 
     def _check_rows_of(self, k: int, others: Rows) -> None:
         algorithm, state, rows = self.algorithm, self.state, self.rows
-        client_state, size = tree.take(state.clients, jnp.int32(k)), int(rows.sizes[k])
-        for phase, part in zip(algorithm.phases, self.parts, strict=True):
-            message = phase.broadcast(state.server, jnp.int32(k))
-            fixed = (message, client_state, jnp.int32(k), jnp.float32(1.0), 0, jax.random.key(3))
-            clean, corrupted = part.client(rows, *fixed), part.client(others, *fixed)
-            largest = protocol.largest_weight(algorithm, size)
+        for index, phase in enumerate(algorithm.phases):
+            clean, corrupted = self.worked(index, k), self.worked(index, k, rows=others)
+            largest = protocol.largest_weight(algorithm, int(rows.sizes[k]))
             assert protocol.accepts_report(phase.aggregator, clean[0], largest), (
                 "A client reports a weight that is below 0 or above that of its sampling, or a loss that is not "
                 "finite."
@@ -297,6 +388,92 @@ class _Subject:
             adapt = jax.jit(lambda x, y: adapt_client(served, ClientData(x, y, *window), jax.random.key(3)))
             assert are_equal(adapt(rows.x, rows.y), adapt(others.x, others.y)), (
                 "A client adapts its model to other clients' rows."
+            )
+
+    def check_capacity(self) -> None:
+        if self.room == self.spare:
+            return  # the same numbers in all rounds
+        for index in range(len(self.parts)):
+            usual, roomy = self.worked(index), self.worked(index, spare=self.spare)
+            draws = not are_equal(usual[1:], self.worked(index, seed=5)[1:])
+            compared = 1 if draws else len(usual)  # numbers drawn for another capacity may be others
+            assert _are_close(usual[:compared], roomy[:compared], _APART), (
+                "Padding counts: a client's work or report changes with data.capacity, which is only the largest size "
+                "that a client can have; divide by data.size."
+            )
+
+    def check_keys(self) -> None:
+        start, size = int(self.rows.starts[self.largest]), int(self.rows.sizes[self.largest])
+        order = np.arange(len(self.rows.x))
+        order[start : start + size] = order[start : start + size][::-1]
+        turned = self.rows._replace(x=self.rows.x[order], y=self.rows.y[order])
+        for index, phase in enumerate(self.algorithm.phases):
+            made_with = self.worked(index), self.worked(index, seed=5), self.worked(index, rows=turned)
+            # The upload, and then what the client keeps.
+            for made, again, other in list(zip(*made_with, strict=True))[1:]:
+                is_fixed = are_equal(made, again) and not _are_close(made, other, _APART)
+                assert not is_fixed or not self._work_makes_keys(index), (
+                    "A client's work draws from a key of its own: it must draw from the key that it gets, which is "
+                    "another in each round."
+                )
+            self._check_server_keys(index)
+            if promised_noise(phase.aggregator) > 0:
+                self._check_noise(index)
+
+    def _work_makes_keys(self, index: int) -> bool:
+        phase, k, rows = self.algorithm.phases[index], jnp.int32(self.largest), self.rows
+        message, memory = phase.broadcast(self.state.server, k), tree.take(self.state.clients, k)
+        window = (rows.starts[k], rows.sizes[k], jnp.float32(1.0), self.program.capacity, jnp.int32(0))
+
+        def work(key: Key) -> Any:
+            return phase.work(message, memory, ClientData(rows.x, rows.y, *window), key)
+
+        return _makes_keys(jax.make_jaxpr(work)(jax.random.key(3)))
+
+    def _check_server_keys(self, index: int) -> None:
+        phase, memory, key = self.algorithm.phases[index], self.state.aggregators[index], jax.random.key(3)
+        (reports, deltas), everybody = self.sent[index], jnp.ones(self.data.num_clients, bool)
+        uploads, noise = Upload(deltas, *reports), jax.random.split(key, self.data.num_clients)
+        reduced = partial(reduce_uploads, phase.aggregator.unmasked)
+        direction = jax.eval_shape(reduced, uploads, everybody, memory, key, noise)[0]
+        given = (self.state.server, tree.zeros(direction), jnp.int32(self.program.cohort), key)
+        program = jax.make_jaxpr(phase.server)(*given)
+        if not _makes_keys(program) or programs.used_inputs(program)[-1]:
+            return
+        after = self.algorithm.global_params(phase.server(*given)[0])
+        assert are_equal(after, self.algorithm.global_params(self.state.server)), (
+            "The server draws from a key of its own: it must draw from the key that it gets, which is another in each "
+            "round."
+        )
+
+    def _check_noise(self, index: int) -> None:
+        """One cohort's uploads under two keys."""
+        algorithm, state, rows = self.algorithm, self.state, self.rows
+        keys, m = protocol.roots(algorithm, keys_of(0)), self.program.cohort
+        cohort = protocol.cohort(algorithm, None, rows.sizes, m, keys, 0, index)
+        cohort = cohort._replace(present=jnp.ones_like(cohort.present))
+        reports, deltas = tree.take(self.sent[index], cohort.ids)
+        given = (state.server, state.aggregators[index], reports, deltas, cohort, rows.malicious)
+        once, again = (self.parts[index].server(*given, keys_of(seed), 0)[0].server for seed in (0, 1))
+        assert not are_equal(once, again), (
+            "Another key gives the same noise: that of a release must be drawn from the key that lift or lower gets."
+        )
+
+    def check_progress(self) -> None:
+        if not self.algorithm.partial_work:
+            return
+        rows, k = self.rows, self.largest
+        for index, phase in enumerate(self.algorithm.phases):
+            if phase.effort is None:
+                continue
+            data = ClientData(
+                *rows[:2], rows.starts[k], rows.sizes[k], jnp.float32(1.0), self.program.capacity
+            )
+            whole, half = (phase.effort(data._replace(progress=jnp.float32(share))) for share in (1.0, 0.5))
+            # A step for each example is also what is assumed where the effort is unknown.
+            is_part = half.steps < whole.steps and whole.steps % data.size != 0
+            assert not is_part or not are_equal(self.worked(index), self.worked(index, progress=0.5)), (
+                "A straggler does all of the work: data.progress changes its effort, but not what it uploads or keeps."
             )
 
     def check_differences(self) -> None:
@@ -391,14 +568,30 @@ def _same_form(a: PyTree, b: PyTree, subject: str) -> None:
     assert form(a) == form(b), f"The structure, shapes or dtypes of {subject} differ from what they must be."
 
 
-def _close(a: PyTree, b: PyTree, tolerance: float, subject: str) -> None:
+def _gaps(a: PyTree, b: PyTree) -> Iterator[tuple[float, float]]:
+    """The largest gap of each pair of leaves, and the larger of 1 and their entries."""
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         x, y = np.array(x, np.float64), np.array(y, np.float64)
         scale = max(1.0, float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)))
         # Equal infinities, such as a step size that a line search has not found yet, have no gap, nor have two NaN.
         same = (x == y) | (np.isnan(x) & np.isnan(y))
-        gap = float(np.max(np.abs(np.where(same, 0.0, x) - np.where(same, 0.0, y)), initial=0.0))
+        yield float(np.max(np.abs(np.where(same, 0.0, x) - np.where(same, 0.0, y)), initial=0.0)), scale
+
+
+def _are_close(a: PyTree, b: PyTree, tolerance: float) -> bool:
+    return all(gap <= tolerance * scale for gap, scale in _gaps(a, b))
+
+
+def _close(a: PyTree, b: PyTree, tolerance: float, subject: str) -> None:
+    for gap, scale in _gaps(a, b):
         assert gap <= tolerance * scale, f"The results of {subject} differ by {gap:.3g}."
+
+
+def _makes_keys(program: Any) -> bool:
+    """Whether a traced program has keys that are not among its inputs."""
+    constants = programs.opened(program)[1]
+    is_key = [jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key) for value in constants]
+    return any(is_key) or programs.has_primitive(program, {"random_seed", "random_wrap"})
 
 
 # --- a toy problem, small enough for seconds and uneven enough to break careless code -------------------------
