@@ -195,7 +195,7 @@ def replacing(path: Path) -> Generator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces the file in one step; writes to what is no file, such as ``/dev/null``.
+    """Replaces the file in one step; a path that is no regular file, such as ``/dev/null``, is written to directly.
 
     Raises:
       OSError: it cannot be written; ``path`` is as it was.

@@ -24,7 +24,7 @@ def in_range(*values: float, zero: bool = False) -> bool:
 
 
 def penalty(lam: float) -> float:
-    """The penalty ``lam``; infinite where a float cannot tell its effect from that of an infinite one.
+    """The penalty ``lam``; infinity where it is so large that a float gives the same results for both.
 
     Raises:
       EvenhandError: it is negative, or no number.
