@@ -392,3 +392,10 @@ def test_verdicts_on_unseen_clients_follow_from_the_saved_intervals() -> None:
     tuned = _newcomers("mnist")["findings"]["after"]["rivals"][0]
     assert tuned["kind"] == "tuning" and abs(tuned["contrast"]["mean"]) < 0.05
     assert mean("mnist", "Delta-FL, theta=0.1", "mean after") > mean("mnist", "FedAvg", "mean after")
+    behind = (
+        " against ".join(
+            f"{mean(place, name, 'mean after'):.1f}" for name in ("Delta-FL, theta=0.1", "FedAvg")
+        )
+        for place in PLACES
+    )
+    assert f"| {' | '.join(behind)} |" in (FOLDER / "README.md").read_text()

@@ -161,6 +161,30 @@ def test_the_saved_numbers_say_what_the_page_says_of_rfa_and_of_dittos_rivals() 
         )
 
 
+def test_the_page_compares_one_step_and_the_geometric_median_as_they_were_measured() -> None:
+    page = " ".join((FOLDER / "README.md").read_text().split())
+    kept = [
+        f"{mean(saved(f'rfa_{net}')['percent']['one-step RFA'][f'omniscient {share}'], 'weighted_mean'):.0f}"
+        for share in (10, 25)
+        for net in ("linear", "convnet")
+    ]
+    assert kept == ["87", "91", "80", "68"]
+    assert (
+        "87 % (softmax regression) and 91 % (ConvNet) with 10 % malicious clients, and 80 and 68 % with 25 %"
+        in page
+    )
+    for deal, words in (
+        ("dirichlet", "{:.0f} against {:.0f} under"),
+        ("two_classes", "{:.0f} against {:.0f} with two"),
+    ):
+        of = saved(f"rivals_{deal}")["percent"]
+        both = {
+            attack: [mean(of[attack][rule]) for rule in ("geometric median", "clipping")] for attack in of
+        }
+        assert words.format(*both.pop("A3 50")) in page
+        assert all(abs(median - clipping) < 4 for median, clipping in both.values())
+
+
 def test_the_saved_numbers_say_what_the_page_says_of_the_map() -> None:
     found = saved("map")["percent"]
     assert list(found) == ["0.2", "0.3", "0.45"] and all(len(of) >= 23 for of in found.values())

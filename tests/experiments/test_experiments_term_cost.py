@@ -167,3 +167,5 @@ def test_the_verdict_follows_from_the_saved_numbers(saved: dict[str, Any]) -> No
     assert round(step["HIV-1"], 2) == 1.16 and round(step["QSAR"], 2) == 1.15
     assert round(step["QSAR"] * np.mean(ratios["QSAR, t=-2"]), 1) == 2.6
     assert round(step["HIV-1"] * np.mean(ratios["HIV-1, t=50"])) == 16
+    small = [f"{step['HIV-1'] * np.mean(ratios[f'HIV-1, t={t}']):.2f}" for t in ("0.1", "1")]
+    assert f"{' and '.join(small)} times that of ERM" in (FOLDER / "cost.md").read_text()
