@@ -7,14 +7,17 @@ import re
 import runpy
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from shown import NUMBER, absent, is_near
 
+import evenhand as eh
 from evenhand.cli import main
 from evenhand.cli._main import parse
+from evenhand_command import doctor
 
 pytestmark = pytest.mark.draws
 
@@ -131,6 +134,21 @@ def test_examples_run(script, tmp_path, monkeypatch, capsys):
     runpy.run_path(str(tmp_path / script.name), run_name="__main__")
     assert capsys.readouterr().out.count("\n") >= 3
     assert len(text.splitlines()) <= 80
+
+
+def test_pages_list_all_theory_all_extras_and_all_scripts():
+    diagnostics, install, contributing = (
+        (ROOT / page).read_text(encoding="utf-8")
+        for page in ("docs/diagnostics.md", "docs/install.md", "CONTRIBUTING.md")
+    )
+    functions = {name for name in eh.theory.__all__ if name.islower()}
+    assert functions <= set(re.findall(r"`(\w+)`", diagnostics))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    assert set(extras) - set(doctor.DEVELOPMENT) <= set(re.findall(r"\[(\w+)\]['`]", install))
+    scripts = {path.name for path in (ROOT / "scripts").iterdir() if not path.name.startswith("_")}
+    assert scripts == set(re.findall(r"^scripts/(\w+)", contributing, re.MULTILINE))
 
 
 def test_the_map_names_files_and_functions_that_exist():
