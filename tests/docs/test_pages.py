@@ -9,7 +9,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from shown import NUMBER, absent, is_near
@@ -17,6 +17,7 @@ from shown import NUMBER, absent, is_near
 import evenhand as eh
 from evenhand.cli import main
 from evenhand.cli._main import parse
+from evenhand.evaluation._findings import Kind
 from evenhand_command import doctor
 
 pytestmark = pytest.mark.draws
@@ -134,6 +135,13 @@ def test_examples_run(script, tmp_path, monkeypatch, capsys):
     runpy.run_path(str(tmp_path / script.name), run_name="__main__")
     assert capsys.readouterr().out.count("\n") >= 3
     assert len(text.splitlines()) <= 80
+
+
+def test_a_page_lists_all_kinds_of_findings():
+    section = (ROOT / "docs" / "diagnostics.md").read_text(encoding="utf-8").split("\n## ")[1]
+    training, clients, noise, data = get_args(Kind)
+    kinds = {kind for part in (training, clients, noise, data) for kind in get_args(part)}
+    assert set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE)) == kinds
 
 
 def test_pages_list_all_theory_all_extras_and_all_scripts():
