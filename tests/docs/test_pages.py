@@ -111,6 +111,21 @@ def test_the_commands_that_answer_which_method_are_read_as_they_stand():
         parse(shlex.split(command, comments=True))
 
 
+def test_the_answer_for_the_worst_served_serves_them_no_worse_at_equal_rounds():
+    text = (ROOT / "docs" / "which-method.md").read_text(encoding="utf-8")
+    (answer,) = re.findall(r"^evenhand run '(\w+\(.*\))' +# 4$", text, re.MULTILINE)
+    data, model = eh.data.load("digits"), eh.models.softmax_regression(64, classes=10)
+    work = eh.local.sgd(model, 0.1, epochs=1, batch_size=10)
+    methods = (
+        eh.expressions.parse(name, eh.Algorithm, model, work) for name in ("qfedavg(q=1)", "fedavg()", answer)
+    )
+    runs = [eh.simulate(method, data, rounds=50, eval_every=50) for method in methods]
+    worst = [100 * run.summary()["worst10"] for run in runs]
+    assert worst[0] < worst[1] <= worst[2]
+    for method, share in zip(("`qfedavg(q=1)`", "`fedavg`", f"`{answer}`"), worst, strict=True):
+        assert re.search(rf"{share:.0f} %\s+with\s+{re.escape(method)}", text), (method, share)
+
+
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MINUTES = {
     "finetune_text": {
