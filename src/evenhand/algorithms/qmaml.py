@@ -77,7 +77,9 @@ def qmaml(
       EvenhandError: a number out of range, or both or neither of ``q`` and ``aggregator``.
 
     Edge cases: a client with a single example uses it as support and as query.  Without the inner step,
-    or where losses are linear, both orders are the same.
+    or where losses are linear, both orders are the same.  Splits shuffle a client's examples; where test examples were
+    given, or none are held out, they stay in the order of the data: if that is by label, the two sets have different
+    labels, so shuffle them first.
 
     Differs from the papers in that every step uses all support and query examples, not a batch of each, and both sets
     are training examples.  A run's metrics are those of models finetuned on the support sets; for the accuracy before

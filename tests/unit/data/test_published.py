@@ -140,6 +140,14 @@ def test_omniglot_is_tasks_of_five_characters(tmp_path: Path) -> None:
     assert load(folder, clients=8, seed=1).fingerprint != data.fingerprint
 
 
+def test_both_halves_of_an_omniglot_task_have_all_characters(tmp_path: Path) -> None:
+    """q-MAML adapts to the first half of a task's rows, and is judged on the other: on the same characters."""
+    data = load(published.omniglot(tmp_path), clients=4)
+    for k in range(4):
+        own = data.train.client(k)[1]
+        assert [np.bincount(half).tolist() for half in (own[:25], own[25:])] == [[5] * 5] * 2
+
+
 def _heights(data: FederatedDataset) -> list[list[int]]:
     """Task by task, the characters of the labels, told by the blackness of their first drawing."""
     shades = [

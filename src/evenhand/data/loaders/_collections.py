@@ -117,7 +117,8 @@ def load_omniglot(path: Path, options: Options) -> FederatedDataset:
     The characters, those of ``images_background`` before those of ``images_evaluation``, are cut in two, 1,200 and 423
     in the whole set.  The first 300 of 400 clients are tasks of characters of the first kind, the others of the second:
     ``data.select(data.client_ids[:300])`` are those to train on.  Of each character, the first 10 drawings are for
-    training and the others for testing.  A drawing has 28 x 28 numbers; over all drawings, each pixel has mean 0 and
+    training and the others for testing; rows are in the order of the drawings, the five characters in turn, so that the
+    first half of a task has all five.  A drawing has 28 x 28 numbers; over all drawings, each pixel has mean 0 and
     deviation about 1.
 
     Differs from the paper: the characters of a task are distinct, where the authors' code may draw one twice.
@@ -141,9 +142,12 @@ def load_omniglot(path: Path, options: Options) -> FederatedDataset:
     digits = len(str(tasks - 1))
     for task in range(tasks):
         pool = np.arange(cut) if task < first else np.arange(cut, len(names))
-        for label, character in enumerate(random.choice(pool, _WAYS, replace=False)):
-            for i, drawing in enumerate(drawings[names[character]]):
-                parts[i >= _SHOTS].append((drawing, label, f"task {task:0{digits}d}"))
+        drawn = [drawings[names[character]] for character in random.choice(pool, _WAYS, replace=False)]
+        # Drawing by drawing: the first half of a task, such as the support set of q-MAML, has all of its characters.
+        for i in range(max(map(len, drawn))):
+            for label, own in enumerate(drawn):
+                if i < len(own):
+                    parts[i >= _SHOTS].append((own[i], label, f"task {task:0{digits}d}"))
     rows = [
         PooledRows(
             ((np.stack([x for x, _, _ in part]) - mean) / (deviation + 1e-3)).astype(np.float32),
