@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import optax
 
 import evenhand as eh
 
-__all__ = ["agnostic", "chosen", "family", "fedavg", "on_sums"]
+__all__ = ["agnostic", "chosen", "family", "fedavg"]
 
 _PENALISED = {"kernel": True, "bias": False}
 _TOLERANCE = 1.0
@@ -48,7 +47,7 @@ def family(
     on_sum = partial(term, t=tilt, summed=True)
     # The reference code's step along a sum over a batch, for the same effect.
     curvature = batch_size / rate
-    powers_of_sums = {q: on_sums(qffl(q=q, lipschitz=curvature)) for q in powers}
+    powers_of_sums = {q: qffl(q=q, lipschitz=curvature, summed=True) for q in powers}
     return {
         "FedAvg": {"": eh.algorithms.fedavg(work, sampling=_BY_ROWS)},
         f"FedAvg, step 1/{cohort}": {"": eh.algorithms.fedavg(work, sampling=_BY_ROWS, server_opt=short)},
@@ -82,17 +81,6 @@ def agnostic(features: int, batch_size: int, gamma_w: float, gamma_lambda: float
     """
     model = eh.models.svm(features, regularization=1 / batch_size)
     return eh.algorithms.afl(model, gamma_w=gamma_w, gamma_lambda=gamma_lambda)
-
-
-def on_sums(method: eh.Algorithm) -> eh.Algorithm:
-    """The same method, told the sum of a device's losses in place of their mean."""
-    (phase,) = method.phases
-
-    def report(message: Any, client_state: Any, data: Any) -> Any:
-        told = phase.report(message, client_state, data)
-        return told._replace(loss=told.loss * data.size.astype(told.loss.dtype))
-
-    return method._replace(phases=(phase._replace(report=report),))
 
 
 def chosen(

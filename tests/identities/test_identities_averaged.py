@@ -44,6 +44,12 @@ def test_the_model_is_the_weighted_mean_of_the_iterates(growth: float, initial: 
         assert gap(found, each[-1]) > 1e-3
 
 
+def test_the_last_model_is_kept() -> None:
+    method = ALL["theta 0.5"]
+    kept = method.global_params(mean("theta 0.5").state.server.inner)
+    assert np.array_equal(flat(kept), iterates("theta 0.5")[-1])
+
+
 def test_a_round_of_two_exchanges_counts_once() -> None:
     assert gap(flat(mean("feddane").params), iterates("feddane").mean(axis=0)) < 1e-6
 

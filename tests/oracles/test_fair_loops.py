@@ -50,15 +50,15 @@ def assert_unlike(a, b):
     assert max(np.abs(a[name] - b[name]).max() for name in a) > 1e-3
 
 
-def q_fedavg(q, lipschitz, weights):
-    """Algorithm 4: Delta_k = F^q g_k, h_k = q F^(q-1) |g_k|^2 + L F^q with g_k = L (w - w_k)."""
+def q_fedavg(q, lipschitz, weights, scales=(1,) * 6):
+    """Algorithm 4: Delta_k = F^q g_k, h_k = q F^(q-1) |g_k|^2 + L F^q with g_k = L (w - w_k), of scaled losses F."""
     w = begin()
     for _ in range(ROUNDS):
         numerator, denominator = [], 0.0
         for k in CLIENTS:
             local = step(w, gradient(w, k), LR)
             g = scaled(lipschitz, combine(np.subtract, w, local))
-            f = loss(w, k) + 1e-10
+            f = scales[k] * loss(w, k) + 1e-10
             numerator.append(scaled(weights[k] * f**q, g))
             denominator += weights[k] * (q * f ** (q - 1) * norm(g) ** 2 + lipschitz * f**q)
         w = step(w, total(numerator), 1 / denominator)
@@ -78,6 +78,14 @@ def test_q_fedavg_weights_both_sums_by_examples_where_the_sampling_does():
     expected = q_fedavg(1.0, 2.0, SIZES)
     assert_agree(eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=2.0, sampling=eh.sampling.uniform()), expected)
     assert_unlike(expected, q_fedavg(1.0, 2.0, np.ones(6)))
+
+
+def test_q_fedavgs_summed_losses_are_means_times_numbers_of_examples():
+    expected = q_fedavg(1.0, 2.0, np.ones(6), SIZES)
+    method = eh.algorithms.qfedavg(WORK, q=1.0, lipschitz=2.0, summed=True, sampling=EQUAL_WEIGHTS)
+    assert_agree(method, expected)
+    assert_unlike(expected, q_fedavg(1.0, 2.0, np.ones(6)))
+    assert_unlike(expected, q_fedavg(1.0, 2.0, SIZES))
 
 
 def test_q_fedsgd_with_a_fixed_step_follows_the_objectives_gradient():

@@ -41,7 +41,8 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
     Raises:
       EvenhandError: ``growth`` below 1 or infinite; or a method that adapts to the loss of its global model.
 
-    Personal models are not averaged; where a method has them, a run's metrics are theirs.
+    Personal models are not averaged; where a method has them, a run's metrics are theirs.  The last model is kept, too:
+    ``method.global_params(run.state.server.inner)``, for the ``method`` given here.
 
     Edge cases: before the first round the result is the initial model.  A round without uploads does not count.
     With a large ``growth`` the result is the last model; nothing overflows, however many rounds there are.

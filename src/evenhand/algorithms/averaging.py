@@ -31,6 +31,7 @@ __all__ = [
     "ServerState",
     "global_params",
     "kept_state",
+    "of_sums",
     "report",
     "server_init",
     "server_step",
@@ -91,6 +92,16 @@ def report(
     if aggregator.needs_loss:
         return Report(weight, local.full_loss(model, params, data))
     return Report(weight, jnp.full_like(weight, jnp.nan))
+
+
+def of_sums(phase: Phase) -> Phase:
+    """The phase whose clients report the sum of the losses on their examples, and not the mean."""
+
+    def summed(message: PyTree, client_state: PyTree, data: ClientData) -> Report:
+        mean = phase.report(message, client_state, data)
+        return mean._replace(loss=mean.loss * data.size.astype(mean.loss.dtype))
+
+    return phase._replace(report=summed)
 
 
 def kept_state(work: local.Work) -> Callable[[Params], PyTree]:

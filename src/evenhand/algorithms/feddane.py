@@ -50,7 +50,8 @@ def feddane(
     Edge cases: for a single client, for clients with the same data, and in a round whose first exchange no client
     answers, the correction is 0 and this is FedProx.  On heterogeneous clients it can diverge, as its authors report.
 
-    Does not differ from the paper; costs twice the traffic of FedProx.
+    Does not differ from the paper.  Clients receive three times and send twice as much as in FedProx: both exchanges
+    begin with the model, also where they have the same cohort.
 
     Example:
       >>> import evenhand as eh

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from evenhand import aggregators, local, tree
-from evenhand.algorithms.averaging import REPORTS_LOSS, ServerState
+from evenhand.algorithms.averaging import REPORTS_LOSS, ServerState, of_sums
 from evenhand.algorithms.fedavg import fedavg, staying, variant
 from evenhand.errors import EvenhandError
 from evenhand.sampling import proportional
@@ -22,6 +22,7 @@ def qfedavg(
     *,
     q: float,
     lipschitz: float | None = None,
+    summed: bool = False,
     server_opt: optax.GradientTransformation = optax.sgd(1.0),
     sampling: Sampling = proportional(replace=False),
     keep_partial: bool = False,
@@ -40,6 +41,9 @@ def qfedavg(
       q: 0 is FedAvg, larger is fairer; a huge ``q`` takes steps of about ``1/q``.
       lipschitz: :math:`L`; tune it at ``q=0`` and keep it for every other ``q``; None: one over the step size of
         the work, which must be plain gradient descent, and over that of each round where the work has a schedule.
+      summed: take a client's loss as the sum over its examples rather than the mean, as the reference code does on
+        Vehicle; large clients then count more.  :math:`L` is there one over the step along the sum over a batch, which
+        is ``batch_size / step_size`` here.
       sampling: ``proportional(replace=False)``, as in the reference code: drawn in proportion to size, sums unweighted.
         With ``uniform()`` both sums are weighted by clients' sizes; with ``uniform(weighted=False)``, not at all.
       server_opt, keep_partial: as in ``fedavg``.
@@ -77,7 +81,10 @@ def qfedavg(
     method = variant(
         work, server_opt, rule, sampling, keep_partial=keep_partial, keeps=True, statistics_stay=True
     )
-    method = method._replace(name=f"qfedavg(q={q:g}, lipschitz={lipschitz:g})")
+    name = f"qfedavg(q={q:g}, lipschitz={lipschitz:g})"
+    method = method._replace(
+        name=name, phases=tuple(map(of_sums, method.phases)) if summed else method.phases
+    )
     return staying(method if scheduled is None or q == 0 else _by_round(method, rule, scheduled))
 
 

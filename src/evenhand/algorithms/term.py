@@ -6,11 +6,12 @@ import optax
 
 from evenhand import risks
 from evenhand.aggregators import reference_tilt, risk_weighted, running_tilt
+from evenhand.algorithms.averaging import of_sums
 from evenhand.algorithms.fedavg import staying, variant
 from evenhand.errors import EvenhandError
 from evenhand.local import Work
 from evenhand.sampling import uniform
-from evenhand.types import Algorithm, ClientData, PyTree, Report, Sampling
+from evenhand.types import Algorithm, Sampling
 
 __all__ = ["term"]
 
@@ -91,12 +92,6 @@ def term(
         keeps=True,
         statistics_stay=True,
     )
-    if not summed:
-        return staying(method)
-    (phase,) = method.phases
-
-    def report(message: PyTree, client_state: PyTree, data: ClientData) -> Report:
-        mean = phase.report(message, client_state, data)
-        return mean._replace(loss=mean.loss * data.size.astype(mean.loss.dtype))
-
-    return staying(method._replace(phases=(phase._replace(report=report),)))
+    if summed:
+        method = method._replace(phases=tuple(map(of_sums, method.phases)))
+    return staying(method)

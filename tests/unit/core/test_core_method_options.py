@@ -311,10 +311,11 @@ def test_clients_of_qfedsgd_send_one_gradient_step(given: dict[str, Any], step: 
     assert after(make("qfedsgd", **given)) == pytest.approx(2.0 * step)
 
 
-def test_terms_losses_are_summed_over_rows_where_asked() -> None:
+@pytest.mark.parametrize("name", ["term", "qfedavg"])
+def test_losses_are_summed_over_rows_where_asked(name: str) -> None:
     whole = 0.5 * (1 + 4 + 9)
     for summed, loss in ((True, whole), (False, whole / 3)):
-        method = make("term", summed=summed)
+        method = make(name, summed=summed)
         (phase,) = method.phases
         message = phase.broadcast(method.init(jnp.float32(0.0), 1), jnp.int32(0))
         assert float(phase.report(message, (), ROWS).loss) == pytest.approx(loss, rel=1e-6)
