@@ -219,6 +219,31 @@ def test_descent_on_positive_tilts_is_linear() -> None:
     assert np.ptp(_descend(40.0, 1 / 2, -1.0, 400)[-10:]) > 0.1
 
 
+def test_descent_on_losses_that_are_not_convex_is_linear_where_gradients_are_long() -> None:
+    """Theorem 30 for ``mu``-PL, as in its proof; for ``mu / 2``-PL (7.305), as printed, it is false for a square."""
+    scales, level = np.array([1.0, 2.0]), np.array([0.5, 0.0], np.float32)
+    model = _MODEL._replace(
+        apply=lambda theta, x: x * (jnp.square(theta) + 3 * jnp.square(jnp.sin(theta))),
+        losses=lambda outputs, y: outputs + y,
+    )
+    theta = np.linspace(-2.2, 2.2, 2000)
+    g, slope = theta**2 + 3 * np.sin(theta) ** 2, 2 * theta + 3 * np.sin(2 * theta)
+    mu = float(np.min(slope**2 / (2 * g)))  # of any mixture: its scale is at least 1
+    for t in (0.1, 1.0):
+        curvature = 2 * 8 + t * float(np.max(2 * np.abs(slope))) ** 2
+        rows = scales.astype(np.float32), level
+        solver = batch(model, tilted(t), optimiser=optax.sgd(1 / curvature))
+        path = np.array(_trace(solver, 2.0, 300, rows).params, float)
+        f = scales * (path**2 + 3 * np.sin(path) ** 2)[:, None] + level
+        gap = np.array(logsumexp(t * f, axis=1) - logsumexp(t * level)) / t
+        assert np.all(gap <= gap[0] * (1 - mu / curvature) ** np.arange(301) + 1e-6)
+        assert gap[1] > gap[0] * (1 - 10 * mu / curvature)
+    assert 2 + 6 * np.cos(2 * path[0]) < -1, "it begins where the losses bend downwards"
+    row = np.zeros(1, np.float32), np.zeros(1, np.float32)
+    square = _trace(batch(_MODEL, tilted(1.0), optimiser=optax.sgd(1 / 2)), 1.0, 1, row).params ** 2
+    assert square[1] > (1 - 4 / 2) * square[0], "mu (f - f*) <= f'^2 holds up to mu = 4"
+
+
 def test_descent_on_negative_tilts_does_not_depend_on_the_tilt() -> None:
     """Theorem 31 at the losses' own curvature, 2: tight in the first step, where a factor of 1.9 for 2 is too small."""
     for t in (-0.5, -20.0):
