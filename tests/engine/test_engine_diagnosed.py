@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -62,6 +63,23 @@ def test_fewer_clients_work_where_fewer_are_asked_for():
     few, everybody = run.diagnosed(2).info["diagnostics"], run.diagnosed().info["diagnostics"]
     assert few["worked"] == 2 and few["dissimilarity"] == everybody["dissimilarity"]
     assert few["inexactness"] != everybody["inexactness"]
+
+
+def test_the_inexactness_of_fedprox_is_that_of_its_local_problem():
+    """Five steps of 0.1 on ``a (w - c)^2 / 2`` at ``mu = 1`` leave ``(1 - 0.1 (a + 1))^5`` of its gradient."""
+    model = eh.models.from_functions(
+        init=lambda key: jnp.float32(2.0),
+        apply=lambda w, x: x[:, 0] / 2 * (w - x[:, 1]) ** 2,
+        losses=lambda outputs, y: outputs,
+    )
+    data = eh.data.from_arrays(
+        np.array([[1.0, 0.0], [3.0, 1.0]]), np.zeros(2), client=[0, 1], test_fraction=0.0
+    )
+    work = eh.local.sgd(model, 0.1, epochs=5)
+    run = eh.simulate(eh.algorithms.fedprox(work, mu=1.0), data, rounds=0)
+    own, local = (run.diagnosed(mu=mu).info["diagnostics"]["inexactness"] for mu in (0.0, 1.0))
+    assert local == pytest.approx((0.32768 + 0.07776) / 2, rel=1e-5)
+    assert own == pytest.approx((1.32768 / 2 + 3 * 0.30832 / 3) / 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -488,15 +488,16 @@ class Run(Results):
         findings = (*filter(None, own), *more)
         return view._replace(unseen=self.serve(unseen).view(title), findings=findings)
 
-    def diagnosed(self, clients: int = 50) -> Run:
+    def diagnosed(self, clients: int = 50, *, mu: float = 0.0) -> Run:
         r"""The same run, whose report and summary say how heterogeneous its clients are, and how exactly they work.
 
         Measured at the global model, over honest clients: the dissimilarity :math:`B` and the variance of their
         gradients (:func:`evenhand.evaluation.dissimilarity`), and the inexactness :math:`\gamma_k` of the work of one
-        more round (:func:`evenhand.evaluation.inexactness`, of the client's own loss).  In ``info["diagnostics"]``.
+        more round (:func:`evenhand.evaluation.inexactness`).  In ``info["diagnostics"]``.
 
         Args:
           clients: how many of them work once more, drawn by the run's seed; all where there are fewer.
+          mu: FedProx's proximal weight, for the inexactness of its local problem; 0: that of the client's own loss.
 
         Edge cases: where clients send something else than how the parameters changed, as SCAFFOLD's do, and where the
         examples of all are pooled, there is no inexactness.
@@ -524,9 +525,8 @@ class Run(Results):
         present = np.flatnonzero(honest.train.sizes > 0)
         chosen = np.sort(np.random.default_rng(self.seed).permutation(present)[:clients])
         if self.algorithm.pooled is None and (ends := _worked(self, rows, chosen, positions)) is not None:
-            start = self.algorithm.global_params(self.kept.server)
             gammas = [
-                evaluation.inexactness(self.algorithm.model, start, end, rows, int(k))
+                evaluation.inexactness(self.algorithm.model, self.params, end, rows, int(k), mu=mu)
                 for k, end in zip(chosen, ends, strict=True)
             ]
             numbers |= {
