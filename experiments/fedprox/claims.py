@@ -7,9 +7,16 @@ from typing import Literal, NamedTuple
 __all__ = ["Claim", "Trial", "trials"]
 
 Claim = Literal[
-    "stragglers", "heterogeneity", "one_epoch", "iid_stragglers", "adaptive", "feddane", "sampling"
+    "stragglers",
+    "accuracy",
+    "heterogeneity",
+    "one_epoch",
+    "iid_stragglers",
+    "adaptive",
+    "feddane",
+    "sampling",
 ]
-"""Figures 1, 2, 9, 5, 3, 4 and 12 of the paper, in this order."""
+"""Figures 1, 7, 2, 9, 5, 3, 4 and 12 of the paper, in this order."""
 
 
 class Trial(NamedTuple):
@@ -27,6 +34,8 @@ def trials(claim: Claim) -> list[Trial]:
     match claim:
         case "stragglers":
             return [trial for share in (0.0, 0.5, 0.9) for trial in _slow("(1, 1)", share)]
+        case "accuracy":
+            return _slow("(1, 1)", 0.9)
         case "one_epoch":
             return [trial for share in (0.0, 0.5, 0.9) for trial in _slow("(1, 1)", share, ", E=1")]
         case "iid_stragglers":

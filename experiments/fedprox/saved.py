@@ -16,7 +16,7 @@ from evenhand.studies import Outcome
 from experiments.fairness import picture, write
 from experiments.fedprox.claims import Trial
 
-__all__ = ["draw", "save", "table"]
+__all__ = ["draw", "save", "stopping", "table"]
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; the dashes tell the lines apart in grey.
 _STYLES = {
@@ -57,8 +57,23 @@ def table(path: Path) -> str:
             f"+- {_number(run['measures'][name]['last']['std'])}"
             for name in _AXES
         )
+        if "stopped" in (accuracy := run["measures"]["test_accuracy"]):
+            told += f", where it stops {_number(accuracy['stopped']['mean'])}"
         rows.append(f"  {run['panel']:<24} {run['line']:<34} {told}")
     return "\n".join(rows)
+
+
+def stopping(losses: Sequence[float]) -> int:
+    """The round in which the paper reads off an accuracy (the text on figure 7), given the loss of each round.
+
+    It is the first in which the loss has changed by less than 1e-4 since the round before, or risen by more than 1 in
+    ten rounds; else the last.
+    """
+    f = np.asarray(losses, np.float64)
+    over = ~np.isfinite(f)
+    over[1:] |= np.abs(np.diff(f)) < 1e-4
+    over[10:] |= f[10:] - f[:-10] > 1.0
+    return int(np.argmax(over)) if over.any() else len(f) - 1
 
 
 def draw(path: Path) -> Path:
@@ -69,7 +84,9 @@ def draw(path: Path) -> Path:
     styles = {**_STYLES, **dict(zip(rivals, _RIVALS, strict=False))}
     measures = _SHOWN.get(content["claim"], ("train_loss", "test_accuracy"))
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(2.6 * len(panels) + 0.4, 2.1 * len(measures) + 0.5), layout="constrained")
+        figure = Figure(
+            figsize=(max(5.6, 2.6 * len(panels) + 0.4), 2.1 * len(measures) + 0.5), layout="constrained"
+        )
         axes = figure.subplots(len(measures), len(panels), sharex=True, squeeze=False)
         for row, name in zip(axes, measures, strict=True):
             row[0].set_ylabel(_AXES[name])
@@ -118,6 +135,16 @@ def _summarise(runs: Sequence[Outcome], config: Mapping[str, Any]) -> dict[str, 
             for what, end in ends.items()
         }
         told[name] |= {"round": rounds.tolist(), "curves": curves.tolist()}
+    losses, rounds = told["train_loss"]["curves"], told["train_loss"]["round"]
+    if rounds == list(range(len(rounds))):
+        stops = [stopping(curve) for curve in losses]
+        read = [curve[at] for curve, at in zip(told["test_accuracy"]["curves"], stops, strict=True)]
+        told["test_accuracy"]["stopped"] = {
+            "mean": np.mean(read),
+            "std": np.std(read),
+            "per_seed": read,
+            "round": stops,
+        }
     return told
 
 

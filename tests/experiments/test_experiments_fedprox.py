@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from experiments.fedprox.saved import stopping
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "fedprox"
 
@@ -63,3 +66,28 @@ def test_fedprox_helps_unlike_clients_and_slows_down_like_ones_for_every_saved_s
             )
             lower, higher = (free, held) if data == "IID" else (held, free)
             assert all(a < b for a, b in zip(lower, higher, strict=True)), (data, measure)
+
+
+def test_accuracies_are_read_where_the_loss_settles_rises_or_ends() -> None:
+    """The text on figure 7: a change of less than 1e-4 in a round, or a rise of more than 1 in ten."""
+    falling = np.linspace(3.0, 1.0, 21)
+    assert stopping(falling) == 20
+    assert stopping(np.r_[falling[:8], falling[7] - 5e-5, falling[8:]]) == 8
+    assert stopping(np.r_[falling[:8], falling[7] - 2e-4, falling[8:]]) == 21
+    rising = np.r_[falling, 1.0 + 0.11 * np.arange(1, 15)]
+    assert stopping(rising) == 30 and stopping(np.r_[falling, 1.0 + 0.09 * np.arange(1, 15)]) == 34
+    assert stopping([3.0, 2.0, np.nan, 1.0]) == 2
+
+
+def test_the_saved_accuracies_at_90_percent_stragglers_are_those_of_the_papers_rule() -> None:
+    runs = _runs(FOLDER / "results" / "accuracy.json")
+    read = {}
+    for (_, line), measures in runs.items():
+        stops = [stopping(curve) for curve in measures["train_loss"]["curves"]]
+        found = measures["test_accuracy"]["stopped"]
+        # Saved losses have four digits, so that those above 1 may seem not to have moved.
+        assert all(at >= stop for at, stop in zip(found["round"], stops, strict=True))
+        curves = measures["test_accuracy"]["curves"]
+        assert found["per_seed"] == [curve[at] for curve, at in zip(curves, found["round"], strict=True)]
+        read[line] = found["mean"]
+    assert read["FedProx, mu=1"] - read["FedAvg"] > 0.22

@@ -82,8 +82,8 @@ def qmaml(
     labels, so shuffle them first.
 
     Differs from the papers in that every step uses all support and query examples, not a batch of each, and both sets
-    are training examples.  A run's metrics are those of models finetuned on the support sets; for the accuracy before
-    finetuning call ``eh.evaluation.evaluate(model, run.params, data.test)``.
+    are training examples.  A run's metrics are those of models finetuned on the support sets; the accuracy before
+    finetuning is in ``run.client_metrics()["global_accuracy"]``.
 
     Example:
       >>> import evenhand as eh
