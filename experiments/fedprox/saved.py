@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -63,7 +64,7 @@ def table(path: Path) -> str:
     return "\n".join(rows)
 
 
-def stopping(losses: Sequence[float]) -> int:
+def stopping(losses: npt.ArrayLike) -> int:
     """The round in which the paper reads off an accuracy (the text on figure 7), given the loss of each round.
 
     It is the first in which the loss has changed by less than 1e-4 since the round before, or risen by more than 1 in

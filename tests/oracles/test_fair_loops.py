@@ -212,6 +212,7 @@ def test_q_maml_equals_its_loop():
         assert max(np.abs(served[name] - personal[name]).max() for name in personal) < 1e-5
         assert_unlike(served, adapted)
         assert run.client_metrics("train")["loss"][k] == pytest.approx(loss(personal, k), rel=1e-5)
+        assert run.client_metrics("train")["global_loss"][k] == pytest.approx(loss(adapted, k), rel=1e-5)
     run = assert_agree(
         eh.algorithms.qmaml(MODEL, q=1.0, step_size=LR, adapt=False, sampling=EQUAL_WEIGHTS), plain
     )
