@@ -289,6 +289,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "real parts": (lambda x: torch.complex(x, x).real.add_(1.0), r"what view_as_real\(\) returned"),
     "a shape": (lambda x: x[:, :1].squeeze_(1), "the shape of a view"),
     "a shape with views": (lambda x: (x[:, :1], x.unsqueeze_(0))[0], "a tensor that has views"),
+    "strides of a view": (lambda x: x.t().as_strided((len(x), 2), (3, 1)), r"\.contiguous\(\)\.as_strided"),
     "constant": (constant, r"make it by x.new_zeros\(...\)"),
 }
 

@@ -567,6 +567,11 @@ class Sharing:
         environment, name = cast("Any", self), func._schema.name.removeprefix("aten::")
         if name == "detach":
             return environment.detached(source)
+        # How a view lies in memory is not known here.
+        if name == "as_strided" and type(source) is part_types()[0]:
+            raise EvenhandError(
+                "from_torch: the module calls as_strided() of a view: use a copy, .contiguous().as_strided(...)."
+            )
         results = compute(source)
         is_list = isinstance(results, (list, tuple))
 
