@@ -51,7 +51,7 @@ def spent(
       delta: :math:`\delta`, between 0 and 1; well below 1 over the number of units.
       accountant: ``"rdp"``: an upper bound in milliseconds.  ``"pld"``: nearly exact, in seconds, and never above
         ``"rdp"``, with which it agrees at a delta below about 1e-14; needs ``pip install 'evenhand[privacy]'``;
-        Gaussian noise and independent sampling only.
+        Gaussian noise, independent sampling and at most a million steps on samples only.
       orders: the orders of Renyi divergence to try; None: ``ORDERS_FINE``.
       kappa: of :func:`amplified`: 3 for any concentrated mechanism, 1 for those of the Gaussian's kind.
 
@@ -499,6 +499,14 @@ _STEPS = 2e5
 """About as many of them one release may take: fewer where there is hardly any noise, and losses are large."""
 
 
+_MOST_PARTS = 4e6
+"""About as many of them the sum of all releases may take: more would fill the memory."""
+
+
+_MOST_TIMES = 10**6
+"""The most compositions of a sampled release: more take dp-accounting minutes, and rounding is as large as delta."""
+
+
 def _spending(
     releases: Sequence[Release], delta: float, accountant: str, orders: tuple[float, ...], kappa: float = 3.0
 ) -> Spent:
@@ -550,6 +558,11 @@ def _by_losses(releases: Sequence[Release], delta: float) -> float:
                 "accountant='pld' supports only samples that are drawn independently: use accountant='rdp' for "
                 "sampling='fixed'."
             )
+        if release.rate < 1.0 and release.times > _MOST_TIMES:
+            raise EvenhandError(
+                f"accountant='pld' supports at most {_MOST_TIMES:,} steps on samples, but these are {release.times:,}: "
+                "use accountant='rdp'."
+            )
     try:
         import dp_accounting as events
     except ImportError as error:
@@ -562,7 +575,10 @@ def _by_losses(releases: Sequence[Release], delta: float) -> float:
         event = events.GaussianDpEvent(release.noise_multiplier)
         if release.rate < 1.0:
             event = events.PoissonSampledDpEvent(release.rate, event)
-        accountant.compose(event, release.times)
+        try:
+            accountant.compose(event, release.times)
+        except (OverflowError, ValueError):  # losses far below one step, or above the logarithm of any float
+            return math.inf
     return float(accountant.get_epsilon(delta))
 
 
@@ -578,4 +594,5 @@ def _interval(releases: Sequence[Release]) -> float:
         usual = min(usual, math.sqrt(square))
         # About the range that dp-accounting keeps of their sum.
         width += times * square / most if most else 0.0
-    return max(min(_INTERVAL, max(_FINEST, usual / _PARTS, width / _STEPS)), largest / _STEPS)
+    wanted = min(_INTERVAL, max(_FINEST, usual / _PARTS, width / _STEPS))
+    return max(wanted, largest / _STEPS, min(largest, width / _MOST_PARTS))

@@ -301,6 +301,24 @@ def test_another_delta_and_accountant():
             account(promise, **kind)
 
 
+@pytest.mark.filterwarnings("ignore:epsilon=.* smallest order")
+def test_losses_beyond_what_their_distribution_can_hold():
+    costs = eh.privacy.epsilon
+    with pytest.raises(
+        eh.EvenhandError, match="accountant='pld' supports at most 1,000,000 steps on samples, but these"
+    ):
+        costs(noise_multiplier=50.0, rate=0.01, steps=10**9, delta=1e-5, accountant="pld")
+    # Where all take part, many steps are one with less noise.
+    plain: dict[str, Any] = {"noise_multiplier": 1e5, "rate": 1.0, "steps": 10**9, "delta": 1e-5}
+    assert costs(**plain, accountant="pld") == pytest.approx(
+        costs(**plain | {"noise_multiplier": 10.0, "steps": 10}, accountant="pld"), rel=1e-3
+    )
+    # Losses above the logarithm of any float, or below one step, and more of them than the memory holds.
+    for sigma, rate, steps in ((1e-3, 0.5, 1), (1e5, 1e-9, 1), (0.5, 0.5, 100_000)):
+        plain = {"noise_multiplier": sigma, "rate": rate, "steps": steps, "delta": 1e-5}
+        assert 0.97 * costs(**plain) <= costs(**plain, accountant="pld") <= costs(**plain)
+
+
 def test_a_run_draws_its_cohorts_from_the_secret_root():
     """Those that the seed's public root would give are others."""
     keys, sizes = keys_of(0), jnp.asarray(DATA.train.sizes)
