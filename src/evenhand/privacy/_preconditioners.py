@@ -310,13 +310,17 @@ def side_information(
 def fitting_scales(method: str, model: Model, divided_by: Params) -> Params:
     """Scales in the types of the parameters, checked to be above 0 there, and a tree like these."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    scales = jax.tree.map(jnp.asarray, divided_by)
+    scales = jax.tree.map(np.asarray, divided_by)
+
+    def is_alike(leaf: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:
+        return jnp.issubdtype(leaf.dtype, jnp.number) and leaf.shape == like.shape
+
     same = jax.tree.structure(scales) == jax.tree.structure(shapes)
-    if not same or not jax.tree.all(jax.tree.map(lambda a, b: a.shape == b.shape, scales, shapes)):
+    if not same or not jax.tree.all(jax.tree.map(is_alike, scales, shapes)):
         raise EvenhandError(
             f"{method}(divided_by=...): give a tree like the parameters, with arrays of their shapes."
         )
-    scales = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), scales, shapes)
+    scales = jax.tree.map(lambda leaf, like: jnp.asarray(leaf).astype(like.dtype), scales, shapes)
     for leaf in jax.tree.leaves(scales):
         if not bool(jnp.all((leaf > 0) & jnp.isfinite(leaf))):
             raise EvenhandError(
