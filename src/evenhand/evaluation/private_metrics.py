@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand._platform import check_process
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.evaluation._statistics import Vector, evenness
 from evenhand.secure import masked_words
 from evenhand.text import counted
@@ -107,7 +107,7 @@ def edges(bins: int = BINS, *, largest: float = 1.0) -> Vector:
       [0.0, 0.25, 0.5, 0.75, 1.0]
     """
     whole_number("bins", bins, 1, _MOST_BINS)
-    if not 0.0 < largest < math.inf:
+    if not 0.0 < real_number(largest) < math.inf:
         raise EvenhandError(f"largest={largest}: give a finite number above 0, which no value should exceed.")
     return np.linspace(0.0, largest, bins + 1)
 
@@ -316,7 +316,8 @@ def summarize(
       least: likewise.
 
     Raises:
-      EvenhandError: too few clients, or too many for one secure sum; an argument is out of range.
+      EvenhandError: too few clients, or too many for one secure sum; a weight is negative or not finite; an argument is
+        out of range.
 
     Example:
       >>> import numpy as np
@@ -327,7 +328,10 @@ def summarize(
     """
     check_process()
     numbers = np.asarray(values, np.float64).reshape(-1)
-    has_value = ~np.isnan(numbers) if weights is None else np.asarray(weights).reshape(-1) > 0
+    shares = np.where(np.isnan(numbers), 0.0, 1.0) if weights is None else np.asarray(weights).reshape(-1)
+    if not (np.isfinite(shares) & (shares >= 0)).all():
+        raise EvenhandError("A weight is negative or not finite: give each client's number of examples.")
+    has_value = shares > 0
     if numbers.shape != has_value.shape:
         raise EvenhandError(
             f"There are {numbers.size} values but {has_value.size} weights: give one for each client."

@@ -228,6 +228,9 @@ def test_arguments_are_checked() -> None:
             edges(bins)  # pyright: ignore[reportArgumentType]
     with pytest.raises(EvenhandError, match="5 values but 4 weights"):
         private_metrics.summarize([0.5] * 5, [1] * 4)
+    for weight in (-1.0, math.nan, math.inf):
+        with pytest.raises(EvenhandError, match="weight is negative or not finite"):
+            private_metrics.summarize([0.5] * 6, [1.0] * 5 + [weight])
     with pytest.raises(EvenhandError, match="65,537 clients: at most 65,536"):
         private_metrics.summarize(np.zeros(65_537))
 
