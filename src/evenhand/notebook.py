@@ -148,7 +148,7 @@ def _bar(share: float) -> str:
 
 
 def bars(sizes: npt.ArrayLike, labels: Sequence[str], title: str) -> str:
-    """A bar for each number, the largest first; bars of few are labelled on hover.
+    """A bar for each number, the largest first; bars of few are labelled on hover; empty without numbers.
 
     Args:
       sizes: the numbers, at least 0.
@@ -156,10 +156,12 @@ def bars(sizes: npt.ArrayLike, labels: Sequence[str], title: str) -> str:
       title: what the chart shows, in words.
     """
     values = np.asarray(sizes, np.float64)
+    if not values.size:
+        return ""
     order = np.argsort(-values, kind="stable")
     groups = np.array_split(order, min(len(order), BARS))
-    highest = max(float(values.max(initial=0.0)), 1e-30)
-    step, gap = _WIDTH / max(len(groups), 1), 0.15 if len(groups) <= BARS // 2 else 0.0
+    highest = max(float(values.max()), 1e-30)
+    step, gap = _WIDTH / len(groups), 0.15 if len(groups) <= BARS // 2 else 0.0
     # One client would else be a block over the whole width.
     step = min(step, 40.0)
     shapes: list[str] = []

@@ -126,6 +126,10 @@ def test_many_clients_share_bars() -> None:
     assert len(html) < 20_000
 
 
+def test_without_numbers_there_are_no_bars() -> None:
+    assert notebook.bars([], [], "Training examples") == ""
+
+
 def test_clients_of_one_size_need_no_chart() -> None:
     html = data([4, 4], ("a", "b"))._repr_html_()
     assert "Each of the 2 clients has 4 training examples." in html and "<svg" not in html
