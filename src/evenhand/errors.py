@@ -17,6 +17,7 @@ __all__ = [
     "ModelError",
     "StorageError",
     "expect",
+    "is_truth_value",
     "named",
     "nearest",
     "perhaps",
@@ -104,6 +105,8 @@ def warn_caller(warning: EvenhandWarning) -> None:
 def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) -> int:
     """``value`` as an int if it is a whole number from ``least`` to ``most``, else an error."""
     try:
+        if is_truth_value(value):  # which Python takes for 0 or 1
+            raise TypeError
         number = operator.index(value)  # pyright: ignore[reportArgumentType]  (the point is to try)
     except TypeError:
         raise EvenhandError(Argument(name, repr(value)), ": give a whole number.") from None
@@ -114,10 +117,15 @@ def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) ->
     return number
 
 
+def is_truth_value(value: object) -> bool:
+    """Whether ``value`` is True or False, of Python, NumPy or JAX, which computing takes for 1 and 0."""
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
+
+
 def real_number(value: object) -> float:
-    """``value`` as a float; NaN, which lies in no range, if it is no single number."""
+    """``value`` as a float; NaN, which lies in no range, if it is no single number, or a truth value."""
     try:
-        return float(value) if isinstance(value, SupportsFloat) else math.nan
+        return float(value) if isinstance(value, SupportsFloat) and not is_truth_value(value) else math.nan
     except (TypeError, OverflowError):  # an array of several, or a whole number of 400 digits
         return math.nan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from evenhand.errors import EvenhandError, expect
+from evenhand.errors import EvenhandError, expect, real_number
 from evenhand.local import Work, check_work, in_turn, step_per_row
 from evenhand.text import measured
 from evenhand.types import Algorithm, ClientData, Effort, Key, Model, Params, Phase, Privacy, PyTree
@@ -139,6 +139,7 @@ def check_same(call: str, model: Model, other: Model) -> None:
 
 def non_negative(factory: str, name: str, value: float, *, infinite: bool = False) -> None:
     """Checks that a weight is a number >= 0."""
-    if not (value >= 0.0 and (infinite or value < float("inf"))):
+    number = real_number(value)
+    if not (number >= 0.0 and (infinite or number < float("inf"))):
         kind = "a number >= 0, or infinite" if infinite else "a finite number >= 0"
         raise EvenhandError(f"{factory}({name}={value}): give {kind}.")

@@ -11,7 +11,7 @@ from evenhand.aggregators import drift_tilted, mean
 from evenhand.algorithms.beside import beside, check_same
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.algorithms.fedprox import fedprox
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.risks import hierarchical, tilted
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Array, ClientData, Key, Params, Risk
@@ -59,12 +59,13 @@ def fedtilt(
 
     Raises:
       EvenhandError: a tilt is NaN, ``prox_mu`` negative, or infinite while ``tied`` or with ``personal``, or the loss
-        of the work cannot be tilted.
+        of the work cannot be tilted.  When a run starts: the data have more than ``classes``.
 
     Edge cases: without tilts the global model is that of FedAvg with equally weighted clients, and the personal models
     are Ditto's; equal tilts of classes and examples are one tilt of all examples.  Classes absent from a batch do not
     count.  The tilted risk of a batch is a biased estimate of that of all examples; ``batch_size=None`` is exact.
-    The server rejects the uploads of clients that have labels outside ``classes``.
+    A simulation on data with more than ``classes`` is refused when it starts; in a deployment, the server rejects the
+    uploads of clients that have labels outside of them.
 
     Differs from the paper only where it is silent: the server's step size; personal models start as the initial one,
     and a client never drawn is served the global one.
@@ -82,7 +83,8 @@ def fedtilt(
     equations 8 to 11 and algorithm 1.
     """
     whole_number("classes", 1 if classes is None else classes, 1, 10**6)
-    if not prox_mu >= 0.0:
+    whole_number("server_steps", server_steps, 1, 10**6)
+    if not real_number(prox_mu) >= 0.0:
         raise EvenhandError(
             f"fedtilt(prox_mu={prox_mu}): the proximal weight must be a number >= 0, or infinite."
         )
@@ -111,16 +113,17 @@ def fedtilt(
             )
         return work.of_risk(two_level)
 
+    grouped = None if tilt_class == tilt_sample == 0 else classes
     aggregator = mean() if tilt_server == 0 else drift_tilted(tilt_server, steps=server_steps)
     sampling = uniform(weighted=False)
-    method = fedavg(tilt(work), aggregator=aggregator, sampling=sampling)
+    method = fedavg(tilt(work), aggregator=aggregator, sampling=sampling)._replace(classes=grouped)
     name = f"fedtilt(tilts {tilt_class:g}, {tilt_sample:g}, {tilt_server:g}; prox_mu={prox_mu:g})"
     if prox_mu == math.inf:
         return method._replace(name=name)
     own = tilt(own_work)
     if tied:
         near = fedprox(own, mu=prox_mu, aggregator=aggregator, sampling=sampling, keep_partial=False)
-        return near._replace(name=name)
+        return near._replace(name=name, classes=grouped)
 
     def train(v: Params, received: Params, data: ClientData, key: Key) -> Params:
         # The key of the global model's work, so that both models see the same batches.

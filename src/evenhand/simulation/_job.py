@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand.data import FederatedDataset
-from evenhand.errors import Argument, EvenhandError, expect, whole_number
+from evenhand.errors import Argument, EvenhandError, expect, is_truth_value, whole_number
 from evenhand.evaluation import Metric, Metrics
 from evenhand.evaluation.metrics import BACKDOOR, backdoor_success, resolved
 from evenhand.rounds import newcomer
@@ -162,7 +162,7 @@ class Job(NamedTuple):
 def _plain(value: Any) -> Any:
     """A whole number of NumPy or JAX as Python's own; anything else as it is, for :func:`check_job` to refuse."""
     try:
-        return value if value is None else operator.index(value)
+        return value if value is None or is_truth_value(value) else operator.index(value)
     except TypeError:
         return value
 
@@ -203,6 +203,11 @@ def check_job(job: Job) -> None:
             "sample without replacement, e.g. sampling=eh.sampling.uniform()."
         )
     trigger, classes = None if job.attack is None else job.attack.trigger, job.data.num_classes
+    if algorithm.classes is not None and classes is not None and classes > algorithm.classes:
+        raise EvenhandError(
+            f"{algorithm.name or 'This method'} has classes={algorithm.classes}, but {job.data.name!r} has "
+            f"{classes:,} classes: give it classes={classes}."
+        )
     if trigger is not None and classes is not None and trigger.label >= classes:
         raise EvenhandError(
             f"attacks.trigger(label={trigger.label}): {job.data.name!r} has the classes 0 to {classes - 1}: give one "

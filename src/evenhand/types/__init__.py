@@ -584,6 +584,8 @@ class Algorithm(NamedTuple):
         own examples.
       levels: the models from which each client is served the one that is best on its validation examples, or the first
         of equally good ones; the global parameters are then a tuple with an entry for each.  Empty: there is one model.
+      classes: the most classes that the data may have, where the method groups examples by their labels, from 0; a run
+        on data with more is refused.  None: any.
       name: shown to users, e.g. ``"fedprox(mu=0.1)"``.
     """
 
@@ -601,6 +603,7 @@ class Algorithm(NamedTuple):
     privacy: Privacy | None = None
     pooled: Callable[[Params, Array, Array], State] | None = None
     levels: tuple[Level, ...] = ()
+    classes: int | None = None
     name: str = ""
     __repr__ = short
 

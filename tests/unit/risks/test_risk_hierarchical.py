@@ -275,13 +275,20 @@ def test_a_loss_without_a_group_does_not_vanish() -> None:
 
 
 def test_clients_with_a_label_beyond_the_classes_are_rejected() -> None:
-    """A gradient of 0 would train them on nothing, in silence."""
+    """A gradient of 0 would train them on nothing, in silence; a simulation knows of them before it starts."""
     data = eh.data.from_arrays(
         np.ones((4, 2), np.float32), np.array([0, 1, 2, 2]), client=np.array([0, 0, 1, 1]), test_fraction=0.0
     )
     work = eh.local.sgd(eh.models.softmax_regression(features=2, classes=3), 0.1, steps=1)
     method = eh.algorithms.fedtilt(work, classes=2, tilt_class=1.0, prox_mu=np.inf)
+    for refused in (method, eh.algorithms.fedtilt(work, classes=2, tilt_class=1.0, tied=True)):
+        with pytest.raises(
+            eh.EvenhandError, match=r"fedtilt\(.*has classes=2, but .* has 3 classes: give it classes=3"
+        ):
+            eh.simulate(refused, data, rounds=2)
+    eh.simulate(eh.algorithms.fedtilt(work, classes=3, tilt_class=1.0), data, rounds=1)
+    # As in a deployment, whose server does not know the labels.
     with pytest.warns(eh.errors.EvenhandWarning, match="rejected 2 uploads"):
-        run = eh.simulate(method, data, rounds=2)
+        run = eh.simulate(method._replace(classes=None), data, rounds=2)
     assert run.per_round["rejected"].tolist() == [1, 1] and run.per_round["reported"].tolist() == [1, 1]
     assert (run.per_round["update_norm"] > 1e-3).all()
