@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from evenhand import tree
 from evenhand._jaxpr import programs
-from evenhand.errors import EvenhandError, expect, perhaps, whole_number
+from evenhand.errors import EvenhandError, expect, perhaps, real_number, whole_number
 from evenhand.local import SCHEDULE
 from evenhand.streams import MAX_PHASES, Keys, Purpose, client_stream, root_key, stream
 from evenhand.systems import Systems
@@ -456,7 +456,7 @@ def malicious_clients(attack: Attack | None, clients: int | Sequence[str], seed:
     malicious = np.zeros(clients, bool)
     if attack is None:
         return malicious
-    if not 0.0 <= attack.fraction <= 1.0:
+    if not 0.0 <= real_number(attack.fraction) <= 1.0:
         raise EvenhandError(
             f"Attack(fraction={attack.fraction}): the share of malicious clients must lie in [0, 1]."
         )

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.streams import permutation_words, permute
 from evenhand.types import Array, Cohort, Key, Sampling
 
@@ -202,7 +202,7 @@ def poisson(rate: float) -> Sampling:
       >>> 60 < int(cohort.present.sum()) < 140
       True
     """
-    if not 0.0 < rate <= 1.0:
+    if not 0.0 < real_number(rate) <= 1.0:
         raise EvenhandError(f"sampling.poisson(rate={rate}): give a probability above 0 and at most 1.")
 
     def draw(key: Key, sizes: Array, m: int) -> Cohort:
@@ -236,7 +236,7 @@ def fixed(rate: float) -> Sampling:
       >>> fixed(0.1).draw(jax.random.key(0), jnp.full(1000, 20), 0).ids.shape
       (100,)
     """
-    if not 0.0 < rate <= 1.0:
+    if not 0.0 < real_number(rate) <= 1.0:
         raise EvenhandError(f"sampling.fixed(rate={rate}): give a part above 0 and at most 1.")
 
     def draw(key: Key, sizes: Array, m: int) -> Cohort:

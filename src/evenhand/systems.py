@@ -18,7 +18,6 @@ import math
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, expect, perhaps, whole_number
+from evenhand.errors import EvenhandError, expect, perhaps, real_number, whole_number
 from evenhand.streams import Purpose, client_stream, permutation_words, permute, stream
 from evenhand.text import counted, listed, short
 from evenhand.types import Array, Cohort, Key
@@ -231,7 +230,7 @@ def speeds(
     """
     words, options = "speeds(seconds)", (spread, communication, 0.0 if deadline is None else deadline)
     for name, number in zip(("spread", "communication", "deadline"), options, strict=True):
-        if not (isinstance(number, Real) and 0.0 <= number < math.inf):
+        if not 0.0 <= real_number(number) < math.inf:
             raise EvenhandError(f"speeds({name}={number!r:.40}): give a finite number of at least 0.")
     ids: tuple[str, ...] = ()
     if isinstance(seconds, str | Path):
@@ -476,7 +475,7 @@ def _uniform(key: Key, ids: Array) -> Array:
 
 
 def _share(name: str, clients: str, fraction: float) -> float:
-    if not (isinstance(fraction, Real) and 0.0 <= fraction <= 1.0):
+    if not 0.0 <= real_number(fraction) <= 1.0:
         raise EvenhandError(
             f"{name}(fraction={fraction!r}): the share of {clients} must be a number in [0, 1]."
         )
@@ -493,7 +492,7 @@ def _numbers(values: Any, place: str) -> NDArray:
     """An array of numbers, float64."""
     try:
         return np.array(values, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last of a whole number of 400 digits
         raise EvenhandError(f"{place}: got {values!r:.60}: give an array of numbers, or a file.") from None
 
 

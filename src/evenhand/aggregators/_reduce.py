@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from evenhand import tree
 from evenhand._platform import check_process
 from evenhand.aggregators.stacked import is_large, suits_products
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, expect
 from evenhand.streams import Purpose, stream
 from evenhand.types import (
     Aggregator,
@@ -352,6 +352,11 @@ class _Given(NamedTuple):
     first: Key
     second: Key
     noise: Key
+
+
+def check_then(factory: str, then: Aggregator) -> None:
+    """Checks that an aggregator follows, and not the function that makes one."""
+    expect(f"{factory}(then=)", then, Aggregator, "eh.aggregators.mean()")
 
 
 def _preceded(

@@ -6,7 +6,7 @@ import math
 
 import jax.numpy as jnp
 
-from evenhand.aggregators._reduce import before
+from evenhand.aggregators._reduce import before, check_then
 from evenhand.errors import EvenhandError, real_number
 from evenhand.types import Aggregator, Array, Cohort, Key, PyTree, Report, Sum, Upload
 
@@ -49,6 +49,7 @@ def bounded_weights(ratio: float, then: Aggregator) -> Aggregator:
             f"bounded_weights(ratio={ratio!r:.40}): give a multiple of the median, at least 1."
         )
 
+    check_then("bounded_weights", then)
     if isinstance(then, Sum) and then.summation is not None:
         raise EvenhandError(
             "bounded_weights(then=secure(...)): the server would see the weights that the secure sum hides: give "

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand import tree
-from evenhand.aggregators._reduce import before
+from evenhand.aggregators._reduce import before, check_then
 from evenhand.aggregators.stacked import flattened
 from evenhand.errors import whole_number
 from evenhand.types import Aggregator, Array, Key, Need, PyTree, Stack, Upload
@@ -48,6 +48,7 @@ def bucketing(size: int, then: Aggregator) -> Stack:
     algorithm 1.
     """
     whole_number("bucketing(size=)", size, 1)
+    check_then("bucketing", then)
 
     def behind(need: Need) -> Need:
         return Need(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.aggregators._reduce import rescaled
+from evenhand.aggregators._reduce import check_then, rescaled
 from evenhand.aggregators.mean import mean
 from evenhand.aggregators.stacked import norms
 from evenhand.errors import EvenhandError, real_number, whole_number
@@ -50,6 +50,7 @@ def clip(longest: float | None = None, *, then: Aggregator = mean()) -> Aggregat
     Source: Sun et al., *Can You Really Backdoor Federated Learning?*, 2019 (fixed); Li et al., *Ditto*, ICML 2021,
     appendix D.4 (median).
     """
+    check_then("clip", then)
     if longest is None:
 
         def to_median(deltas: PyTree, present: Array) -> Array:
@@ -90,6 +91,7 @@ def normalize(length: float = 1.0, *, then: Aggregator = mean()) -> Aggregator:
     Source: Hu et al., *Federated Learning Meets Multi-Objective Optimization*, 2022, algorithm 1, its first step.
     """
     check_length("normalize(length", length)
+    check_then("normalize", then)
 
     def factor(norm: Array) -> Array:
         return jnp.where(norm > 0, length / jnp.where(norm > 0, norm, 1.0), 0.0)
@@ -126,6 +128,7 @@ def arc(malicious: int, then: Aggregator) -> Stack:
     Source: Allouah et al., *Adaptive Gradient Clipping for Robust Federated Learning*, ICLR 2025, algorithm 2.
     """
     whole_number("arc(malicious=)", malicious, 0)
+    check_then("arc", then)
 
     def to_next(deltas: PyTree, present: Array) -> Array:
         lengths, m = norms(deltas), jnp.sum(present)
@@ -167,6 +170,7 @@ def reject(longest: float, then: Aggregator) -> Aggregator:
     on Signal Processing 2022.
     """
     check_length("reject(longest", longest)
+    check_then("reject", then)
 
     def checked(result: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         direction, state = result

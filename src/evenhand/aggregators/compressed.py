@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from evenhand import tree
+from evenhand.aggregators._reduce import check_then
 from evenhand.aggregators.mean import mean
 from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.types import Aggregator, Array, Compression, Key, PyTree, Sum
@@ -166,6 +167,7 @@ def _before(then: Aggregator, name: str, compression: Compression) -> Aggregator
     Raises:
       EvenhandError: it cannot be.
     """
+    check_then(name, then)
     if then.compression is not None:
         raise EvenhandError(
             f"{name}(then=): this aggregator compresses uploads already: give one of quantized(...) and top_k(...)."

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from evenhand import risks, tree
 from evenhand.aggregators.mean import mean, reciprocal
-from evenhand.errors import EvenhandError, real_number
+from evenhand.errors import EvenhandError, expect, real_number
 from evenhand.risks.power import positive
 from evenhand.types import Array, Cohort, Key, PyTree, Report, Risk, Sum, Upload
 
@@ -48,6 +48,7 @@ def risk_weighted(risk: Risk, *, of_slots: bool = False) -> Sum:
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, algorithm 3 and section 6.
     """
+    expect("risk_weighted(risk=)", risk, Risk, "eh.risks.superquantile(0.5)")
 
     def weigh(reports: Report, cohort: Cohort, state: PyTree) -> tuple[Array, PyTree]:
         return risk.weights(reports.loss, reports.weight), state

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from evenhand.aggregators._reduce import before
+from evenhand.aggregators._reduce import before, check_then
 from evenhand.aggregators.stacked import cleared, combined_present, distances, least
 from evenhand.errors import whole_number
 from evenhand.types import Aggregator, Array, Key, Need, Stack, Upload
@@ -46,6 +46,7 @@ def nnm(malicious: int, then: Aggregator) -> Stack:
     algorithm 1.
     """
     whole_number("nnm(malicious=)", malicious, 0)
+    check_then("nnm", then)
 
     def mix(uploads: Upload, present: Array, key: Key) -> tuple[Upload, Array]:
         uploads = cleared(uploads, present)

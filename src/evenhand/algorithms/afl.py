@@ -8,7 +8,7 @@ from evenhand import local
 from evenhand.aggregators import ascending_mixture
 from evenhand.algorithms.averaged import averaged
 from evenhand.algorithms.fedavg import fedavg
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Model
 
@@ -49,7 +49,7 @@ def afl(model: Model, *, gamma_w: float, gamma_lambda: float) -> Algorithm:
     Source: Mohri et al., *Agnostic Federated Learning*, ICML 2019; the deterministic form: Li et al., *Fair Resource
     Allocation in Federated Learning*, ICLR 2020, section 4 and appendix.
     """
-    if not 0.0 < gamma_w < math.inf:
+    if not 0.0 < real_number(gamma_w) < math.inf:
         raise EvenhandError(f"afl(gamma_w={gamma_w}): the step must be a finite number above 0.")
     method = fedavg(
         local.sgd(model, gamma_w, steps=1)._replace(effort=local.step_per_row),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, expect
+from evenhand.errors import EvenhandError, expect, real_number
 from evenhand.types import Algorithm, Array, Info, Key, Params, Phase, PyTree
 
 __all__ = ["averaged"]
@@ -61,7 +61,7 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
     Learning 2023, theorem 5; Mohri et al., *Agnostic Federated Learning*, ICML 2019.
     """
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
-    if not 1.0 <= growth < math.inf:
+    if not 1.0 <= real_number(growth) < math.inf:
         raise EvenhandError(
             f"averaged(growth={growth}): the weights must grow by a finite factor of 1 or more."
         )

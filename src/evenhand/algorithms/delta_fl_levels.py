@@ -6,7 +6,7 @@ import optax
 
 from evenhand.algorithms.delta_fl import delta_fl
 from evenhand.algorithms.side_by_side import side_by_side
-from evenhand.errors import EvenhandError, expect
+from evenhand.errors import EvenhandError, expect, real_number
 from evenhand.local import Work, check_work
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Sampling
@@ -91,7 +91,7 @@ def check_levels(factory: str, theta: tuple[float, ...]) -> tuple[float, ...]:
     expect("theta", theta, tuple, "(0.3, 0.5, 0.8)")
     for level in theta:
         expect("theta", level, int | float, "(0.3, 0.5, 0.8)")
-    in_range = all(0.0 < level <= 1.0 for level in theta)
+    in_range = all(0.0 < real_number(level) <= 1.0 for level in theta)
     if not theta or not in_range or len({f"{level:g}" for level in theta}) < len(theta):
         raise EvenhandError(f"{factory}(theta={theta}): give one or more different levels in (0, 1].")
     return tuple(sorted((float(level) for level in theta), reverse=True))

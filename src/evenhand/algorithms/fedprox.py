@@ -12,7 +12,7 @@ from evenhand.aggregators import mean
 from evenhand.algorithms.averaging import Message, ServerState
 from evenhand.algorithms.fedavg import staying, variant
 from evenhand.algorithms.fedprox_measured import fedprox_measured
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Info, Key, Params, Sampling
 
@@ -68,7 +68,7 @@ def fedprox(
         return fedprox_measured(
             work, server_opt=server_opt, aggregator=aggregator, sampling=sampling, keep_partial=keep_partial
         )
-    if isinstance(mu, str) or not 0.0 <= mu < float("inf"):
+    if not 0.0 <= real_number(mu) < float("inf"):
         raise EvenhandError(
             f'fedprox(mu={mu!r:.40}): the proximal weight must be a finite number >= 0, or "theory".'
         )
@@ -146,7 +146,7 @@ def fedprox_adaptive(
 
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, section 5.3.3 and figure 3.
     """
-    tenths = round(10 * mu0) if 0.0 <= mu0 < float("inf") else -1
+    tenths = round(10 * mu0) if 0.0 <= real_number(mu0) < float("inf") else -1
     if tenths < 0 or abs(10 * mu0 - tenths) > 1e-6:
         raise EvenhandError(f"fedprox_adaptive(mu0={mu0}): start from a multiple of 0.1 that is >= 0.")
     base = variant(

@@ -10,7 +10,7 @@ import optax
 from evenhand import aggregators, local, tree
 from evenhand.algorithms.averaging import REPORTS_LOSS, ServerState, of_sums
 from evenhand.algorithms.fedavg import fedavg, staying, variant
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.sampling import proportional
 from evenhand.types import Algorithm, Array, Info, Key, Model, Params, PyTree, Sampling, Sum, Upload
 
@@ -147,7 +147,7 @@ def qfedsgd(
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, algorithm 1 and figure 4.
     """
     if step_size is not None and lipschitz is None:
-        if not 0.0 < step_size < math.inf:
+        if not 0.0 < real_number(step_size) < math.inf:
             raise EvenhandError(f"qfedsgd(step_size={step_size}): the step must be a finite number above 0.")
         fair, step = aggregators.loss_powers(q), f"step_size={step_size:g}"
     elif lipschitz is not None and step_size is None:

@@ -9,7 +9,7 @@ from jax import lax
 
 from evenhand import aggregators, local, tree
 from evenhand.algorithms.fedavg import fedavg
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.sampling import proportional
 from evenhand.types import (
     Aggregator,
@@ -163,11 +163,11 @@ def _one_of(q: float | None, curvature: float, aggregator: Aggregator | None) ->
 
 def _check(step_size: float, lipschitz: float | None, support: float, finetune_steps: int) -> None:
     """Checks what no part of the method checks."""
-    if lipschitz is not None and not 0.0 < lipschitz < float("inf"):
+    if lipschitz is not None and not 0.0 < real_number(lipschitz) < float("inf"):
         raise EvenhandError(f"qmaml(lipschitz={lipschitz}): give a finite number above 0.")
-    if not 0.0 < step_size < float("inf"):
+    if not 0.0 < real_number(step_size) < float("inf"):
         raise EvenhandError(f"qmaml(step_size={step_size}): the step must be a finite number above 0.")
-    if not 0.0 < support < 1.0:
+    if not 0.0 < real_number(support) < 1.0:
         raise EvenhandError(f"qmaml(support={support}): the support set's share must lie between 0 and 1.")
     whole_number("finetune_steps", finetune_steps, 0, 10**6)
 

@@ -20,7 +20,8 @@ from jax.scipy.special import ndtri
 from evenhand import tree
 from evenhand.aggregators import reduce_uploads
 from evenhand.aggregators.stacked import flattened
-from evenhand.errors import EvenhandError, real_number
+from evenhand.attacks.uploads import check_factor
+from evenhand.errors import EvenhandError, expect, real_number
 from evenhand.types import Aggregator, Array, Attack, Key, PyTree, Sum, Upload
 
 __all__ = ["alie", "inner_product", "mimic", "min_max", "min_sum", "omniscient", "same_value"]
@@ -173,7 +174,8 @@ def alie(fraction: float = 0.0, *, z: float | None = None, against: Aggregator |
       against: the aggregator to be deceived: of 16 values of ``z``, from 1/16 to 16, the one that moves it farthest.
 
     Raises:
-      EvenhandError: both ``z`` and ``against`` are given, or an aggregator that weighs clients by their reports.
+      EvenhandError: both ``z`` and ``against`` are given, ``z`` is not finite, or ``against`` is an aggregator that
+        weighs clients by their reports.
 
     Differs from the paper: its coalition estimates :math:`\mu` and :math:`\sigma` from its own updates; here it knows
     those of the honest clients.  Here :math:`\sigma^2` is the mean square over the :math:`h = m - f` honest uploads;
@@ -225,7 +227,8 @@ def inner_product(
         farthest.
 
     Raises:
-      EvenhandError: both ``epsilon`` and ``against`` are given, or an aggregator that weighs clients by their reports.
+      EvenhandError: both ``epsilon`` and ``against`` are given, ``epsilon`` is not finite, or ``against`` is an
+        aggregator that weighs clients by their reports.
 
     Example:
       >>> import jax, jax.numpy as jnp, evenhand as eh
@@ -254,6 +257,9 @@ def _check_against(name: str, argument: str, value: float | None, against: Aggre
     """One of the two at most, and an aggregator that can be tried on uploads alone."""
     if value is not None and against is not None:
         raise EvenhandError(f"{name}() got both {argument}= and against=: give one of them.")
+    if value is not None:
+        check_factor(f"{name}({argument}", value)
+    expect(f"{name}(against=)", against, Aggregator | None, "eh.aggregators.krum(1)")
     if isinstance(against, Sum) and against.weigh is not None:
         raise EvenhandError(
             f"{name}(against=): this aggregator weighs clients by their reports before they train: give {argument}=."

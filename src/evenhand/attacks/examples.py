@@ -12,7 +12,7 @@ import numpy as np
 
 from evenhand import tree
 from evenhand.attacks.uploads import check_factor
-from evenhand.errors import EvenhandError, real_number, whole_number
+from evenhand.errors import EvenhandError, expect, real_number, whole_number
 from evenhand.types import Array, Attack, Key, Trigger
 
 __all__ = [
@@ -184,10 +184,12 @@ def negative(fraction: float = 0.0, *, highest: float = 1.0) -> Attack:
       highest: :math:`h`, the value of the brightest pixel.
 
     Raises:
-      EvenhandError: when a run begins, features that are no floating-point numbers.
+      EvenhandError: ``highest`` not finite; when a run begins, features that are no floating-point numbers.
 
     Source: Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022, section V.
     """
+    if not math.isfinite(real_number(highest)):
+        raise EvenhandError(f"negative(highest={highest!r:.40}): give a finite number.")
     return Attack(fraction, rows=lambda x, y, rng: ((highest - _floats(x, "negative()")).astype(x.dtype), y))
 
 
@@ -301,6 +303,7 @@ def trigger(
         raise EvenhandError(f"trigger(value={value!r:.40}): give a finite number.")
     if boost is not None:
         check_factor("trigger(boost", boost)
+    expect("trigger(features=)", features, list | tuple | None, "(0, -1)")
     places = (
         None if features is None else tuple(whole_number("trigger(features=)", i, -(2**31)) for i in features)
     )

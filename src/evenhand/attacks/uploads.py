@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -95,15 +95,23 @@ def zero(fraction: float = 0.0) -> Attack:
     return Attack(fraction, upload=lambda delta, key: tree.zeros_like(delta))
 
 
-def non_finite(fraction: float = 0.0, *, value: Literal["nan", "inf"] = "nan") -> Attack:
+_NonFinite: TypeAlias = Literal["nan", "inf"]
+
+
+def non_finite(fraction: float = 0.0, *, value: _NonFinite = "nan") -> Attack:
     """Sends NaN or infinity: such uploads are rejected and counted, whatever the aggregator.
 
     Args:
       fraction: share of the clients that are malicious.
       value: which.
 
+    Raises:
+      EvenhandError: another ``value``.
+
     Source: none; what a client with a broken machine sends.
     """
+    if value not in get_args(_NonFinite):
+        raise EvenhandError(f"non_finite(value={value!r:.40}): give 'nan' or 'inf'.")
     return Attack(
         fraction,
         upload=lambda delta, key: jax.tree.map(lambda leaf: jnp.full_like(leaf, float(value)), delta),

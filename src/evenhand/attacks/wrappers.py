@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, expect
 from evenhand.types import Attack
 
 __all__ = ["both", "by_clients", "during"]
@@ -28,6 +28,10 @@ def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
       >>> by_clients(zero(), ("north", 3)).clients
       ('north', 3)
     """
+    _check(attack)
+    if isinstance(clients, str):  # else each letter would be a client
+        raise EvenhandError(f"by_clients(clients={clients!r:.40}): give several, such as ({clients!r:.40},).")
+    expect("by_clients(clients=)", clients, Iterable, '("north", 3)')
     return attack._replace(fraction=0.0, clients=tuple(clients))
 
 
@@ -44,6 +48,7 @@ def during(attack: Attack, *, first: int = 1, last: int | None = None) -> Attack
       >>> during(zero(0.2), first=10, last=20).last
       20
     """
+    _check(attack)
     return attack._replace(first=first, last=last)
 
 
@@ -67,6 +72,8 @@ def both(attack: Attack, then: Attack) -> Attack:
 
     Source: the code of Ditto, whose attacks A2 and A3 come on top of wrong labels.
     """
+    _check(attack)
+    _check(then, "then")
     poisons = [member.rows or member.fresh for member in (attack, then)]
     if all(poisons) or (attack.collude and then.collude):
         clash = "poison examples" if all(poisons) else "are coalitions"
@@ -85,6 +92,10 @@ def both(attack: Attack, then: Attack) -> Attack:
         lifted=_chained(attack.lifted, then.lifted),
         trigger=attack.trigger or then.trigger,
     )
+
+
+def _check(attack: Attack, name: str = "attack") -> None:
+    expect(name, attack, Attack, "eh.attacks.sign_flip(0.2)")
 
 
 def _chained(

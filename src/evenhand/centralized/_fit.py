@@ -25,7 +25,7 @@ from evenhand._platform import check_process
 from evenhand.centralized._solver import Solver, check_model, check_risk
 from evenhand.centralized._solvers import batch
 from evenhand.centralized.quasi_newton import quasi_newton
-from evenhand.errors import EvenhandError, expect, whole_number
+from evenhand.errors import EvenhandError, expect, real_number, whole_number
 from evenhand.live import line
 from evenhand.lowering import lowered
 from evenhand.report import RunView, write_report
@@ -271,7 +271,7 @@ def _divided(x: Array, y: Array, groups: npt.ArrayLike | None, fraction: float, 
         raise EvenhandError(
             f"fit() got x of shape {x.shape} and y of shape {y.shape}: give one label per row."
         )
-    if not 0.0 <= fraction < 1.0:
+    if not 0.0 <= real_number(fraction) < 1.0:
         raise EvenhandError(f"fit(valid_fraction={fraction}): give a number from 0, and below 1.")
     member = np.zeros(rows, np.int64) if groups is None else np.asarray(groups)
     if member.shape != (rows,):

@@ -18,7 +18,7 @@ import optax
 
 from evenhand import tree
 from evenhand.centralized._solver import Solver, check_parts, check_risk, weighted_gradient
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.risks import tilted
 from evenhand.types import Array, Key, Model, Params, PyTree, Risk
 
@@ -285,14 +285,14 @@ def ramped(
     """``step number -> tilt``, from a finite tilt or a function of the step number."""
     if callable(tilt):
         return lambda number: tilt(number.astype(jnp.float32))
-    if not math.isfinite(tilt):
+    if not math.isfinite(real_number(tilt)):
         raise EvenhandError(f"{solver}({name}={tilt}): a tilt must be finite.")
     return lambda number: tilt
 
 
 def check_batches(solver: str, rate: float, batch_size: int) -> None:
     """Checks that the share of the newest batch is in (0, 1], and that a batch has examples."""
-    if not 0.0 < rate <= 1.0:
+    if not 0.0 < real_number(rate) <= 1.0:
         raise EvenhandError(f"{solver}(rate={rate}): the share of the newest batch must lie in (0, 1].")
     whole_number("batch_size", batch_size, 1, 10**6)
 

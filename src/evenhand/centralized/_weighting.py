@@ -11,7 +11,7 @@ import optax
 
 from evenhand.centralized._solver import Solver, check_parts, weighted_gradient
 from evenhand.centralized._solvers import descended
-from evenhand.errors import EvenhandError, expect, whole_number
+from evenhand.errors import EvenhandError, expect, real_number, whole_number
 from evenhand.text import short
 from evenhand.types import Array, Key, Model, Params, PyTree
 
@@ -172,7 +172,7 @@ def moved_percentile(average: Array, losses: Array, percentile: float, momentum:
 
 def check_moving(name: str, percentile: float, momentum: float) -> None:
     """Checks the percentile and the momentum of a moving percentile."""
-    if not 0.0 <= percentile <= 100.0:
+    if not 0.0 <= real_number(percentile) <= 100.0:
         raise EvenhandError(f"{name}(percentile={percentile}): a percentile lies in [0, 100].")
-    if not 0.0 <= momentum < 1.0:
+    if not 0.0 <= real_number(momentum) < 1.0:
         raise EvenhandError(f"{name}(momentum={momentum}): the share of earlier batches must lie in [0, 1).")

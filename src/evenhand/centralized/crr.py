@@ -11,7 +11,7 @@ from jax import lax
 
 from evenhand.centralized._design import check_linear, design, linear_params
 from evenhand.centralized._solver import Solver
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.types import Array, Key, Model, Params
 
 __all__ = ["crr"]
@@ -69,9 +69,9 @@ def crr(model: Model, *, corrupted: int, ridge: float = 1e-5, tolerance: float =
     """
     check_linear("crr", model)
     whole_number("corrupted", corrupted, 0)
-    if not 0.0 < ridge < math.inf:
+    if not 0.0 < real_number(ridge) < math.inf:
         raise EvenhandError(f"crr(ridge={ridge}): give a finite number above 0.")
-    if not 0.0 <= tolerance < math.inf:
+    if not 0.0 <= real_number(tolerance) < math.inf:
         raise EvenhandError(f"crr(tolerance={tolerance}): give a finite number >= 0.")
 
     def init(params: Params, x: Array, y: Array) -> _Pursuit:

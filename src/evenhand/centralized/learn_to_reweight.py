@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from evenhand import tree
 from evenhand.centralized._weighting import Weighed, Weighting, normalised, stateless
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.lowering import lowered
 from evenhand.types import Array, Model, Params, PyTree
 
@@ -83,9 +83,9 @@ def learn_to_reweight(
             f"learn_to_reweight() got x of shape {clean_x.shape} and y of shape {clean_y.shape}: "
             "give one label per clean validation example."
         )
-    if not 0.0 < step < math.inf:
+    if not 0.0 < real_number(step) < math.inf:
         raise EvenhandError(f"learn_to_reweight(step={step}): a step size must be a finite number above 0.")
-    if kappa is not None and not 0.0 <= kappa < math.inf:
+    if kappa is not None and not 0.0 <= real_number(kappa) < math.inf:
         raise EvenhandError(f"learn_to_reweight(kappa={kappa}): give a finite number >= 0, or None.")
 
     def weigh(model: Model, state: PyTree, batch: Weighed) -> tuple[Array, PyTree]:

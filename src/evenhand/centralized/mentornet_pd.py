@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from evenhand.centralized._weighting import Weighed, Weighting, check_moving, moved_percentile
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.types import Array, Model
 
 __all__ = ["mentornet_pd"]
@@ -75,10 +75,10 @@ def mentornet_pd(
     Labels*, ICML 2018; Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, table 7.4.
     """
     check_moving("mentornet_pd", percentile, momentum)
-    if not 0.0 < gamma < math.inf:
+    if not 0.0 < real_number(gamma) < math.inf:
         raise EvenhandError(f"mentornet_pd(gamma={gamma}): give a finite number above 0.")
     for rate in (early_dropout, late_dropout):
-        if not 0.0 <= rate < 1.0:
+        if not 0.0 <= real_number(rate) < 1.0:
             raise EvenhandError(f"mentornet_pd(): a drop-out rate must lie in [0, 1), but one is {rate}.")
 
     def init(model: Model, x: Array, y: Array) -> Array:

@@ -13,7 +13,7 @@ from evenhand.aggregators import mean as average
 from evenhand.centralized._solver import Solver, check_model
 from evenhand.centralized._weighting import Weighed, Weighting, weighted
 from evenhand.centralized.quasi_newton import RiskOf, quasi_newton
-from evenhand.errors import EvenhandError, expect, whole_number
+from evenhand.errors import EvenhandError, expect, real_number, whole_number
 from evenhand.models import with_loss
 from evenhand.models.losses import Loss
 from evenhand.risks import hierarchical, mean
@@ -161,7 +161,7 @@ def _solver(
     elif risk is not _MEAN or inner is not None:
         raise EvenhandError("fit() got a weighting and a risk: both weigh examples, so give one of them.")
     rate = _RATE if learning_rate is None else learning_rate
-    if not 0.0 < rate < float("inf"):
+    if not 0.0 < real_number(rate) < float("inf"):
         raise EvenhandError(f"fit(learning_rate={rate}): give a finite number above 0.")
     return weighted(model, weighting, batch_size=batch_size, optimiser=optax.adam(rate), steps=length)
 

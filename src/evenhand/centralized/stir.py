@@ -11,7 +11,7 @@ import numpy as np
 
 from evenhand.centralized._design import check_linear, design, linear_params
 from evenhand.centralized._solver import Solver
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.types import Array, Key, Model, Params
 
 __all__ = ["stir"]
@@ -74,9 +74,9 @@ def stir(model: Model, *, m: float = 0.001, eta: float = 10.0, stages: int = 100
     Learning*, JMLR 2023 (table 7.2).
     """
     check_linear("stir", model)
-    if not 0.0 < m < math.inf:
+    if not 0.0 < real_number(m) < math.inf:
         raise EvenhandError(f"stir(m={m}): the first bound on the weights must be a finite number above 0.")
-    if not 1.0 < eta < math.inf:
+    if not 1.0 < real_number(eta) < math.inf:
         raise EvenhandError(f"stir(eta={eta}): the growth of the bound must be a finite number above 1.")
     whole_number("stages", stages, 1)
 

@@ -23,7 +23,7 @@ from evenhand.data import _validation as validation
 from evenhand.data._display import as_html, label_figure
 from evenhand.data._features import Features, Form
 from evenhand.data._validation import NDArray, Splitting, generator
-from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
+from evenhand.errors import Argument, EvenhandError, perhaps, real_number, whole_number
 from evenhand.text import counted
 
 if TYPE_CHECKING:
@@ -680,7 +680,7 @@ def hold_out_clients(
 
 
 def _check_fraction(function: str, fraction: float) -> None:
-    if not 0 < fraction < 1:
+    if not 0 < real_number(fraction) < 1:
         raise EvenhandError(f"{function}(fraction={fraction}): give a number between 0 and 1, such as 0.2.")
 
 

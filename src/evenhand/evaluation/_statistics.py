@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 
 Vector = npt.NDArray[np.float64]
 
@@ -432,7 +432,7 @@ def paired_difference(
             f"paired_difference() got numbers of shapes {a.shape} and {b.shape}: give one per seed for each of both, "
             f"at the same seeds."
         )
-    if not 0 < level < 1:
+    if not 0 < real_number(level) < 1:
         raise EvenhandError(f"paired_difference(level={level}): give a number between 0 and 1, such as 0.95.")
     d = a - b
     if not np.isfinite(d).all():

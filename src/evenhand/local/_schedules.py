@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.text import short
 from evenhand.types import Array, ClientData, Params, PyTree
 
@@ -74,7 +73,7 @@ def steps(factor: float, *, every: int) -> Schedule:
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, appendix on hyper-parameters.
     """
-    if not isinstance(factor, Real) or not 0.0 < factor < math.inf:
+    if not 0.0 < real_number(factor) < math.inf:
         raise EvenhandError(f"steps({factor!s:.40}, every={every!s:.40}): give a finite factor above 0.")
     return _steps(float(factor), whole_number("steps(every=)", every, 1, _MOST))
 
@@ -99,7 +98,7 @@ def cosine(rounds: int, *, end: float = 0.0) -> Schedule:
     Source: Loshchilov and Hutter, *SGDR: Stochastic Gradient Descent with Warm Restarts*, ICLR 2017, equation 5,
     without restarts.
     """
-    if not isinstance(end, Real) or not 0.0 <= end < math.inf:
+    if not 0.0 <= real_number(end) < math.inf:
         raise EvenhandError(f"cosine({rounds!s:.40}, end={end!s:.40}): give a finite end of 0 or more.")
     return _cosine(whole_number("cosine(rounds)", rounds, 1, _MOST), float(end))
 
@@ -127,7 +126,7 @@ def warm_up(rounds: int, *, share: float = 0.1) -> Schedule:
     Source: Pillutla et al., *Federated Learning with Partial Model Personalization*, ICML 2022, appendix on
     hyper-parameters, and its code.
     """
-    if not isinstance(share, Real) or not 0.0 < share < 1.0:
+    if not 0.0 < real_number(share) < 1.0:
         raise EvenhandError(f"warm_up({rounds!s:.40}, share={share!s:.40}): give a share between 0 and 1.")
     return _warm_up(whole_number("warm_up(rounds)", rounds, 1, _MOST), float(share))
 

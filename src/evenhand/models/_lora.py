@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from evenhand._low_rank import A, B, LowRank, Matrix
 from evenhand._paths import KeyPath, Named, Patterns, chosen_by, named_path, nested
-from evenhand.errors import EvenhandError, ModelError, expect, whole_number
+from evenhand.errors import EvenhandError, ModelError, expect, real_number, whole_number
 from evenhand.types import Array, Key, Model, Params, PyTree, RunningStatistics
 
 _ATTENTION = ("attention", "attn")
@@ -189,7 +189,7 @@ def _scale(alpha: float | None, rank: int) -> float:
     if alpha is None:
         return 1.0
     expect("alpha", alpha, Real, "16.0")
-    if not 0.0 < alpha < math.inf:
+    if not 0.0 < real_number(alpha) < math.inf:
         raise EvenhandError(f"lora(alpha={alpha}): give a finite number above 0, such as alpha={rank}.")
     return float(alpha) / rank
 

@@ -15,9 +15,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from evenhand.errors import EvenhandError, perhaps
+from evenhand.errors import EvenhandError, perhaps, real_number
 from evenhand.text import short
 from evenhand.types import Array, PyTree
 
@@ -420,8 +419,8 @@ def _check_between(
     factory: str, name: str, value: Any, least: float, most: float, *, above: bool = False
 ) -> None:
     """Checks a hyper-parameter; with ``above``, ``least`` itself is refused."""
-    is_number = isinstance(value, int | float | np.number)
-    if not (is_number and least <= value <= most and (value > least or not above)):
+    number = real_number(value)
+    if not least <= number <= most or (above and number == least):
         begin = f"above {least:g}" if above else f"from {least:g}"
         limits = begin if most == math.inf else f"{begin} to {most:g}"
         raise EvenhandError(f"{factory}({name}={value!r:.40}): give a number {limits}.")

@@ -12,7 +12,7 @@ import optax
 from evenhand import local, tree
 from evenhand.aggregators import mean
 from evenhand.algorithms.fedavg import variant
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, Params, PyTree, Sampling
 
@@ -73,7 +73,7 @@ def apfl(
 
     Source: Deng, Kamani and Mahdavi, *Adaptive Personalized Federated Learning*, 2020, algorithm 1 and equation 11.
     """
-    if not 0.0 <= alpha <= 1.0 or not 0.0 <= alpha_step < float("inf"):
+    if not 0.0 <= real_number(alpha) <= 1.0 or not 0.0 <= real_number(alpha_step) < float("inf"):
         raise EvenhandError(
             f"apfl(alpha={alpha}, alpha_step={alpha_step}): give a share in [0, 1], and a finite step >= 0."
         )

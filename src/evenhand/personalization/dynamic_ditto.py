@@ -10,7 +10,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.algorithms.beside import beside, check_method, non_negative
-from evenhand.errors import EvenhandError, expect, whole_number
+from evenhand.errors import EvenhandError, expect, real_number, whole_number
 from evenhand.streams import Purpose, stream
 from evenhand.types import Algorithm, Array, ClientData, Effort, Key, Params
 
@@ -165,7 +165,7 @@ def _penalties(
     if few_lam is not None:
         non_negative("dynamic_ditto", "few_lam", few_lam)
     whole_number("few", few, 0)
-    if not lams or not 0.0 <= held_out < 1.0:
+    if not lams or not 0.0 <= real_number(held_out) < 1.0:
         arguments = f"lams={lams}, held_out={held_out}"
         raise EvenhandError(
             f"dynamic_ditto({arguments}): give at least one candidate, and a share in [0, 1)."

@@ -12,7 +12,7 @@ from evenhand.aggregators import mean
 from evenhand.algorithms import fedavg
 from evenhand.algorithms.averaging import Message
 from evenhand.algorithms.beside import non_negative
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Info, Key, Model, Params, PyTree
 
@@ -64,7 +64,7 @@ def l2gd(model: Model, *, lam: float, p: float, step_size: float) -> Algorithm:
     Source: Hanzely and Richtarik, *Federated Learning of a Mixture of Global and Local Models*, 2020, algorithm 1.
     """
     non_negative("l2gd", "lam", lam)
-    if not 0.0 < p < 1.0 or not 0.0 < step_size < float("inf"):
+    if not 0.0 < real_number(p) < 1.0 or not 0.0 < real_number(step_size) < float("inf"):
         raise EvenhandError(
             f"l2gd(p={p}, step_size={step_size}): give a chance between 0 and 1, and a finite step above 0."
         )

@@ -11,7 +11,7 @@ import optax
 from evenhand import local, tree
 from evenhand.aggregators import mean
 from evenhand.algorithms.fedavg import variant
-from evenhand.errors import EvenhandError, expect
+from evenhand.errors import EvenhandError, expect, real_number
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Effort, Key, Params, PyTree, Sampling
 
@@ -73,7 +73,7 @@ def mapper(
     algorithm 3, in the form of Li et al., *Ditto*, ICML 2021.
     """
     expect("gammas", gammas, list | tuple, "(0.1, 0.5)")
-    if not gammas or not all(0.0 <= gamma <= 1.0 for gamma in gammas):
+    if not gammas or not all(0.0 <= real_number(gamma) <= 1.0 for gamma in gammas):
         raise EvenhandError(f"mapper(gammas={gammas}): give at least one number, each in [0, 1].")
     method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial)
     schedule, estimate, client_opt = local.parts_of(work, "mapper")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.personalization._dual_ascent import Linear, by_client, linear_form, related
 from evenhand.rounds import PerExample
 from evenhand.sampling import uniform
@@ -106,7 +106,7 @@ def mocha(
     Source: Smith et al., *Federated Multi-Task Learning*, NeurIPS 2017; as in Li et al., *Ditto*, ICML 2021, table 7.
     """
     whole_number("inner", inner, 1)
-    if not 0.0 < lam < float("inf") or not 0.0 < share < float("inf"):
+    if not 0.0 < real_number(lam) < float("inf") or not 0.0 < real_number(share) < float("inf"):
         raise EvenhandError(f"mocha(lam={lam}, share={share}): give two finite numbers above 0.")
     linear, count = linear_form(model), _steps(share)
 

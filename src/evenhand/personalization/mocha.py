@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from evenhand import tree
 from evenhand._platform import check_process
-from evenhand.errors import EvenhandError, EvenhandWarning, expect, whole_number
+from evenhand.errors import EvenhandError, EvenhandWarning, expect, real_number, whole_number
 from evenhand.personalization._dual_ascent import Ascent, Send, ascent, padded, related, weights_of
 from evenhand.rounds import accepts_delta, colluding, false_delta, malicious_clients, poisoned
 from evenhand.streams import keys_of, root_key
@@ -135,7 +135,7 @@ def mocha(
     _check_examples(train)
     for name, value, least in (("outer", outer, 0), ("inner", inner, 1), ("seed", seed, 0)):
         whole_number(name, value, least)
-    if not 0.0 < lam < float("inf") or not 0.0 < share < float("inf"):
+    if not 0.0 < real_number(lam) < float("inf") or not 0.0 < real_number(share) < float("inf"):
         raise EvenhandError(f"mocha(lam={lam}, share={share}): give two finite numbers above 0.")
     sizes = np.diff(train.offsets)
     if not sizes.all():

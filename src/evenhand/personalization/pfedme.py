@@ -10,7 +10,7 @@ from jax import lax
 from evenhand import local, tree
 from evenhand.aggregators import mean
 from evenhand.algorithms.fedavg import variant
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, Params, PyTree, Sampling
 
@@ -68,7 +68,7 @@ def pfedme(
 
     Source: Dinh, Tran and Nguyen, *Personalized Federated Learning with Moreau Envelopes*, NeurIPS 2020, algorithm 1.
     """
-    if not 0.0 < lam < float("inf") or not 0.0 < inner_step < float("inf"):
+    if not 0.0 < real_number(lam) < float("inf") or not 0.0 < real_number(inner_step) < float("inf"):
         raise EvenhandError(f"pfedme(lam={lam}, inner_step={inner_step}): give finite numbers above 0.")
     whole_number("inner_steps", inner_steps, 1)
     method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial)

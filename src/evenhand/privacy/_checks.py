@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from numbers import Real
 from typing import Any, Literal, TypeAlias, cast
 
 import jax
@@ -125,8 +124,7 @@ def pair(name: str, value: object, parts: str) -> tuple[Any, Any]:
 
 def checked_step(method: str, step_size: float) -> float:
     """``step_size``, checked to be finite and at least 0."""
-    step_size = _item(step_size)
-    if not isinstance(step_size, Real) or not 0.0 <= step_size < math.inf:
+    if not 0.0 <= real_number(step_size) < math.inf:
         raise EvenhandError(f"{method}() got the step {step_size!s:.40}: give a finite number >= 0.")
     return float(step_size)
 

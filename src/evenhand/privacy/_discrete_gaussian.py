@@ -6,7 +6,6 @@ import math
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from functools import lru_cache
 from itertools import accumulate
-from numbers import Real
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.privacy._checks import check_sampled_noise, checked_clip, positive
 from evenhand.sampling import fixed
 from evenhand.secure import masked_words
@@ -215,7 +214,7 @@ def psi(sigma: float, *, clients: int) -> float:
 
 def checked_sigma(sigma: float, caller: str) -> float:
     """``sigma`` as a float, if it is one that the table of thresholds can be computed for."""
-    if not isinstance(sigma, Real) or not 0.0 <= sigma <= _LARGEST:
+    if not 0.0 <= real_number(sigma) <= _LARGEST:
         raise EvenhandError(f"{caller}(sigma={sigma!r:.40}): give a number from 0 to {_LARGEST:g}.")
     return float(sigma)
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from evenhand._platform import check_process
-from evenhand.errors import EvenhandError, EvenhandWarning, whole_number
+from evenhand.errors import EvenhandError, EvenhandWarning, real_number, whole_number
 from evenhand.privacy._discrete_gaussian import NDArray, checked_sigma, discrete_gaussian, psi
 from evenhand.secure import masked_words
 from evenhand.types import Array, Key, PyTree, Release, Sum, Summation, Upload
@@ -192,7 +192,7 @@ def histogram(
     whole_number("histogram(bins=)", bins, 2, _MOST_BINS)
     if bins & (bins - 1):
         raise EvenhandError(f"histogram(bins={bins}): give a power of two.")
-    if not 0.0 < largest < math.inf:
+    if not 0.0 < real_number(largest) < math.inf:
         raise EvenhandError(f"histogram(largest={largest}): give a finite number above 0.")
     sigma = checked_sigma(sigma, "histogram")
     whole_number("histogram(scale=)", scale, 1)
@@ -268,7 +268,7 @@ def quantile(
 def check_tails(caller: str, theta: float | Sequence[float]) -> None:
     """Refuses tail fractions outside (0, 1], and none at all."""
     fractions = theta if isinstance(theta, Sequence) else (theta,)
-    if not fractions or not all(0.0 < fraction <= 1.0 for fraction in fractions):
+    if not fractions or not all(0.0 < real_number(fraction) <= 1.0 for fraction in fractions):
         raise EvenhandError(f"{caller}(theta={theta}): the tail fraction must lie in (0, 1].")
 
 
@@ -334,11 +334,11 @@ def concentrated_epsilon(sensitivity: float, *, sigma: float, clients: int, dime
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, lemma 18, after Kairouz, Liu and Steinke, ICML 2021.
     """
-    if not 0.5 <= sigma < math.inf:
+    if not 0.5 <= real_number(sigma) < math.inf:
         raise EvenhandError(
             f"concentrated_epsilon(sigma={sigma}): there is no guarantee below 1/2: give at least 1/2, better 2."
         )
-    if not 0.0 < sensitivity < math.inf:
+    if not 0.0 < real_number(sensitivity) < math.inf:
         raise EvenhandError(f"concentrated_epsilon(sensitivity={sensitivity}): give a number above 0.")
     whole_number("concentrated_epsilon(clients=)", clients, 1)
     whole_number("concentrated_epsilon(dimension=)", dimension, 1)
@@ -486,7 +486,7 @@ def histogram_for(
 
     Source: Pillutla et al., 2023, theorem 6; how ``c`` and ``sigma`` are chosen is ours.
     """
-    if not 0.0 < rho < math.inf:
+    if not 0.0 < real_number(rho) < math.inf:
         raise EvenhandError(f"histogram_for(rho={rho}): give a number above 0.")
     whole_number("histogram_for(clients=)", clients, 1)
     plain = histogram(bins, largest=largest, flat=flat)
@@ -510,7 +510,7 @@ def histogram_for(
 
 def _check(caller: str, clients: int, delta: float) -> None:
     whole_number(f"{caller}(clients=)", clients, 1)
-    if not 0.0 < delta < 1.0:
+    if not 0.0 < real_number(delta) < 1.0:
         raise EvenhandError(f"{caller}(delta={delta}): give a probability in (0, 1).")
 
 

@@ -12,7 +12,7 @@ import optax
 from evenhand import local, tree
 from evenhand.algorithms.averaging import Message, ServerState, global_params
 from evenhand.algorithms.delta_fl_levels import check_levels, delta_fl_levels
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.privacy._quantile import Histogram
 from evenhand.text import of_model
 from evenhand.types import (
@@ -86,7 +86,7 @@ def levels_of(caller: str, theta: float | tuple[float, ...]) -> Tails:
     """The levels of one fraction, or of a tuple of them."""
     if isinstance(theta, tuple):
         return Tails(check_levels(caller, theta), several=True)
-    if not 0.0 < theta <= 1.0:
+    if not 0.0 < real_number(theta) <= 1.0:
         raise EvenhandError(f"{caller}(theta={theta}): give a fraction above 0 and at most 1.")
     return Tails((float(theta),), several=False)
 

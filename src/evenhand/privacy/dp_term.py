@@ -11,7 +11,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.algorithms.averaging import Message, ServerState, global_params, server_init, server_step
-from evenhand.errors import EvenhandError, expect
+from evenhand.errors import EvenhandError, expect, real_number
 from evenhand.privacy._checks import check_sampled_noise, checked_clip, positive
 from evenhand.privacy._renyi import joint
 from evenhand.privacy.client_level import private
@@ -107,7 +107,7 @@ def dp_term(
     privacy of McMahan et al., *Learning Differentially Private Recurrent Language Models*, ICLR 2018, which the authors
     leave open.
     """
-    if not math.isfinite(t) or not 0.0 <= share < math.inf:
+    if not math.isfinite(real_number(t)) or not 0.0 <= real_number(share) < math.inf:
         raise EvenhandError(f"dp_term(t={t}, share={share}): give a finite tilt, and a share of at least 0.")
     positive("dp_term(largest_loss=)", largest_loss)
     checked_clip("dp_term(clip=)", clip)

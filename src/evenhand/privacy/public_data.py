@@ -13,7 +13,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from evenhand import local, tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.privacy._checks import check_decay, checked_step, pair
 from evenhand.privacy._preconditioners import (
     Adam,
@@ -180,7 +180,7 @@ def dp_adam_pub(
 
     Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, appendix.
     """
-    if len(betas) != 3 or not 0.0 <= betas[0] <= 1.0 or not 0.0 <= betas[1] < 1.0:
+    if len(betas) != 3 or not 0.0 <= real_number(betas[0]) <= 1.0 or not 0.0 <= real_number(betas[1]) < 1.0:
         raise EvenhandError(f"dp_adam_pub(betas={betas}): give three, the last two below 1.")
     check_decay("dp_adam_pub", betas[2], eps)
     adam = Adam(betas[1], betas[2], eps)
@@ -313,7 +313,7 @@ def projected_adagrad(
     first, second = pair("projected_adagrad(clips", clips, "of the gradients and of their projections")
     examples = public_examples("projected_adagrad", model, public, 1)
     whole_number("rank", rank, 1, len(examples.x))
-    if not 0.0 <= eps < float("inf"):
+    if not 0.0 <= real_number(eps) < float("inf"):
         raise EvenhandError(f"projected_adagrad(eps={eps}): give a finite number of at least 0.")
 
     def basis(params: Params, key: Key) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.types import Array, Risk
 
 Weigh = Callable[[Array, Array], Array]
@@ -118,5 +118,5 @@ def bisected(low: Array, high: Array, steps: int, is_low: Callable[[Array], Arra
 
 def check_tail(theta: float, name: str) -> None:
     """Checks that ``theta`` is a fraction in (0, 1]."""
-    if not 0.0 < theta <= 1.0:
+    if not 0.0 < real_number(theta) <= 1.0:
         raise EvenhandError(f"{name}(theta={theta}): the tail fraction must lie in (0, 1].")

@@ -6,7 +6,7 @@ import math
 
 import jax.numpy as jnp
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.risks._population import dual, linear, pinned
 from evenhand.types import Array, Risk
 
@@ -58,7 +58,7 @@ def chi_square_ball(rho: float) -> Risk:
     Source: Duchi and Namkoong, *Variance-based Regularization with Convex Objectives*, JMLR 2019; RobustRegRisk in
     table 7.7 of Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023.
     """
-    if not 0.0 <= rho < math.inf:
+    if not 0.0 <= real_number(rho) < math.inf:
         raise EvenhandError(f"chi_square_ball(rho={rho}): the radius rho must be a finite number >= 0.")
     if rho == 0:
         return linear(lambda losses, p: p)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, expect, whole_number
 from evenhand.risks._population import at, risk
 from evenhand.types import Array, Risk
 
@@ -48,6 +48,8 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array | np.ndarray, num_group
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, section on hierarchical multi-objective
     tilting; Zhang et al., *FedTilt*, 2025, footnote 3.
     """
+    for name, risk_of in (("outer", outer), ("inner", inner)):
+        expect(f"hierarchical({name}=)", risk_of, Risk, "eh.risks.tilted(1.0)")
     whole_number("num_groups", num_groups, 1)
     if not isinstance(groups, Tracer):
         labels = np.asarray(groups)  # concrete even where the risk is made inside a compiled function

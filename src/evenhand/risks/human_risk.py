@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.risks._population import linear, pinned
 from evenhand.types import Array, Risk
 
@@ -54,7 +54,7 @@ def human_risk(a: float, b: float) -> Risk:
     al., *On Tilted Losses in Machine Learning*, JMLR 2023.
     """
     for name, number in (("a", a), ("b", b)):
-        if not 0.0 <= number <= 1.0:
+        if not 0.0 <= real_number(number) <= 1.0:
             raise EvenhandError(f"human_risk({name}={number}): {name} must lie in [0, 1].")
     bend = (3.0 - 3.0 * b) / (a * a - a + 1.0)
 

@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.risks._population import among, log_weights, risk
 from evenhand.types import Array, Risk
 
@@ -46,7 +46,7 @@ def power(q: float) -> Risk:
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, equation 2.
     """
-    if not 0.0 <= q < math.inf:
+    if not 0.0 <= real_number(q) < math.inf:
         raise EvenhandError(f"power(q={q}): q must be a finite number >= 0.")
 
     def logs(losses: Array, p: Array) -> Array:

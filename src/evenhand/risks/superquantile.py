@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.risks._population import bisected, check_tail, dual, linear, pinned
 from evenhand.risks.value_at_risk import quantile
 from evenhand.types import Array, Risk
@@ -69,7 +69,7 @@ def inverse_superquantile(theta: float) -> Risk:
 
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, section on related risks.
     """
-    if not 0.0 <= theta < 1.0:
+    if not 0.0 <= real_number(theta) < 1.0:
         raise EvenhandError(
             f"inverse_superquantile(theta={theta}): the fraction left out must lie in [0, 1)."
         )
@@ -186,7 +186,7 @@ def squared_superquantile(theta: float, nu: float) -> Risk:
 
 def _check(theta: float, nu: float, name: str) -> None:
     check_tail(theta, name)
-    if not 1e-37 < nu < math.inf:
+    if not 1e-37 < real_number(nu) < math.inf:
         raise EvenhandError(
             f"{name}(nu={nu}): the strength of smoothing must be a finite number above 1e-37."
         )

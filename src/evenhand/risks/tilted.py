@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, is_truth_value, real_number
 from evenhand.risks._population import among, linear, log_weights, pinned, risk
 from evenhand.types import Array, Risk
 
@@ -36,7 +36,7 @@ def tilted(t: float | Array) -> Risk:
         An array gives a tilt that may change while a program runs; it must be finite.
 
     Raises:
-      EvenhandError: ``t`` is NaN.
+      EvenhandError: ``t`` is NaN, or no number.
 
     Edge cases: finite and exact in float32 for ``|t f|`` up to 1e4, since losses are measured from the one that
     dominates (the *smallest* for ``t < 0``), and for any small ``|t|``, where the mean is subtracted first.
@@ -49,12 +49,14 @@ def tilted(t: float | Array) -> Risk:
 
     Source: Li et al., *Tilted Empirical Risk Minimization*, ICLR 2021, equations 2 and 4.
     """
-    if isinstance(t, float | int | np.floating | np.integer):
-        t = float(t)
-        if math.isnan(t):
-            raise EvenhandError("tilted(t=nan): the tilt must be a number, or plus or minus infinity.")
-        if abs(t) > _MOST:
-            sign = math.copysign(1.0, t)
+    is_array = isinstance(t, jax.Array | np.ndarray) and not t.ndim and not is_truth_value(t)
+    if not is_array:
+        number = real_number(t)
+        if math.isnan(number):
+            raise EvenhandError(f"tilted(t={t!r:.40}): the tilt must be a number, or plus or minus infinity.")
+        t = number
+        if abs(number) > _MOST:
+            sign = math.copysign(1.0, number)
             return linear(lambda losses, p: _dominant(sign * pinned(losses), p))
 
     def weigh(losses: Array, p: Array) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.core import Tracer
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, real_number
 from evenhand.risks._population import at, bisected, check_tail, risk
 from evenhand.risks.mean import mean
 from evenhand.risks.tilted import tilted
@@ -125,7 +125,7 @@ def tilted_value_at_risk(theta: float, *, floor: float = 0.0) -> Risk:
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, definition of TiVaR.
     """
     check_tail(theta, "tilted_value_at_risk")
-    if not math.isfinite(floor):
+    if not math.isfinite(real_number(floor)):
         raise EvenhandError(f"tilted_value_at_risk(floor={floor}): give a finite lower bound of the losses.")
 
     def solution(losses: Array, p: Array) -> tuple[Array, Array, Array]:

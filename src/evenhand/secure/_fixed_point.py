@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.secure._primitives import NDArray
 from evenhand.types import Array, Key, PyTree
 
@@ -189,7 +189,7 @@ def fixed_point(
         raise EvenhandError(f"fixed_point(bits={bits}): give 32 or 64.")
     if whole_number("fixed_point(cohort=)", cohort, 1) > _MOST_CLIENTS:
         raise EvenhandError(f"fixed_point(cohort={cohort}): give at most {_MOST_CLIENTS:,} clients.")
-    if not 2.0**-60 <= largest < 2.0**60:
+    if not 2.0**-60 <= real_number(largest) < 2.0**60:
         raise EvenhandError(
             f"fixed_point(largest={largest}): give a number from 2**-60 up to, not including, 2**60."
         )

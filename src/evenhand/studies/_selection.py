@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import Argument, EvenhandError, perhaps, whole_number
+from evenhand.errors import Argument, EvenhandError, perhaps, real_number, whole_number
 from evenhand.evaluation import SPLIT_NAMES, primary_metric, summarize
 from evenhand.report import RunView, direction, honest, may_win, statistics
 from evenhand.simulation import Run
@@ -359,7 +359,7 @@ def rungs(halving: Halving | None, rounds: int, eval_every: int) -> list[int]:
     if halving is None:
         return []
     whole_number("first", halving.first, 1)
-    if not 0 < halving.keep < 1:
+    if not 0 < real_number(halving.keep) < 1:
         raise EvenhandError(f"Halving(keep={halving.keep}): give a share between 0 and 1.")
     ends, reached = list[int](), float(halving.first)
     # Settings are compared at evaluations; rounded first, since a quotient may exceed the number it stands for.

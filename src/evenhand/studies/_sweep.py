@@ -22,7 +22,15 @@ import numpy as np
 
 from evenhand._platform import check_process
 from evenhand.data import FederatedDataset, hold_out
-from evenhand.errors import Argument, EvenhandError, EvenhandWarning, expect, perhaps, whole_number
+from evenhand.errors import (
+    Argument,
+    EvenhandError,
+    EvenhandWarning,
+    expect,
+    perhaps,
+    real_number,
+    whole_number,
+)
 from evenhand.evaluation import Metric, Metrics, check_metrics, unmeasured
 from evenhand.evaluation.metrics import BUILT_IN, resolved
 from evenhand.records import held
@@ -511,7 +519,7 @@ def _check(
         check_start(job.start, method.model, caller="study", owner=name)
     whole_number("rounds", job.rounds, 1)
     expect("halving", halving, Halving | None, "eh.studies.Halving(20)")
-    if not 0 <= checkpoint < math.inf:
+    if not 0 <= real_number(checkpoint) < math.inf:
         raise EvenhandError(Argument("checkpoint", str(checkpoint)), ": give seconds, at least 0.")
     check_metrics(metrics := resolved(job.metrics), job.algorithm.client_model, job.data)
     measured = ["loss", *job.algorithm.client_model.metrics, *(metric.name for metric in metrics)]

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand.errors import expect, nearest, perhaps
+from evenhand.errors import expect, nearest, perhaps, real_number, whole_number
 
 METHODS = ["fedavg", "fedprox", "feddane", "delta-fl", "qfedavg", "afl", "term"]
 MODEL = eh.models.softmax_regression(3, classes=2)
@@ -197,6 +197,111 @@ def test_every_factory_refuses_models_and_optimisers_of_another_kind(name: str) 
     ],
 )
 def test_values_in_the_wrong_place_get_the_right_call(make, words: str) -> None:
+    with pytest.raises(eh.EvenhandError, match=words):
+        make()
+
+
+TRUTHS = (True, False, np.True_, np.array(True), jnp.array(False))
+
+
+@pytest.mark.parametrize("value", TRUTHS)
+def test_a_truth_value_is_no_number(value) -> None:
+    with pytest.raises(eh.EvenhandError, match=r"part=.*: give a whole number"):
+        whole_number("part", value, 0)
+    assert math.isnan(real_number(value))
+
+
+def test_zeros_and_ones_are_numbers() -> None:
+    for one in (1, np.int8(1), np.uint64(1), jnp.int32(1)):
+        assert whole_number("part", one, 0) == 1
+    for one in (1, 1.0, np.float16(1), np.array(1.0), jnp.float32(1)):
+        assert real_number(one) == 1.0
+
+
+@pytest.mark.parametrize("name", ["rounds", "seed", "cohort", "eval_every", "lanes", "eval_clients"])
+def test_a_run_refuses_truth_values_for_numbers(name: str) -> None:
+    method = A.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1))
+    with pytest.raises(eh.EvenhandError, match=f"{name}=True: give a whole number"):
+        eh.simulate(method, eh.testing.toy_data(), **{"rounds": 1, name: True})
+
+
+P, S = eh.personalization, eh.systems
+NUMBERS = {
+    "poisson": eh.sampling.poisson,
+    "fixed": eh.sampling.fixed,
+    "stragglers": S.stragglers,
+    "deadline": lambda x: S.speeds(1.0, x) if x is not None else S.speeds(1.0, spread=x),
+    "step factor": lambda x: eh.local.steps(x, every=2),
+    "fedprox": lambda x: A.fedprox(DESCENT, mu=x),
+    "fedprox_adaptive": lambda x: A.fedprox_adaptive(DESCENT, mu0=x),
+    "averaged": lambda x: A.averaged(A.fedavg(DESCENT), growth=x),
+    "term": lambda x: A.term(DESCENT, t=x),
+    "fedtilt": lambda x: A.fedtilt(DESCENT, tilt_class=x),
+    "fedtilt steps": lambda x: A.fedtilt(DESCENT, server_steps=x),
+    "delta_fl": lambda x: A.delta_fl(DESCENT, theta=0.5, nu=x),
+    "ditto": lambda x: P.ditto(A.fedavg(DESCENT), DESCENT, lam=x),
+    "apfl": lambda x: P.apfl(DESCENT, alpha=x),
+    "mapper": lambda x: P.mapper(DESCENT, gammas=(0.1, x)),
+    "pfedme": lambda x: P.pfedme(DESCENT, lam=x, inner_step=0.1),
+    "tilted": eh.risks.tilted,
+    "superquantile": eh.risks.superquantile,
+    "smoothed": lambda x: eh.risks.smoothed_superquantile(0.5, x),
+    "secure": lambda x: eh.aggregators.secure(eh.aggregators.mean(), largest=x),
+    "alie": lambda x: eh.attacks.alie(0.2, z=math.nan if x is None else x),
+    "negative": lambda x: eh.attacks.negative(0.2, highest=x),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_factory_refuses_what_is_no_number(name: str) -> None:
+    for value in (None, "0.5", math.nan, True, [0.5, 0.5], 1j):
+        with pytest.raises(eh.EvenhandError):
+            NUMBERS[name](value)
+
+
+AGGREGATORS = eh.aggregators
+WRAPPERS = {
+    "clip": lambda then: AGGREGATORS.clip(1.0, then=then),
+    "clip to the median": lambda then: AGGREGATORS.clip(then=then),
+    "normalize": lambda then: AGGREGATORS.normalize(then=then),
+    "arc": lambda then: AGGREGATORS.arc(1, then),
+    "reject": lambda then: AGGREGATORS.reject(1.0, then),
+    "bucketing": lambda then: AGGREGATORS.bucketing(2, then),
+    "nnm": lambda then: AGGREGATORS.nnm(1, then),
+    "bounded_weights": lambda then: AGGREGATORS.bounded_weights(2.0, then),
+    "quantized": lambda then: AGGREGATORS.quantized(then=then),
+    "top_k": lambda then: AGGREGATORS.top_k(0.5, then=then),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_refuse_what_is_no_aggregator(name: str) -> None:
+    for value in ("mean", None, AGGREGATORS.mean, DESCENT):
+        with pytest.raises(
+            eh.EvenhandError, match=r"\(then=\)=.*: give a value such as eh.aggregators.mean\(\)"
+        ):
+            WRAPPERS[name](value)
+
+
+PARTS = {
+    "risk_weighted": (lambda: AGGREGATORS.risk_weighted("worst"), "eh.risks.superquantile"),  # pyright: ignore[reportArgumentType]
+    "hierarchical": (
+        lambda: eh.risks.hierarchical(eh.risks.mean(), eh.risks.tilted, jnp.array([0, 1]), 2),  # pyright: ignore[reportArgumentType]
+        r"hierarchical\(inner=\)",
+    ),
+    "against": (lambda: eh.attacks.inner_product(0.2, against="krum"), r"inner_product\(against=\)"),  # pyright: ignore[reportArgumentType]
+    "value": (lambda: eh.attacks.non_finite(0.2, value="zero"), "'nan' or 'inf'"),  # pyright: ignore[reportArgumentType]
+    "one client": (lambda: eh.attacks.by_clients(eh.attacks.zero(), "north"), "give several"),  # pyright: ignore[reportArgumentType]
+    "a number": (lambda: eh.attacks.by_clients(eh.attacks.zero(), 3), r"by_clients\(clients=\)=3: give"),  # pyright: ignore[reportArgumentType]
+    "no attack": (lambda: eh.attacks.during(eh.attacks.zero), "eh.attacks.sign_flip"),  # pyright: ignore[reportArgumentType]
+    "features": (lambda: eh.attacks.trigger(0.2, label=1, features=3), r"trigger\(features=\)"),  # pyright: ignore[reportArgumentType]
+    "speeds": (lambda: S.speeds(10**400), "give an array of numbers"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_another_kind_are_refused(name: str) -> None:
+    make, words = PARTS[name]
     with pytest.raises(eh.EvenhandError, match=words):
         make()
 
