@@ -305,7 +305,7 @@ def test_another_delta_and_accountant():
 def test_losses_beyond_what_their_distribution_can_hold():
     costs = eh.privacy.epsilon
     with pytest.raises(
-        eh.EvenhandError, match="accountant='pld' supports at most 1,000,000 steps on samples, but these"
+        eh.EvenhandError, match="accountant='pld' supports at most 10,000,000 steps on samples, but these"
     ):
         costs(noise_multiplier=50.0, rate=0.01, steps=10**9, delta=1e-5, accountant="pld")
     # Where all take part, many steps are one with less noise.
