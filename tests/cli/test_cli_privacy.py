@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import evenhand as eh
@@ -58,10 +59,16 @@ def test_what_was_found_in_the_rows_without_noise_is_not_covered(tmp_path):
         eh.load_run(out).view().info["privacy"]["unprotected"],
     ):
         assert any(words.endswith("the means and deviations of columns, their categories") for words in told)
+        assert any("goes with the model: the classes of the label, " in words for words in told)
         assert any(words.startswith("the choice of the round that is kept") for words in told)
     for options, is_fitted in (({"standardize": False, "drop": ["job"]}, False), ({}, True)):
-        features = eh.data.load(table, **options).features
+        data = eh.data.load(table, **options)
+        features = data.features
         assert features is not None and bool(features.fitted) == is_fitted
+        # A class that one row alone has is an output of the model, whatever is done to the columns.
+        [words] = features.fitted_with(data.train.y)
+        assert "the classes of the label" in words and ("the means" in words) == is_fitted
+        assert features.fitted_with(data.train.y.astype(np.float32)) == features.fitted
 
 
 def test_noise_that_does_not_suffice_is_refused_with_the_clients_that_would_afford_it(tmp_path, capsys):

@@ -291,7 +291,15 @@ class Features(NamedTuple):
     @property
     def fitted(self) -> tuple[str, ...]:
         """What a private method does not cover, since it was found in the rows before the training; () for nothing."""
+        return self._fitted(has_classes=False)
+
+    def fitted_with(self, labels: npt.NDArray[Any]) -> tuple[str, ...]:
+        """The same, with the classes of ``labels`` where they have some: the model has outputs for each of these."""
+        return self._fitted(has_classes=labels.dtype.kind != "f")
+
+    def _fitted(self, *, has_classes: bool) -> tuple[str, ...]:
         parts = {
+            "the classes of the label": has_classes,
             "the means and deviations of columns": self.scaled or self.target,
             "their fill values": any(column.fill is not None for column in self.columns),
             "their categories": any(column.categories for column in self.columns),

@@ -35,7 +35,7 @@ from evenhand.network.measuring import Evaluated
 from evenhand.network.node import Node
 from evenhand.network.server import Server, run_from
 from evenhand.network.summing import scales
-from evenhand.network.terms import Terms, check_masked, check_sum, slots_of
+from evenhand.network.terms import Terms, as_deployed, check_masked, check_sum, slots_of
 from evenhand.rounds import RoundState
 from evenhand.simulation import Run
 from evenhand.simulation.evaluating import columns_of
@@ -656,6 +656,7 @@ def _write_own(folder: Path, evaluated: Evaluated, rows: list[dict[str, float]])
     clients = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], evaluated.client)
     info: dict[str, Any] = {
         "rounds": evaluated.round,
+        "charged": evaluated.round + evaluated.repeats,
         "cohort": 1,
         "lanes": 1,
         "devices": 1,
@@ -668,7 +669,7 @@ def _write_own(folder: Path, evaluated: Evaluated, rows: list[dict[str, float]])
     if levels := agreed.algorithm.levels:
         info["levels"] = [level.name for level in levels]
     run = Run(
-        algorithm=agreed.algorithm,
+        algorithm=as_deployed(agreed),
         data=data,
         seed=0,
         history={**history, "round": history["round"].astype(np.int64)},

@@ -77,6 +77,7 @@ class Evaluated(NamedTuple):
       own: whether it is served a personal model, where the method has such.
       served: what was measured.
       round: rounds done.
+      repeats: how often it has worked where it had worked before, each time with new noise.
     """
 
     agreed: Agreed
@@ -86,6 +87,7 @@ class Evaluated(NamedTuple):
     own: bool
     served: Served
     round: int
+    repeats: int = 0
 
 
 class Measuring:

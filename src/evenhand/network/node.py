@@ -483,6 +483,7 @@ class Node:
                     own=kept.trained,
                     served=served,
                     round=done,
+                    repeats=kept.repeats,
                 )
             )
         if self._allowed.metrics:

@@ -36,7 +36,7 @@ from evenhand.network.exchanging import (
 from evenhand.network.keeping import StateStore, adapt_key, key_words
 from evenhand.network.measuring import served_from, shown_state
 from evenhand.network.summing import HISTOGRAM, histogram, private_summary
-from evenhand.network.terms import Agreed, example_rows
+from evenhand.network.terms import Agreed, as_deployed, example_rows
 from evenhand.report import private_json
 from evenhand.rounds import RoundState
 from evenhand.simulation import Run
@@ -522,7 +522,7 @@ def run_from(
         columns[name] = np.array([row.get(name, np.nan) for row in progress.history])
     columns["round"] = columns["round"].astype(np.int64)
     return Run(
-        algorithm=agreed.algorithm,
+        algorithm=as_deployed(agreed) if remote else agreed.algorithm,
         data=data,
         seed=(agreed.terms.seed or 0) if seed is None else seed,
         history={name: values for name, values in columns.items() if name not in _HIDDEN},

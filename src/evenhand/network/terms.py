@@ -18,7 +18,7 @@ from evenhand._jaxpr.programs import used_inputs
 from evenhand._version import __version__
 from evenhand.data import Form
 from evenhand.errors import EvenhandError
-from evenhand.privacy import account
+from evenhand.privacy import account, usual_delta
 from evenhand.rounds import Wire
 from evenhand.text import counted
 from evenhand.types import (
@@ -333,6 +333,29 @@ def check_sum(title: str, clients: int, colluding: int, least: int = 2) -> None:
         raise EvenhandError(
             f"{begin}, and at most {MOST_CLIENTS:,} can be in one: have fewer clients in each cohort."
         )
+
+
+def as_deployed(agreed: Agreed) -> Algorithm:
+    """The method, whose guarantee counts all clients of the run and names what a deployment gives away beside it."""
+    algorithm, terms = agreed.algorithm, agreed.terms
+    if (promise := algorithm.privacy) is None:
+        return algorithm
+    delta = promise.delta
+    if promise.unit == "client" and delta is None:
+        # The folder of a client has its own examples only, and one client would have a delta of 0.1.
+        delta = usual_delta(terms.clients)
+    is_scaled = any(tuple(pair) != (0.0, 1.0) for pair in terms.scale or ())
+    exact = (_MEASURED, _SCALED) if is_scaled else (_MEASURED,)
+    return algorithm._replace(
+        privacy=promise._replace(delta=delta, unprotected=(*promise.unprotected, *exact))
+    )
+
+
+_MEASURED = "metrics that clients send or count in a histogram, which have no noise"
+
+_SCALED = (
+    "the means and deviations of columns, which all clients agreed on before the training, without noise"
+)
 
 
 # --- what a client's own file allows ----------------------------------------------------------------------------------

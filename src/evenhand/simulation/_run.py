@@ -262,13 +262,13 @@ class Run(Results):
         """
         if (promise := self.algorithm.privacy) is None:
             return None
-        public, fitted = promise.public, () if self.data.features is None else self.data.features.fitted
+        public, features = promise.public, self.data.features
+        fitted = () if features is None else features.fitted_with(self.data.train.y)
         if len(self.availability):
             public = (*public, "which clients are available in which round, whatever their data")
         promise = promise._replace(public=public, unprotected=(*promise.unprotected, *fitted))
-        # Kept: it takes a second to compute.
         units = self.data.num_clients if promise.unit == "client" else self.data.train.rows
-        # On machines a round may have been broadcast more than once.
+        # Kept: it takes a second to compute.  On machines a round may have been broadcast more than once.
         return account(promise, rounds=self.info.get("charged", self.info["rounds"]), units=units)
 
     def personal_params(self, k: int) -> Params:

@@ -20,6 +20,7 @@ from evenhand.network import certificates, deployed, files, summing
 from evenhand.network.deployed import _moments, client_node, event_log, read_status, serve_run
 from evenhand.network.in_process import LocalCarrier
 from evenhand.network.keeping import FileStore
+from evenhand.network.terms import as_deployed
 from evenhand.watch import Watched, Watcher
 from evenhand.wire import Packet, PacketError, decode, encode
 from evenhand.wire.secure_sums import secure_total
@@ -816,6 +817,41 @@ def test_the_clip_of_a_file_holds_under_a_secure_sum(tmp_path):
     sentences = [event["sentence"] for event in events(folder)]
     assert any("Client 1" in text and "this client sends at most 0.001" in text for text in sentences)
     np.testing.assert_array_equal(run.per_round["reported"], CLIENTS - 1.0)
+
+
+def test_the_folders_of_a_private_run_state_one_guarantee(tmp_path):
+    """A client's own one, too, which has one client; both name what clients gave away without noise."""
+    clients, method = 11, "dp_fedavg(clip=0.5, noise_multiplier=2.0, rate=0.5)"
+    folder = tmp_path / "fed"
+    words = ("--clients", str(clients), "--rounds", "1", *LOCAL, "--method", method)
+    assert main(["deploy", "init", str(folder), *words]) == 0
+    tables(folder)
+    nodes = nodes_of(folder, "data.csv")
+    run = trained(folder, nodes)
+    wanted = eh.privacy.epsilon(noise_multiplier=2.0, rate=0.5, steps=1, delta=0.01)
+    for place in (folder, files.client_folder(folder, 3)):
+        stated = eh.load_run(place / "run").privacy
+        assert stated is not None
+        assert (stated.epsilon, stated.delta, stated.rounds) == (pytest.approx(wanted), 0.01, 1)
+        assert any(words.startswith("metrics that clients send") for words in stated.unprotected)
+        assert any(words.startswith("the means and deviations of columns") for words in stated.unprotected)
+    agreed = nodes[3]._method.agreed
+    unscaled = as_deployed(agreed._replace(terms=agreed.terms._replace(scale=None)))
+    assert unscaled.privacy is not None and run.privacy is not None
+    assert unscaled.privacy.unprotected == run.privacy.unprotected[:-1]
+
+
+def test_work_that_is_repeated_is_charged_in_the_folder_of_a_client(tmp_path):
+    """Each time had new noise, as the limit of its file counts, too."""
+    folder = federation(tmp_path / "fed", "--method", "dp_fedavg(clip=0.5, noise_multiplier=2.0, rate=0.5)")
+    nodes, kept = nodes_of(folder), []
+    show = nodes[2]._show
+    nodes[2]._show = lambda evaluated: (kept.append(evaluated), show(evaluated))
+    trained(folder, nodes)
+    assert [evaluated.repeats for evaluated in kept] == [0] * len(kept)
+    show(kept[-1]._replace(repeats=2))
+    stated = eh.load_run(files.client_folder(folder, 2) / "run").privacy
+    assert stated is not None and stated.rounds == 3 + 2
 
 
 def test_secret_files_are_for_their_owner_alone(tmp_path):
