@@ -644,6 +644,27 @@ def test_a_leaf_that_escapes_is_noticed(broken: str, monkeypatch: pytest.MonkeyP
     assert gap(compiled(model)(params, x, y, INSIDE, KEY, 0.1)[0], total) > 1e-2
 
 
+@pytest.mark.parametrize("examples", [16, 4096])
+def test_a_sum_of_many_examples_is_rounded_by_no_more_than_the_guide_says(examples: int) -> None:
+    """In the worst case all gradients point one way, and the sum is as long as they are together."""
+    model, rng = models.linear_regression(3), np.random.default_rng(5)
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), jax.eval_shape(model.init, KEY))
+    x = rng.normal(size=3) + 1e-3 * rng.normal(size=(examples, 3))
+    clipped = compiled(model)
+    everyone, y = jnp.ones(examples, bool), jnp.full(examples, -100.0)
+
+    def total(inside: Array) -> Any:
+        sums, _ = clipped(params, jnp.asarray(x, jnp.float32), y, inside, KEY, 1.0)
+        return np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(sums)])
+
+    moved = [
+        np.linalg.norm(total(everyone) - total(everyone.at[i].set(False)))
+        for i in range(0, examples, examples // 8)
+    ]
+    assert 1.0 < max(moved) <= 1.0 + 1e-7 * examples
+    assert examples == 16 or max(moved) > 1.0 + 1e-6
+
+
 def test_a_sum_of_half_precision_is_not_rounded_by_more_than_an_example_changes_it() -> None:
     """A thousand gradients of length 1 along one axis: in bfloat16 the sum would be a multiple of 4."""
     rows, key = 1001, jax.random.key(0)
