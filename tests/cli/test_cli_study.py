@@ -18,6 +18,7 @@ import pytest
 import evenhand as eh
 from evenhand.cli import _show, _study, _terminal, main
 from evenhand.cli._main import parse
+from evenhand.errors import EvenhandError
 from evenhand.expressions import braced
 from evenhand.models.losses import focal
 from evenhand.studies import Family, Halving, Rule, load
@@ -503,6 +504,25 @@ def test_a_package_that_workers_need_is_named_with_its_extra(
 def test_a_scheduler_that_does_not_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study", "fedavg", *QUICK, "--dask", "nowhere"]) == 2
     assert "--dask nowhere: no scheduler answers there" in " ".join(capsys.readouterr().err.split())
+
+
+def test_workers_without_evenhand_and_no_workers_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    class Client:
+        def __init__(self, **workers: Any) -> None:
+            self._workers = workers
+
+        def run(self, function: Any, *args: Any, on_error: str) -> dict[str, Any]:
+            assert function(*args) == eh.__version__ and on_error == "return"
+            return self._workers
+
+    options = _study.StudyOptions(dask="tcp://host:1")
+    _study._check_workers(Client(a="0.2.0", b=OSError("busy")), options)
+    assert not capsys.readouterr().err
+    with pytest.raises(EvenhandError, match="1 worker of 2 cannot import evenhand, the first at b: install"):
+        _study._check_workers(Client(a="0.2.0", b=ModuleNotFoundError("evenhand")), options)
+    _study._check_workers(Client(), options)
+    words = "The scheduler has no workers yet: the runs wait for `dask worker tcp://host:1 --nthreads 1`."
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_parameters_of_jobs_are_numbers_or_texts() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import pkgutil
 import shlex
 import time
 import tomllib
@@ -400,6 +401,7 @@ def _executor(options: StudyOptions, folder: Path) -> Generator[Any]:
                 "start one with `dask scheduler`, and its workers with `dask worker ADDRESS --nthreads 1`."
             ) from None
         with client:
+            _check_workers(client, options)
             yield client.get_executor()
     elif options.slurm is not None:
         # Else it logs each job to standard output, where the results are printed.
@@ -421,6 +423,24 @@ def _executor(options: StudyOptions, folder: Path) -> Generator[Any]:
         yield executor
     else:
         yield None
+
+
+def _check_workers(client: Any, options: StudyOptions) -> None:
+    """Refuses workers without Evenhand, which end when they get a task; says if there are none to train a run yet."""
+    # A function of Python's own, which every worker can read.
+    workers = client.run(pkgutil.resolve_name, "evenhand:__version__", on_error="return")
+    lacking = [name for name, version in workers.items() if isinstance(version, ImportError)]
+    if lacking:
+        raise EvenhandError(
+            f"--dask {options.dask:.80}: {counted(len(lacking), 'worker')} of {len(workers)} cannot import evenhand, "
+            f"the first at {lacking[0]}: install 'evenhand[dask]' there, in the version of this machine."
+        )
+    if not workers:
+        console = Console(stderr=True, quiet=options.quiet, highlight=False)
+        words = (
+            f"The scheduler has no workers yet: the runs wait for `dask worker {options.dask} --nthreads 1`."
+        )
+        say(console, words, style="yellow")
 
 
 def _parameters(text: str) -> dict[str, Any]:
