@@ -90,6 +90,8 @@ def _keep_compiled_programs() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # no home folder, or not writable: every process compiles for itself
         return
+    if not os.access(folder, os.W_OK):  # JAX would warn of each program that it cannot keep
+        return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

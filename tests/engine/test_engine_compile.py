@@ -285,13 +285,15 @@ def test_importing_keeps_the_users_settings_and_loads_nothing_needless(tmp_path)
     bare = {name: value for name, value in os.environ.items() if name not in names}
     bare["XDG_CACHE_HOME"] = str(tmp_path)
 
-    def printed(**changes):
-        command = [sys.executable, "-c", program]
+    def printed(before="", **changes):
+        command = [sys.executable, "-c", before + program]
         return subprocess.run(
             command, env=bare | changes, capture_output=True, text=True, check=True
         ).stdout.split()
 
     assert printed() == ["0.1", str(tmp_path / "evenhand" / "compiled"), "set()"]
+    # A folder of the cache that is there and cannot be written to, as in a home folder that is read-only.
+    assert printed("import os; os.access = lambda *_: False; ")[:2] == ["1.0", "None"]
     assert printed(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="7")[0] == "7.0"
     assert printed(JAX_COMPILATION_CACHE_DIR="/elsewhere")[:2] == ["1.0", "/elsewhere"]
 
