@@ -65,6 +65,17 @@ def without_collections() -> Generator[None]:
         gc.enable()
 
 
+def settings() -> dict[str, Any]:
+    """The settings of JAX on which the numbers of a program depend, by name."""
+    return {
+        "jax_default_matmul_precision": _config.jax_default_matmul_precision,
+        "jax_default_prng_impl": _config.jax_default_prng_impl,
+        "jax_enable_x64": _config.jax_enable_x64,
+        "jax_numpy_dtype_promotion": _config.jax_numpy_dtype_promotion,
+        "jax_threefry_partitionable": _config.jax_threefry_partitionable,
+    }
+
+
 def _notice_fork() -> None:
     """Notes, before this process forks, that JAX runs in it; what is noted is all that its child inherits."""
     bridge = sys.modules.get("jax._src.xla_bridge")  # private: JAX has no public question that starts nothing

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from evenhand._platform import check_process, settings
 from evenhand._version import __version__
 from evenhand.data import FederatedDataset
 from evenhand.errors import EvenhandError, EvenhandWarning, StorageError, warn_caller
@@ -38,7 +39,7 @@ from evenhand.memory import copied, is_mapped
 from evenhand.records import FolderInUse, held
 from evenhand.simulation import Checkpoint, Job, Run, crews, iterate_many
 from evenhand.studies._selection import NDArray, Outcome, Setting
-from evenhand.studies._store import Store
+from evenhand.studies._store import Store, remedy
 
 
 class Planned(NamedTuple):
@@ -76,6 +77,7 @@ def trained(
 
     Raises:
       StorageError: a state could not be written or read, or a disk is full or fails, which is no result of a run.
+      EvenhandError: a run needs a module that is not installed here, which is none either.
     """
     for place, result in iterate_many([run.job for run in runs], wanted):
         setting, seed, job, new_data = runs[place]
@@ -85,6 +87,11 @@ def trained(
             raise StorageError(
                 f"{setting}, seed {seed}, ended with an error of the system ({result.strerror or result}): remove its "
                 "cause, such as a full disk, and start again; finished runs are kept."
+            ) from result
+        if isinstance(result, ImportError):
+            raise EvenhandError(
+                f"{setting}, seed {seed}, needs what {socket.gethostname()} cannot import ({result}): install it there "
+                "and start again; finished runs are kept."
             ) from result
         measures = measured.take(setting, seed, result)
         has_ended = isinstance(result, Exception) or result.info["rounds"] == job.rounds
@@ -214,9 +221,10 @@ class Workers:
             several times; the last is raised after all other columns have ended.
         """
         tasks = [self._task(column) for column in columns]
-        pending = {self._submit(task): (position, 1) for position, task in enumerate(tasks)}
-        lost: list[str] = []
+        pending, lost = dict[Any, tuple[int, int]](), list[str]()
         try:
+            for position, task in enumerate(tasks):
+                pending[self._submit(task)] = position, 1
             while pending:
                 ended = [future for future in pending if future.done()]
                 if not ended:
@@ -225,17 +233,17 @@ class Workers:
                 for future in ended:
                     position, tries = pending.pop(future)
                     try:
-                        answer = future.result()
+                        content, cautions = pickle.loads(future.result())
                     except BrokenExecutor as error:
                         raise _broken(error) from error
                     except Exception as error:
-                        # The task itself raises nothing, so its worker died, or never began.
+                        # The task itself raises nothing, so its worker died, or never began, or its answer was lost.
                         if tries < _TRIES:
                             pending[self._submit(tasks[position])] = position, tries + 1
                         else:
                             lost.append(f"{columns[position]} ({_in_words(error)})")
                         continue
-                    yield position, _read(answer)
+                    yield position, _read(content, cautions)
         finally:
             for future in pending:
                 with suppress(Exception):  # an executor that is broken or closed cancels nothing
@@ -249,24 +257,33 @@ class Workers:
 
     def _submit(self, task: bytes) -> Any:
         try:
-            return self._executor.submit(train_column, task)
+            future = self._executor.submit(train_column, task)
         except BrokenExecutor as error:
             raise _broken(error) from error
-        except RuntimeError as error:  # such as one that was shut down
+        except Exception as error:  # such as one that was shut down, or whose cluster refuses more jobs
             raise EvenhandError(
-                f"study(executor=...): the executor takes no task ({_in_words(error)}): give another one."
+                f"study(executor=...): the executor takes no task ({_in_words(error)}): remove the cause, or give "
+                "another one, and start the study again. Finished runs are kept."
             ) from error
+        if not (callable(getattr(future, "done", None)) and callable(getattr(future, "result", None))):
+            raise EvenhandError(
+                f"study(executor=...): submit returned {type(future).__name__}, without done() and result(): give an "
+                "executor such as those of concurrent.futures."
+            )
+        return future
 
     def _task(self, column: Crew) -> bytes:
         """What travels: plain bytes around those of cloudpickle, so that another version can read which it is."""
         try:
             packed = self._dumped((column, self._measure))
+        except StorageError:
+            raise
         except Exception as error:
             raise EvenhandError(
                 f"study(executor=...): {column} cannot be sent to a worker ({_in_words(error)}): its method and "
                 "measure must consist of functions and arrays, without open files or locks."
             ) from error
-        return pickle.dumps((_versions(), str(self._folder), packed))
+        return pickle.dumps((_versions(), str(self._folder), settings(), packed))
 
     def _dumped(self, value: Any) -> bytes:
         import cloudpickle  # an extra
@@ -279,28 +296,35 @@ class Workers:
         pickler.dump(value)
         return buffer.getvalue()
 
-    def _reference(self, value: Any) -> tuple[str, ...] | None:
-        """The name of what columns share; None for what travels with each of them."""
-        is_array = isinstance(value, np.ndarray | jax.Array) and not jnp.issubdtype(
-            value.dtype, jax.dtypes.prng_key
-        )
-        is_large = is_array and value.dtype != object and value.nbytes > _LARGE
-        if not (is_large or isinstance(value, FederatedDataset)):
+    def _reference(self, value: Any) -> tuple[Any, ...] | None:
+        """The name of what columns share, and the type of an array; None for what travels with each of them."""
+        if not (_is_large(value) or isinstance(value, FederatedDataset)):
             return None
         if id(value) not in self._packed:
             folder = self._folder / _SHARED_FILES
             if isinstance(value, FederatedDataset):
                 # Its parts, since the object itself would be this reference again.
-                kind, content = "data", self._dumped(vars(value))
+                content = self._dumped(vars(value))
                 name = _filed(folder, hashlib.sha256(content), lambda file: file.write(content))
+                reference: tuple[Any, ...] = "data", name, None
             else:
                 kind = "device" if isinstance(value, jax.Array) else "file" if is_mapped(value) else "memory"
                 array = np.ascontiguousarray(value)
                 checksum = hashlib.sha256(repr((array.dtype.str, array.shape)).encode())
                 checksum.update(array.reshape(-1).view(np.uint8).data)
                 name = _filed(folder, checksum, lambda file: np.save(file, array, allow_pickle=False))
-            self._packed[id(value)] = value, (kind, name)
+                # The file has only the bytes of a type that NumPy lacks, such as bfloat16.
+                reference = kind, name, array.dtype
+            self._packed[id(value)] = value, reference
         return self._packed[id(value)][1]
+
+
+def _is_large(value: Any) -> bool:
+    """Whether it is an array that is a file of its own, which keeps a plain array's shape, type and numbers only."""
+    if type(value) in (np.ndarray, np.memmap):
+        return value.nbytes > _LARGE and not value.dtype.hasobject
+    is_array = isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return is_array and value.nbytes > _LARGE and not getattr(value, "weak_type", False)
 
 
 _WRAPPERS = type(jax.jit(lambda: None)), jax.custom_jvp, jax.custom_vjp
@@ -334,8 +358,8 @@ def _filed(folder: Path, checksum: Any, write: Callable[[Any], object]) -> str:
             part.replace(path)
         except OSError as error:
             raise StorageError(
-                f"The data could not be written in {folder} ({error.strerror or error}): make room and start again; "
-                "finished runs are kept."
+                f"The data could not be written in {folder} ({error.strerror or error}): {remedy(error)} and start "
+                "again; finished runs are kept."
             ) from error
     return path.name
 
@@ -361,9 +385,8 @@ def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": .")[:300]
 
 
-def _read(answer: bytes) -> dict[int, Outcome]:
+def _read(content: Any, cautions: Sequence[EvenhandWarning]) -> dict[int, Outcome]:
     """The outcomes in a worker's answer; its warnings are repeated here, and what it could not do is raised."""
-    content, cautions = pickle.loads(answer)
     for caution in cautions:
         warn_caller(caution)
     if isinstance(content, Exception):
@@ -375,7 +398,7 @@ def _read(answer: bytes) -> dict[int, Outcome]:
 
 _TURN = Lock()
 """A worker with several threads trains one column at a time: warnings are caught for a whole process."""
-_SHARED: dict[tuple[str, ...], Any] = {}
+_SHARED: dict[tuple[Any, ...], Any] = {}
 """What the columns of one study share, by the study's folder and its name: a worker reads it once."""
 
 
@@ -387,6 +410,11 @@ def train_column(task: bytes) -> bytes:
             answer: Any = _packed_outcomes(task)
         except EvenhandError as error:
             answer = error
+        except ImportError as error:
+            answer = EvenhandError(
+                f"The worker on {socket.gethostname()} cannot import what the study uses ({error}): install it there, "
+                "in the same version, and start the study again. Finished runs are kept."
+            )
         except Exception as error:
             answer = EvenhandError(f"The worker on {socket.gethostname()} failed ({_in_words(error)}).")
             answer.add_note(traceback.format_exc())
@@ -395,18 +423,22 @@ def train_column(task: bytes) -> bytes:
 
 
 def _packed_outcomes(task: bytes) -> bytes:
-    versions, folder, packed = pickle.loads(task)
+    check_process()  # before arrays arrive, for which a forked process would wait for ever
+    versions, folder, chosen, packed = pickle.loads(task)
     for name, version in _versions().items():
         if versions[name] != version:
             raise EvenhandError(
                 f"The worker on {socket.gethostname()} has {name} {version}, and the study {versions[name]}: install "
                 "the same version."
             )
-    if not Path(folder).is_dir():
+    # Not the study's folder alone: a worker may have one of that name on a disk of its own.
+    if not (shared := Path(folder) / _SHARED_FILES).is_dir():
         raise EvenhandError(
-            f"The worker on {socket.gethostname()} has no folder {folder}: give a folder on a file system that all "
-            "workers share."
+            f"The worker on {socket.gethostname()} has no folder {shared}, which the study has made: give a folder "
+            "on a file system that all workers share."
         )
+    for name, value in chosen.items():  # which the script may have set, where no worker runs it
+        jax.config.update(name, value)
     column, measure = _loaded(packed, folder)
     runs: list[Planned] = column.runs
     for place in column.wanted:
@@ -426,18 +458,18 @@ def _loaded(packed: bytes, folder: str) -> Any:
     return unpickler.load()
 
 
-def _shared(folder: str, reference: tuple[str, str]) -> Any:
+def _shared(folder: str, reference: tuple[Any, ...]) -> Any:
     """What a reference of :class:`Workers` stands for: one object for all columns of a study."""
     if any(key[0] != folder for key in _SHARED):  # an earlier study's
         _SHARED.clear()
     if (key := (folder, *reference)) not in _SHARED:
-        kind, name = reference
+        kind, name, dtype = reference
         path = Path(folder) / _SHARED_FILES / name
         if kind == "data":
             value: Any = object.__new__(FederatedDataset)
             vars(value).update(_loaded(path.read_bytes(), folder))
         else:
-            value = np.load(path, mmap_mode="r", allow_pickle=False)
+            value = np.load(path, mmap_mode="r", allow_pickle=False).view(dtype)
             # Rows in files are streamed, to other bits: what was in memory must be there again.
             value = value if kind == "file" else copied(value)
             value = jnp.asarray(value) if kind == "device" else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -394,6 +395,13 @@ def write(path: Path, text: str, subject: str) -> None:
         write_text(path, text)
     except OSError as error:
         raise StorageError(
-            f"{subject} could not be written in {path.parent} ({error.strerror or error}): make room and start again; "
-            f"finished runs are kept."
+            f"{subject} could not be written in {path.parent} ({error.strerror or error}): {remedy(error)} and start "
+            f"again; finished runs are kept."
         ) from error
+
+
+def remedy(error: OSError) -> str:
+    """What to do about a folder that takes no file."""
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return "make the folder writable"
+    return "make room"

@@ -350,16 +350,26 @@ def test_the_page_has_the_differences_among_the_other_methods(tmp_path: Path) ->
     assert f"{difference_text(by, 'mean', 'accuracy').split()[0]} <span" in table(3).split("b minus a")[1]
 
 
-def test_a_page_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device"), r"\(No space left on device\): make room"),
+        (OSError(30, "Read-only file system"), r"\(Read-only file system\): make the folder writable"),
+        (PermissionError(13, "Permission denied"), r"\(Permission denied\): make the folder writable"),
+    ],
+)
+def test_a_page_is_there_whole_or_not_at_all(
+    error: OSError, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = Study((outcome(Setting("a", {}), 0, [0.5, 0.6]),), Rule(), "a", "accuracy")
     page = found.report(tmp_path / "page.html").read_text()
 
     def full(path: Path, content: bytes) -> None:
         path.open("w").close()
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(StorageError, match=r"The page could not be written in .*\(No space left on device\)"):
+    with pytest.raises(StorageError, match="The page could not be written in .*" + words):
         found.report(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == page and len(list(tmp_path.iterdir())) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 import evenhand as eh
-from evenhand.errors import EvenhandError, EvenhandWarning
+from evenhand.errors import EvenhandError, EvenhandWarning, StorageError
 from evenhand.memory import is_mapped
 from evenhand.records import LOCK
 from evenhand.simulation import Job, crews
@@ -275,6 +276,24 @@ def test_large_parameters_are_files_and_arrive_on_the_device(tmp_path: Path) -> 
     assert np.array_equal(first["w"], params["w"]) and np.array_equal(first["b"], params["b"])
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_large_arrays_of_types_that_numpy_lacks_keep_their_type(kind: str, tmp_path: Path) -> None:
+    values = (jnp.arange(1_200_000) % 7).astype(kind)
+    [on_device, in_memory] = sent(tmp_path, values, np.asarray(values))
+    assert isinstance(on_device, jax.Array) and isinstance(in_memory, np.ndarray)
+    assert on_device.dtype == in_memory.dtype == values.dtype
+    assert np.array_equal(on_device, values) and np.array_equal(in_memory, values)
+
+
+def test_large_arrays_that_are_more_than_their_numbers_arrive_whole(tmp_path: Path) -> None:
+    masked = np.ma.masked_array(np.ones(200_000), np.arange(200_000) % 2 == 0)
+    records = np.rec.array(np.zeros(200_000, [("a", "f8")]))
+    [mask, rows, weak] = sent(tmp_path, masked, records, jnp.full(300_000, 2.0))
+    assert mask.sum() == 100_000
+    assert rows.a.shape == (200_000,)
+    assert (weak * jnp.ones(1, jnp.bfloat16)).dtype == jnp.bfloat16
+
+
 def test_functions_that_jax_wraps_arrive_whole(tmp_path: Path) -> None:
     @partial(jax.jit, static_argnums=1)
     def power(x: Any, n: int) -> Any:
@@ -290,6 +309,20 @@ def test_functions_that_jax_wraps_arrive_whole(tmp_path: Path) -> None:
     assert jax.grad(own)(jnp.float32(5.0)) == 1.0
     # Those of a module are the worker's own.
     assert relu is jax.nn.relu and normal is jnp.linalg.norm
+
+
+def test_workers_have_the_settings_of_jax_that_the_study_has(tmp_path: Path) -> None:
+    def precision(run: Any) -> dict[str, float]:
+        return {"eps": float(jnp.finfo(jnp.zeros(1).dtype).eps)}
+
+    with Workers(Inline(), tmp_path, precision) as workers:
+        with jax.enable_x64(True):
+            task = workers._task(column(fedavg(0.1), folder=tmp_path))
+        try:
+            [outcome] = _columns._read(*pickle.loads(train_column(task))).values()
+        finally:
+            jax.config.update("jax_enable_x64", False)
+    assert outcome.measures["eps"][-1] == np.finfo(np.float64).eps
 
 
 def test_what_cannot_travel_is_refused_with_the_run(tmp_path: Path) -> None:
@@ -366,7 +399,7 @@ def test_a_run_that_an_earlier_worker_still_has_is_waited_for(tmp_path: Path) ->
         task = workers._task(column(fedavg(0.1), folder=tmp_path))
         with subprocess.Popen([sys.executable, "-c", hold, folder / LOCK], stdout=subprocess.PIPE) as holder:
             assert holder.stdout is not None and holder.stdout.readline()
-            outcomes = _columns._read(train_column(task))
+            outcomes = _columns._read(*pickle.loads(train_column(task)))
             assert holder.poll() == 0
     assert outcomes[0].status == "done", outcomes[0].reason
 
@@ -380,13 +413,15 @@ def test_a_worker_without_the_folder_or_with_other_versions_is_refused(
     with pytest.raises(
         EvenhandError, match=r"The worker on \S+ has Python 2\.7, and the study 3\..*install the same"
     ):
-        _columns._read(train_column(task))
+        _columns._read(*pickle.loads(train_column(task)))
     monkeypatch.undo()
-    tmp_path.rmdir()
+    # Nor is a folder of that name on a disk of the worker's own the study's.
+    assert tmp_path.is_dir() and not (tmp_path / "shared").exists()
     with pytest.raises(
-        EvenhandError, match=r"has no folder .*: give a folder on a file system that all workers share"
+        EvenhandError,
+        match=r"has no folder .*shared, which .*: give a folder on a file system that all workers share",
     ):
-        _columns._read(train_column(task))
+        _columns._read(*pickle.loads(train_column(task)))
 
 
 def test_a_failure_of_the_users_function_names_the_worker_and_keeps_its_traceback(tmp_path: Path) -> None:
@@ -409,6 +444,106 @@ def test_warnings_of_a_worker_are_repeated(tmp_path: Path) -> None:
 
     with pytest.warns(EvenhandWarning, match="The model is strange"):
         made(tmp_path, Inline(), measure=warned)
+
+
+class Waiting(Inline):
+    """An executor whose tasks never end, and that takes only one."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.futures, self._error = list[Future[bytes]](), error
+
+    def submit(self, function: Callable[[bytes], bytes], task: bytes, /) -> Future[bytes]:
+        if self.futures:
+            raise self._error
+        self.futures.append(Future())
+        return self.futures[0]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(11, "no more processes"), RuntimeError("sbatch: limit of jobs"), KeyboardInterrupt()]
+)
+def test_tasks_are_cancelled_if_a_later_one_is_not_taken(error: BaseException, tmp_path: Path) -> None:
+    executor = Waiting(error)
+    with pytest.raises((EvenhandError, KeyboardInterrupt)) as caught:
+        made(tmp_path, executor)
+    assert executor.futures[0].cancelled()
+    if isinstance(error, Exception):
+        assert str(error) in str(caught.value) and "takes no task" in str(caught.value)
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(whole: Path, tmp_path: Path) -> None:
+    class Forgetful(Inline):
+        def submit(self, function: Callable[[bytes], bytes], task: bytes, /) -> Future[bytes]:
+            return super().submit((lambda task: b"") if len(self.tasks) == 1 else function, task)
+
+    made(tmp_path, Forgetful(), measure=norm)
+    assert results(tmp_path) == results(whole)
+
+
+def test_an_executor_without_futures_is_refused(tmp_path: Path) -> None:
+    class Blocking:
+        def submit(self, function: Callable[[bytes], bytes], task: bytes, /) -> bytes:
+            return function(task)
+
+    with pytest.raises(EvenhandError, match=r"submit returned bytes, without done\(\) and result\(\)"):
+        made(tmp_path, Blocking())
+
+
+def test_a_disk_that_is_full_of_data_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with (
+        Workers(Inline(), tmp_path, None) as workers,
+        pytest.raises(StorageError, match=r"^The data could not be written in .*No space left on device\)"),
+    ):
+        workers._task(column(fedavg(0.1), large(), tmp_path))
+
+
+def test_a_forked_worker_refuses_before_it_reads_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it would wait for ever for arrays of JAX."""
+    monkeypatch.setattr("evenhand._platform._forked_in", {-1})
+    [content, _] = pickle.loads(train_column(b"no task"))
+    assert "forked" in str(content)
+
+
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_module_that_is_missing_is_no_result_of_a_run(where: str, tmp_path: Path) -> None:
+    is_missing = [True]
+
+    def lazy(lr: float) -> Algorithm:
+        def apply(params: Any, x: Any) -> Any:
+            if is_missing:
+                raise ModuleNotFoundError("No module named 'own'")
+            return MODEL.apply(params, x)
+
+        work = eh.local.sgd(MODEL._replace(apply=apply), lr, epochs=1, batch_size=20)
+        return eh.algorithms.fedavg(work)
+
+    def tried(executor: Any) -> Study:
+        how: dict[str, Any] = {"rounds": 1, "seeds": 1, "folder": tmp_path, "executor": executor}
+        return study({"lazy": lazy}, DATA, grid={"lr": [0.1]}, **how)
+
+    with pytest.raises(
+        EvenhandError, match=r"^lazy\(lr=0\.1\), seed 0, needs what \S+ cannot import \(No module"
+    ):
+        tried(None if where == "here" else Inline())
+    is_missing.clear()
+    assert tried(None).outcomes[0].status == "done"
+
+
+def test_a_worker_without_a_module_of_the_study_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Workers(Inline(), tmp_path, norm) as workers:
+        task = workers._task(column(fedavg(0.1), folder=tmp_path))
+        monkeypatch.setattr(_columns, "_loaded", lambda *_: __import__("no_such_module"))
+        with pytest.raises(
+            EvenhandError, match=r"cannot import what the study uses \(No module named 'no_such"
+        ):
+            _columns._read(*pickle.loads(train_column(task)))
 
 
 @pytest.mark.parametrize(
