@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -292,7 +293,9 @@ class Workers:
         pickler: Any = cloudpickle.Pickler(buffer)
         pickler.persistent_id = self._reference
         other = pickler.reducer_override
-        pickler.reducer_override = lambda x: _reduced(x) if isinstance(x, _WRAPPERS) else other(x)
+        # Functions of jax.checkpoint refer to caches of JAX, whose type has no public name.
+        own = lambda x: _by_name(x) if type(x).__name__ == "WeakrefLRUCache" else other(x)  # noqa: E731
+        pickler.reducer_override = lambda x: _reduced(x) if isinstance(x, _WRAPPERS) else own(x)
         pickler.dump(value)
         return buffer.getvalue()
 
@@ -339,6 +342,15 @@ def _reduced(function: Any) -> Any:
         return type(function), (function.fun,), dict(vars(function))
     state = function.__getstate__()
     return _jitted, (function.__wrapped__, state["static_argnums"], state["static_argnames"])
+
+
+def _by_name(value: Any) -> Any:
+    """How an object of a module of JAX travels."""
+    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "jax"]:
+        for name, part in vars(module).items():
+            if part is value:
+                return attrgetter(name), (module,)
+    return NotImplemented
 
 
 def _jitted(function: Any, argnums: Sequence[int], argnames: Sequence[str]) -> Any:

@@ -311,6 +311,14 @@ def test_functions_that_jax_wraps_arrive_whole(tmp_path: Path) -> None:
     assert relu is jax.nn.relu and normal is jnp.linalg.norm
 
 
+@pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable])
+def test_functions_that_are_computed_again_for_their_gradient_arrive(policy: Any, tmp_path: Path) -> None:
+    function = jax.checkpoint(lambda x: jnp.sin(x) @ x, policy=policy)
+    [there] = sent(tmp_path, function)
+    x = jnp.arange(3.0)
+    assert str(jax.make_jaxpr(jax.grad(there))(x)) == str(jax.make_jaxpr(jax.grad(function))(x))
+
+
 def test_workers_have_the_settings_of_jax_that_the_study_has(tmp_path: Path) -> None:
     def precision(run: Any) -> dict[str, float]:
         return {"eps": float(jnp.finfo(jnp.zeros(1).dtype).eps)}
