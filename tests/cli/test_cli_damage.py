@@ -396,9 +396,7 @@ def _loads(folder: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "clients.csv", "params.npz", "results.npz", "summary.json", "report.html"]
-)
+@pytest.mark.parametrize("name", ["config.json", "clients.csv", "params.npz", "results.npz", "summary.json"])
 def test_a_full_disk_is_named_and_the_run_resumes(
     name: str,
     finished: Path,
@@ -422,6 +420,28 @@ def test_a_full_disk_is_named_and_the_run_resumes(
     if name != "config.json":
         assert answer(["resume", str(out), "--quiet"], capsys, 0) == ""
         assert results(out) == results(finished)
+
+
+def test_a_full_disk_names_the_page_and_not_its_temporary_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, out = os.replace, tmp_path / "run"
+
+    def full(source: Path, target: Path) -> None:
+        if "report.html" in Path(target).name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr("evenhand.cli._run.write_report", eh.report.write_report)
+    monkeypatch.setattr("evenhand.report.page.page", lambda *subject: "page")
+    monkeypatch.setattr(os, "replace", full)
+    sentence = answer([*RUN, "--rounds", "2", "--out", str(out)], capsys, 2)
+    place = f"could not be written to {out / 'report.html'} (No space left on device)."
+    assert sentence == f"evenhand: The page {place}\n"
+    assert not list(out.glob(".*"))
+    monkeypatch.setattr(os, "replace", replace)
+    assert answer(["resume", str(out), "--quiet"], capsys, 0) == ""
+    assert (out / "report.html").read_text() == "page"
 
 
 def test_files_that_may_not_grow(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ from evenhand.evaluation.metrics import BACKDOOR, resolved
 from evenhand.expressions import ExpressionError, parse, plugins
 from evenhand.expressions.reading import plugins_in, shadowed
 from evenhand.privacy.client_level import cohort_line
-from evenhand.records import json_text, read_json, replacing, sum_of_file, uninterrupted, write_text, writing
+from evenhand.records import json_text, read_json, sum_of_file, uninterrupted, write_text, writing
 from evenhand.report import (
     backdoor_line,
     communication_line,
@@ -446,8 +446,7 @@ def _finish(folder: Path, run: Run, rounds: int, results: Results, *, interrupte
     _write_text(folder / files.METRICS, files.metrics_text(run.history))
     write_summary(folder, run, rounds=rounds, about=results(folder), interrupted=interrupted)
     files.seal(folder)
-    with writing(folder / files.REPORT), replacing(folder / files.REPORT) as temporary:
-        write_report(temporary, [load_run(folder).view()])
+    write_report(folder / files.REPORT, [load_run(folder).view()])
 
 
 def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *, interrupted: bool) -> None:

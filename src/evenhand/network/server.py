@@ -214,9 +214,10 @@ class Server:
         steps, examples = (float(jnp.sum(part)) for part in effort)
         for name, count in ((USEFUL, steps), (EXECUTED, steps), (ROWS, examples)):
             infos[name] += count
+        # Of the last exchange, so that a client counts once in a round.
         infos[_TOOK_PART] = float(jnp.sum(arrived))
         infos["reported"] = float(np.sum(accepted))
-        infos["absent"] += len(exchange.absent)
+        infos["absent"] = float(len(exchange.absent))
         infos["rejected"] += drawn - float(np.sum(accepted)) - len(exchange.absent)
         self.progress = self.progress._replace(
             state=state, phase=index + 1, begun=False, revealing=False, infos=infos

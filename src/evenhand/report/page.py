@@ -56,7 +56,9 @@ def write_report(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     except OSError as error:
-        fault = f"The page could not be written to {path} ({error.strerror or error}): name a file."
+        # A full disk, for one, is not the fault of the name.
+        cure = ": name a file" if path.is_dir() or not path.parent.is_dir() else ""
+        fault = f"The page could not be written to {path} ({error.strerror or error}){cure}."
         raise StorageError(fault) from error
     return path
 

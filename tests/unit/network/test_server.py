@@ -118,6 +118,17 @@ def test_an_absent_client_is_one_that_drops_out(name):
     assert trial.result.info["communication"]["left_out"] == len(gone)
 
 
+def test_an_absent_client_counts_once_in_a_round_of_two_exchanges():
+    client, (gone, *_) = drawn_twice(undisturbed("two exchanges")[0])
+    trial = Trial(TWO_EXCHANGES)
+    trial.through = without(client, [gone])
+    result = trial.run().result
+    assert len(trial.events(client)) == 2  # one for each exchange
+    assert result.per_round["absent"].tolist() == [float(t == gone) for t in range(4)]
+    sent = result.info["communication"]
+    assert (sent["took_part"], sent["left_out"]) == (11, 1)
+
+
 def test_an_absent_client_has_no_part_in_the_mean():
     """FedAvg in NumPy: a step of each client that is there, weighted by its examples."""
     client, (gone, *_) = drawn_twice(Trial(FEDAVG).run())
