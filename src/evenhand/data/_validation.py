@@ -376,8 +376,33 @@ def check_class_numbers(
 
 def check_sampled_classes(values: NDArray, source: str, subject: str) -> None:
     """:func:`check_class_numbers` of a format that has no place to declare classes."""
-    cures = ("give ", Argument("regression", "True"), " to predict amounts, or number the classes from 0.")
-    check_class_numbers(values, source, subject, *cures, sampled=True)
+    numbered = " to predict amounts, or number the classes 0, 1, 2, ... without gaps."
+    check_class_numbers(
+        values, source, subject, "give ", Argument("regression", "True"), numbered, sampled=True
+    )
+
+
+def remark_on_gaps(labels: NDArray, classes: Sequence[str] | None) -> tuple[str, ...]:
+    """The sentence about class numbers of which some have no example, as where labels are amounts; none without gaps.
+
+    Args:
+      labels: of all examples.
+      classes: the names of the classes, which have no gaps; None: there are none.
+
+    Example:
+      >>> remark_on_gaps(np.array([0, 1, 2, 1]), None)
+      ()
+    """
+    if classes is not None or labels.dtype.kind != "i" or labels.ndim != 1 or not labels.size:
+        return ()
+    used = np.unique(labels)
+    first, last = int(used[0]), int(used[-1])
+    if len(used) == last + 1:
+        return ()
+    return (
+        f"The labels are {len(used):,} distinct whole numbers from {first} to {last}, which are read as the numbers of "
+        f"{last + 1:,} classes: if they are amounts, give --regression, in Python regression=True.",
+    )
 
 
 def class_labels(
@@ -412,7 +437,13 @@ def class_labels(
                 row, _ = first_bad(values, codes.reshape(values.shape) == code)
                 raise EvenhandError(f"{source}: {place(row)} {fault}: give the class another name.")
         return codes.reshape(values.shape).astype(np.int32), tuple(names.tolist())
-    labels = as_labels(whole_numbers(values, source, place), source, place)
+    numbers = whole_numbers(values, source, place)
+    negative = numbers < 0
+    if negative.any():
+        row, label = first_bad(numbers, negative)
+        fault = f"{source}: {place(row)} is the negative label {label}: number the classes from 0, or give "
+        raise EvenhandError(fault, Argument("regression", "True"), " if the labels are real-valued targets.")
+    labels = as_labels(numbers, source, place)
     large = labels >= max(_MANY_CLASSES, len(labels))
     if large.any():
         raise out_of_range(source, place, labels, large)

@@ -107,6 +107,29 @@ def test_formats_without_declarations_ask_about_numbers_that_are_no_sample_of_cl
         assert read(tmp_path, labels, test_fraction=0).num_classes == labels.max() + 1
 
 
+@pytest.mark.parametrize("read", [from_csv, in_memory, from_leaf, from_libsvm])
+def test_class_numbers_of_which_some_have_no_example_are_noted(tmp_path, read):
+    cure = "if they are amounts, give --regression, in Python regression=True."
+    rare = 500 * (np.arange(ROWS) % 3)
+    assert read(tmp_path, rare).notes == (
+        "The labels are 3 distinct whole numbers from 0 to 1000, which are read as the numbers of 1,001 classes: "
+        + cure,
+    )
+    assert read(tmp_path, rare, regression=True).notes == read(tmp_path, COUNTED).notes == ()
+    if read in (from_leaf, from_libsvm):  # tables ask
+        (note,) = read(tmp_path, COUNTED + 1).notes
+        assert note.startswith(
+            "The labels are 30 distinct whole numbers from 1 to 30, which are read as the numbers"
+        )
+
+
+def test_a_negative_label_of_leaf_names_what_makes_it_an_amount(tmp_path):
+    with pytest.raises(
+        EvenhandError, match=r"y\[1\] is the negative label -1: .*, or give regression=True if "
+    ):
+        from_leaf(tmp_path, 1 - 2 * (np.arange(ROWS) % 2))
+
+
 @pytest.mark.parametrize(
     ("ids", "options", "warned"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -100,7 +101,10 @@ def leaf_dataset(train: Path, test: Path | None, options: Options) -> FederatedD
     labels, classes = _labels(everyone, options.regression, source)
     cut = sum(len(user.y) for user in parts[0])
     rows = [_rows(*part) for part in zip(parts, np.split(labels, [cut]), strict=False)]
-    return build(rows, options.splitting, name=str(source), classes=classes)
+    data = build(rows, options.splitting, name=str(source), classes=classes)
+    # The characters of a text need not all occur.
+    remark = validation.remark_on_gaps(labels, classes) if options.encode is None else ()
+    return replace(data, notes=(*data.notes, *remark))
 
 
 def _texts(path: Path) -> list[Any]:

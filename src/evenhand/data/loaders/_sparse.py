@@ -7,6 +7,7 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,9 +73,11 @@ def load_libsvm(path: Path, options: Options) -> FederatedDataset:
             raise EvenhandError(
                 fault, Argument("clients", "N"), ", or name a folder with a file for each client."
             )
-        return pooled(path, [(x, y)], classes, options, clients=1)
-    names = np.repeat([_client(file) for file in files], [len(part.labels) for part in parts])
-    return build([PooledRows(x, y, names)], options.splitting, name=str(path), classes=classes)
+        data = pooled(path, [(x, y)], classes, options, clients=1)
+    else:
+        names = np.repeat([_client(file) for file in files], [len(part.labels) for part in parts])
+        data = build([PooledRows(x, y, names)], options.splitting, name=str(path), classes=classes)
+    return replace(data, notes=(*data.notes, *validation.remark_on_gaps(y, classes)))
 
 
 def libsvm_files(folder: Path) -> list[Path]:

@@ -11,7 +11,14 @@ import numpy as np
 from evenhand.data._dataset import Assignment, FederatedDataset, Split, assign, remarks_on_spelling
 from evenhand.data._features import Features, Fill, Series
 from evenhand.data._fitting import encode, fit, fit_target, text_encoding
-from evenhand.data._validation import NDArray, first_repeated, is_missing, number, spelled
+from evenhand.data._validation import (
+    NDArray,
+    first_repeated,
+    is_missing,
+    number,
+    remark_on_gaps,
+    spelled,
+)
 from evenhand.data.loaders import _cells as cells
 from evenhand.data.loaders._cells import Problems, Row
 from evenhand.data.loaders._csv import CellColumn, layout_of, read_cells
@@ -343,7 +350,7 @@ def table_dataset(source: str, opened: Opened, options: Options) -> FederatedDat
         name=source,
         classes=classes,
         features=fitted,
-        notes=notes + remarks_on_spelling(assignment.ids) + units,
+        notes=notes + remark_on_gaps(y, classes) + remarks_on_spelling(assignment.ids) + units,
         client_column=client_column,
     )
 
