@@ -141,6 +141,12 @@ def test_of_a_table_with_clients_they_are_the_groups(capsys: pytest.CaptureFixtu
     assert "--clients" not in Path("f/report.html").read_text()
 
 
+def test_a_client_column_that_is_dropped_makes_no_groups() -> None:
+    Path("c.csv").write_text(Path("ill.csv").read_text().replace("age", "client", 1))
+    assert main(["fit", "--data", "c.csv", *FIT[2:], "--out", "f", "--drop", "client", "--quiet"]) == 0
+    assert list(summary("f")["groups"]) == ["0"]
+
+
 def test_without_groups_there_is_one_and_no_client_is_asked_for() -> None:
     assert (
         main(

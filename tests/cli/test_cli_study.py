@@ -256,6 +256,31 @@ def test_every_method_of_a_study_has_the_loss_that_is_asked_for(monkeypatch: pyt
     assert "--loss 'focal(gamma=2)'" in options["about"]["command"]
 
 
+def test_a_study_lists_the_options_that_have_an_effect_and_reports_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", "digits", "--clients", "5", "--label-column", "price", "--test-fraction", "0"]
+    _, _, given = asked(["fedavg", *words], monkeypatch)
+    assert {
+        name: given["about"].get(name) for name in ("alpha", "clients", "test_fraction", "batch_size")
+    } == {
+        "alpha": 0.5,
+        "clients": 5,
+        "test_fraction": 0.0,
+        "batch_size": "10",
+    }
+    idle = {"client_column", "label_column", "standardize", "standardize_target", "words", "hidden"}
+    assert not idle & set(given["about"])
+    error = " ".join(capsys.readouterr().err.split())
+    assert "--label-column price has no effect: digits has no columns to choose from." in error
+    Path("t.csv").write_text("group,a,label\n" + "".join(f"{'pq'[i % 2]},{i},{i % 2}\n" for i in range(20)))
+    _, _, given = asked(["fit()", "--data", "t.csv", "--groups", "group", "--lr", "0.5"], monkeypatch)
+    assert not {"client_column", "lr", "batch_size", "alpha", "clients"} & set(given["about"])
+    assert given["about"]["label_column"] == "label" and given["about"]["groups"] == "group"
+    error = " ".join(capsys.readouterr().err.split())
+    assert "--lr 0.5 has no effect: each method sets its own local work." in error
+
+
 def test_data_may_be_drawn_anew_and_systems_vary(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "fedavg --quiet --data synthetic:1,1 --clients 5 --data-seed 3 --fresh-data --systems dropouts({0.1,0.5})"
     _, data, given = asked(words.split(), monkeypatch)

@@ -96,6 +96,16 @@ def test_tables_of_wide_numbers_keep_the_methods_and_cut_no_number(metric: str, 
         assert difference_text(by.by["mean"], "mean", metric).partition(" ")[2] in words
 
 
+@pytest.mark.parametrize("seeds", [1, 7])
+def test_names_have_room_beside_numbers_with_exponents(seeds: int) -> None:
+    runs = {name: seeds_of(name, 3.3e11, "loss", seeds) for name in NAMES}
+    shown = printed(overview(compare(runs, "loss")), terminal=True)
+    assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
+    names = [re.match(r" (?:\d +)?(\S*)", line) for line in shown.splitlines()]
+    cells = [name[1] for name in names if name]
+    assert {"fedavg", "fedprox(mu=", "risk_weighted("} <= set(cells)
+
+
 def test_intervals_stay_beside_their_means_where_there_is_room() -> None:
     runs = {name: seeds_of(name, 0.8, "accuracy") for name in NAMES[:2]}
     by = differences(runs, NAMES[0], "test", "accuracy")[NAMES[1]].by["mean"]

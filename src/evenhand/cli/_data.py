@@ -72,6 +72,8 @@ _FOR_TABLES = {
     *("fill", "standardize", "standardize_target", "drop_empty", "na"),
 }
 """Options that only tables have."""
+_READ_IN_PART = ("femnist", "shakespeare", "stackoverflow", "omniglot")
+"""Data with client ids of which --clients N reads the first N."""
 _LARGE_TARGETS = 100.0
 """Standard deviation of real targets above which the usual step sizes diverge."""
 _ALL, _NONE = "(default: all others)", "(default: none)"
@@ -265,6 +267,13 @@ class DataOptions:
             else 1,
         )
 
+    def counts(self, data: FederatedDataset) -> bool:
+        """Whether ``--clients`` decides how many clients these loaded data have, which have no client ids."""
+        kind = _kind(self.data)
+        is_drawn = kind in ("built in", "pictures", "synthetic") or self.data in _READ_IN_PART
+        is_spread = kind == "table" and not data.client_column and self.clients == data.num_clients
+        return is_drawn or is_spread
+
     def text_columns(self) -> list[Column]:
         """The columns of free text, as every client alone encodes them."""
         encode = self.encoder()
@@ -400,7 +409,8 @@ def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[s
     is_tested = _has_test_part(name, kind)
     cohort = clients if options["cohort"] == "all" else min(options["cohort"], clients)
     # A table names its clients, unless it has no column of them and --clients says how many there are.
-    is_spread = kind in ("built in", "pictures") or (kind == "table" and options.get("clients") == clients)
+    is_table_spread = kind == "table" and not data.client_column and options.get("clients") == clients
+    is_spread = kind in ("built in", "pictures") or is_table_spread
     is_fixed = is_tested and not is_spread
     holds_text = kind in ("LEAF", "clients") or name == "imdb"
     no_column = "no column is named with --text-column" if kind == "table" else f"{name} holds no text"
@@ -409,6 +419,7 @@ def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[s
     no_stragglers = 0 <= share <= 1 and round(cohort * (1 - share)) == cohort
     named = f"{name} has client ids"
     no_columns = (kind != "table", f"{name} has no columns to choose from")
+    unnamed = (is_table_spread and Path(name).suffix != ".npz", f"{name} has no client ids")
     alpha = f"examples with real-valued labels, as in {name}, are divided evenly" if is_spread else named
     if kind == "synthetic":
         alpha = "it is part of the name of synthetic data, --data synthetic:ALPHA,BETA"
@@ -419,7 +430,7 @@ def without_effect(options: Mapping[str, Any], data: FederatedDataset) -> dict[s
         return is_more, f"there are {clients} clients, all of which {role}"
 
     reasons = {
-        "client_column": no_columns,
+        "client_column": unnamed if kind == "table" else no_columns,
         "label_column": no_columns,
         "text_column": no_columns,
         "standardize": (kind != "table", f"{name} is not a table"),

@@ -288,8 +288,8 @@ class SplitCommand:
         data = self.data.load()
         if data.num_clients != clients:
             raise EvenhandError(
-                f"{data.name} has {counted(data.num_clients, 'client')}, and the federation {clients}: give "
-                f"--clients {clients}, or name other data."
+                f"{data.name} has {counted(data.num_clients, 'client')}, and the federation {clients}: "
+                f"{self._cure(data, clients)}."
             )
         # One client may lack the last class.
         classes = {} if data.num_classes is None else {"classes": np.array(data.num_classes)}
@@ -302,6 +302,15 @@ class SplitCommand:
             f"{visible(self.folder / files.CLIENTS / 'K' / 'data.npz')}: the examples of {clients} clients."
         )
         return 0
+
+    def _cure(self, data: FederatedDataset, clients: int) -> str:
+        """How the data get as many clients as the federation."""
+        if self.data.counts(data):
+            return f"give --clients {clients}"
+        new = f"make a federation with `evenhand deploy init DIR --clients {data.num_clients}`"
+        if data.num_clients < clients:
+            return new
+        return f"{new}, or name the clients to keep in a file and give --clients-from FILE"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tyro.conf import Positional, arg
 
 from evenhand.cli import _options
 from evenhand.cli._arguments import Words, changed, flat, hyphenated, typed
-from evenhand.cli._data import DataOptions, remarks
+from evenhand.cli._data import DataOptions, remarks, without_effect
 from evenhand.cli._folder import PAGE, default_folder
 from evenhand.cli._models import ModelOptions
 from evenhand.cli._options import GridOptions, Recipe, SharedOptions
@@ -130,7 +130,7 @@ class StudyCommand:
         watching = _options.trackers(options.watch, folder)
         data = self._source.load(quiet=options.quiet)
         notes = [text for method in methods.values() for text in shadowed(method.text)]
-        say(console, *remarks(data), *notes)
+        say(console, *remarks(data), *notes, *self._idle(data))
         say(console, *self._too_few(), style="yellow")
         model = self.model.build(data.form)
         families = {name: self._family(method, model, data) for name, method in methods.items()}
@@ -167,7 +167,7 @@ class StudyCommand:
                     executor=executor,
                     progress=console.is_terminal and not options.quiet,
                     watch=watching,
-                    about=self._about() | private,
+                    about=self._about(data) | private,
                 )
         except KeyboardInterrupt:
             ended = len(list((folder / "runs").glob("*/result.json")))
@@ -339,24 +339,54 @@ class StudyCommand:
         return replace(self._source, data_seed=self.data.data_seed + seed).load(quiet=self.study.quiet)
 
     @property
-    def _source(self) -> DataOptions:
-        """The data; methods that train on all examples together need no clients, if all methods are such."""
+    def _recipes(self) -> list[Recipe]:
+        """The first setting of each method."""
         settings = [
             method.fill({name: values[0] for name, values in method.axes.items()})
             for method in self._methods().values()
         ]
         beside = self.study.beside
-        recipes = [Recipe(text, lambda model: self.grid.work(model, {}), beside=beside) for text in settings]
-        return self.data.pooled() if all(recipe.pools() for recipe in recipes) else self.data
+        return [Recipe(text, lambda model: self.grid.work(model, {}), beside=beside) for text in settings]
 
-    def _about(self) -> dict[str, Any]:
+    @property
+    def _source(self) -> DataOptions:
+        """The data; methods that train on all examples together need no clients, if all methods are such."""
+        return self.data.pooled() if all(recipe.pools() for recipe in self._recipes) else self.data
+
+    def _unused(self, data: FederatedDataset) -> dict[str, str]:
+        """Why options of the data, the model and the local work have no effect, by name."""
+        options = flat(self.data) | flat(self.model) | {"cohort": "all", "stragglers": 0.0}
+        unused = without_effect(options, data)
+        if self.data.groups is not None:
+            unused["client_column"] = "groups take the place of clients"
+        if any(recipe.takes_work() for recipe in self._recipes):
+            return unused
+        return unused | dict.fromkeys(flat(self.grid), "each method sets its own local work")
+
+    def _idle(self, data: FederatedDataset) -> list[str]:
+        """A sentence for each option that was set and has no effect."""
+        return [
+            f"{' '.join(typed(name, self._changed[name]))} has no effect: {why}."
+            for name, why in self._unused(data).items()
+            if name in self._changed
+        ]
+
+    @property
+    def _changed(self) -> dict[str, Any]:
+        return changed(self.grid) | changed(self.data) | changed(self.model)
+
+    def _about(self, data: FederatedDataset) -> dict[str, Any]:
         """What the page tells of the runs: what decides their numbers, and the command."""
-        parts = flat(self.data) | flat(self.model) | flat(self.grid)
-        kept = {name: value for name, value in parts.items() if value not in ("", (), False)}
+        parts, unused = flat(self.data) | flat(self.model) | flat(self.grid), self._unused(data)
+        kept = {
+            name: value
+            for name, value in parts.items()
+            if name not in unused and (name in self._changed or value not in ("", (), False))
+        }
         texts = [*(method.text for method in self._methods().values()), self.study.attack or ""]
         if used := {plugin.package for text in filter(None, texts) for plugin in plugins_in(text)}:
             kept["plugins"] = ", ".join(sorted(used))
-        options = changed(self.study) | changed(self.grid) | changed(self.data) | changed(self.model)
+        options = changed(self.study) | self._changed
         shown = [typed(*pair) for pair in options.items() if pair[0] not in _UNSHOWN]
         return kept | {"command": shlex.join(["evenhand", "study", *self.methods, *itertools.chain(*shown)])}
 

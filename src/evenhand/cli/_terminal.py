@@ -12,6 +12,7 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -282,9 +283,9 @@ def _names(subject: Comparison) -> list[str]:
     return [f"{i}  {name}" if _numbered(subject) else name for i, name in enumerate(subject.names, 1)]
 
 
-def new_table() -> RichTable:
-    """A table with a line below its head only."""
-    return RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+def new_table(*, is_tight: bool = False) -> RichTable:
+    """A table with a line below its head only; ``is_tight``: with one blank between columns."""
+    return RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0 if is_tight else 1))
 
 
 _SHORTEST, _LONGEST_PART = 4, 16
@@ -292,7 +293,10 @@ _SHORTEST, _LONGEST_PART = 4, 16
 
 
 class _Drawn:
-    """A table of methods under its title; intervals are below their means where the table would be too wide."""
+    """A table of methods under its title.
+
+    If it would be too wide, intervals are below their means, and if that is not enough, columns are closer together.
+    """
 
     def __init__(self, title: str, table: Table) -> None:
         self._title, self._table = title, table
@@ -302,28 +306,42 @@ class _Drawn:
             max((Measurement.get(console, options, cell).minimum for cell in column), default=0)
             for column in zip(*map(self._words, self._table.rows), strict=True)
         ]
-        # Numbers are never cut, so that a table has at least the width of these and of the longest parts of names.
-        narrow = self._made([min(part, _LONGEST_PART) for part in parts], is_least=True)
         # Measured as if the line had no end, since a table says that it is at most as wide as the line.
-        least = Measurement.get(console, options.update_width(_ENDLESS), narrow).maximum
+        endless = options.update_width(_ENDLESS)
+
+        def fits(*, is_broken: bool) -> bool:
+            # Numbers are never cut, so that a table has at least the width of these and of the longest parts of names.
+            widths = [min(part, _LONGEST_PART) for part in parts]
+            narrow = self._made(widths, is_least=True, is_broken=is_broken)
+            return Measurement.get(console, endless, narrow).maximum <= options.max_width
+
         yield named(self._title, "bold")
         widths = [min(part, _SHORTEST) for part in parts]
-        yield self._made(widths, is_broken=least > options.max_width)
+        is_broken = not fits(is_broken=False)
+        yield self._made(widths, is_broken=is_broken, is_tight=is_broken and not fits(is_broken=True))
 
     def _words(self, row: Row) -> list[Text | Expression]:
         """The first cells of a row, of which the last is a method and is broken between its arguments."""
         *words, name = map(str, row[: self._table.words])
         return [*map(named, words), Expression(name)]
 
-    def _made(self, widths: Sequence[int], *, is_least: bool = False, is_broken: bool = False) -> RichTable:
+    def _made(
+        self,
+        widths: Sequence[int],
+        *,
+        is_least: bool = False,
+        is_broken: bool = False,
+        is_tight: bool = False,
+    ) -> RichTable:
         """The table.
 
         Args:
           widths: the least width of each column of words.
           is_least: whether these columns have that width and no more.
           is_broken: whether intervals are in a line of their own.
+          is_tight: whether there is one blank between columns, and two behind the words.
         """
-        made, count = new_table(), self._table.words
+        made, count = new_table(is_tight=is_tight), self._table.words
         for name, width in zip(self._table.head, widths, strict=False):
             made.add_column(name, overflow="fold", min_width=width, width=width if is_least else None)
         for name in self._table.head[count:]:
@@ -332,7 +350,8 @@ class _Drawn:
             cells = [cell if isinstance(cell, Value) else Value(str(cell)) for cell in row[count:]]
             if is_broken:
                 cells = [cell._replace(text=cell.text.replace(" [", "\n[")) for cell in cells]
-            made.add_row(*self._words(row), *map(_cell, cells))
+            words = [Padding(word, (0, int(is_tight), 0, 0)) for word in self._words(row)]
+            made.add_row(*words, *map(_cell, cells))
         return made
 
 

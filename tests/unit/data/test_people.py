@@ -106,6 +106,18 @@ def test_rows_are_spread_where_no_column_is_named(people: Path) -> None:
         people_data(people, client=["town", "team"], clients=2)
 
 
+def test_a_client_column_may_be_dropped(people: Path, tmp_path: Path) -> None:
+    plain, dropped = people_data(people), people_data(people, drop=["region", "group"])
+    assert dropped.client_ids == plain.client_ids
+    assert features_of(dropped).inputs == features_of(plain).inputs
+    # The usual column does not name the clients if it is dropped and the rows are to be spread.
+    usual = tmp_path / "usual.csv"
+    usual.write_text(PEOPLE.replace("region", "client", 1))
+    spread = people_data(usual, client="client", drop=["client"], clients=2)
+    assert spread.client_ids == ("0", "1") and features_of(spread).inputs[:2] == ("group = A", "group = B")
+    assert people_data(usual, client="client", drop=["client"]).client_ids == ("north", "south")
+
+
 def test_two_clients_of_one_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b,v,label\nx / y,z,1,0\nx,y / z,2,1\n")

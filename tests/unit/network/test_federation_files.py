@@ -58,3 +58,27 @@ def test_a_file_may_say_each_limit(folder, tmp_path):
     assert (allowed.cohort, allowed.noise_multiplier, allowed.epsilon, allowed.clip) == (2, 1.5, 8.0, 2.0)
     place = changed(folder, tmp_path, files.CLIENT, "cohort = 1\n", "")
     assert files.read_client(place).allowed.epsilon == math.inf
+
+
+def test_data_with_other_numbers_of_clients_get_advice_that_helps(folder, tmp_path, capsys):
+    def refused(*words):
+        assert main(["deploy", "split", str(folder), "--data", *map(str, words)]) == 2
+        return capsys.readouterr().err.partition(", and the federation 2: ")[2].rstrip(".\n")
+
+    named = tmp_path / "named.csv"
+    named.write_text("client,a,label\n" + "".join(f"c{i % 3},{i},{i % 2}\n" for i in range(12)))
+    new = "make a federation with `evenhand deploy init DIR --clients"
+    assert refused(named) == f"{new} 3`, or name the clients to keep in a file and give --clients-from FILE"
+    assert refused(named, "--clients", 3).startswith(new)
+    assert refused(named, "--min-examples", 9) == ""  # another error
+    (tmp_path / "kept").write_text("c0\nc2\n")
+    words = ["--data", str(named), "--clients-from", str(tmp_path / "kept")]
+    assert main(["deploy", "split", str(folder), *words]) == 0
+    # If --clients says how many there are, it is what to give.
+    bare = tmp_path / "bare.csv"
+    bare.write_text("a,label\n" + "".join(f"{i},{i % 2}\n" for i in range(12)))
+    assert (
+        refused(bare, "--clients", 4) == refused("synthetic:1,1") == refused("digits") == "give --clients 2"
+    )
+    (tmp_path / "kept").write_text("c0\n")
+    assert refused(named, *words[2:]) == f"{new} 1`"

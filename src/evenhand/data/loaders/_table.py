@@ -218,7 +218,8 @@ def choose_columns(source: str, names: Sequence[str], options: Options) -> Colum
         with problems.noted():
             _check_names(header, option, given)
             for name in given:
-                if name in taken and not (option == "categorical" and name == options.label):
+                is_allowed = {"drop": name in client, "categorical": name == options.label}
+                if name in taken and not is_allowed.get(option, False):
                     fault = f"{source}: {name!r} is the {taken[name]} column, which is not a feature anyway"
                     raise EvenhandError(f"{fault}: leave it out of ", Argument(option, "NAMES"), ".")
     if options.features is None:
@@ -245,7 +246,8 @@ _SAY = "say which it is with "
 def _client_columns(header: Header, options: Options) -> tuple[str, ...]:
     absent = [name for name in options.client if name not in header.existing]
     asked = options.client not in ((), DEFAULT_CLIENT)
-    if len(absent) == len(options.client) and options.clients is not None and not asked:
+    is_unused = len(absent) == len(options.client) or set(options.client) <= set(options.drop)
+    if is_unused and options.clients is not None and not asked:
         return ()
     comma = ", in double quotes if it has a comma in it" if len(options.client) > 1 else ""
     alone = " alone" if options.clients is not None else ""
