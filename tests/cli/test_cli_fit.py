@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -57,6 +58,20 @@ def test_groups_are_measured_and_not_learnt_from(capsys: pytest.CaptureFixture[s
     np.testing.assert_allclose(run.params["kernel"], alone.params["kernel"], atol=1e-3)
     assert main(["predict", "f", "--data", "ill.csv", "--out", "p.csv"]) == 0
     assert len(Path("p.csv").read_text().splitlines()) == 91
+
+
+def test_what_a_fit_shows_is_about_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["fit", *FIT, "--groups", "age", "--out", "f", "--metrics", "auc"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "ill.csv: 2 groups, " in shown and "test accuracy in % (variance: %²) over 2 groups" in shown
+    assert "client" not in shown
+    page = re.sub(r"<style>.*?</style>|<[^>]*>", "", Path("f/report.html").read_text(), flags=re.DOTALL)
+    text, _, settings = page.partition("What was run")
+    assert "fit · ill.csv · 2 groups, one per age · 2 rounds · seed 0" in text
+    for sentence in ("The average group gets", "Mean over groups", "The groups, worst served first"):
+        assert sentence in text
+    assert "client" not in text.lower() and "communication" not in text.lower() and settings
 
 
 def test_several_seeds_are_compared_in_one_folder(capsys: pytest.CaptureFixture[str]) -> None:

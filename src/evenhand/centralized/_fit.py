@@ -73,7 +73,7 @@ class Fit(NamedTuple):
         return jax.tree.map(np.asarray, outputs)
 
     def report(self, path: str | Path, title: str = "fit") -> Path:
-        """Writes one self-contained HTML page, with the groups as clients, and returns its path.
+        """Writes one self-contained HTML page about the groups, and returns its path.
 
         Raises:
           EvenhandError: nothing was measured.
@@ -87,7 +87,7 @@ class Fit(NamedTuple):
             "rounds": self.steps,
             "seed": self.seed,
             "clients": len(self.groups),
-            "client_column": "group",
+            "pooled": True,
         }
         view = RunView(
             title=title,

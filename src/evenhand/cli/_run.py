@@ -453,7 +453,7 @@ def _print_result(place: Place, run: Run, rounds: int, best: BestRound | None, *
     console, folder = Console(highlight=False), place.folder
     comparison = compare(load_run(folder).view())
     sizes = f"{run.data.train.rows:,} training and {run.data.test.rows:,} test examples"
-    clients = f"{run.data.name}: {counted(run.data.num_clients, 'client')}, {sizes}"
+    clients = f"{run.data.name}: {comparison.worded(counted(run.data.num_clients, 'client'))}, {sizes}"
     # The scales of features were said before the training.
     show_comparison(comparison, console, lines=[clients], without=["scales"])
     view, split, metric = comparison.runs[0], comparison.split, comparison.metric

@@ -201,10 +201,9 @@ def metric_table(subject: Comparison) -> RenderableType | None:
     if not rows:
         return None
     words = ["metric", *(["method"] if several else [])]
-    table = Table([*words, "mean", "worst\n10 %", "best\n10 %", "clients"], rows, len(words))
-    clients = covered(
-        subject.runs, subject.split
-    ).text  # of any metric, also where the headline's is undefined
+    table = Table([*words, "mean", "worst\n10 %", "best\n10 %", subject.worded("clients")], rows, len(words))
+    # Of any metric, also where the headline's is undefined.
+    clients = subject.worded(covered(subject.runs, subject.split).text)
     return _Drawn(f"more {subject.split} metrics over {clients}, where defined", table)
 
 
@@ -225,7 +224,7 @@ def difference_table(subject: Comparison, baseline: str | None = None) -> Render
         rows.append([name, *cells, f"{difference.p['worst10']:.2g}", gains_text(difference.gains)])
     meaning = "with 95 % intervals; p of the worst 10 % (Holm); +/−: at every seed"
     title = f"minus {base}, at equal seeds, {meaning}"
-    head = ["method", "mean", "worst 10 %", "p", "clients\n+ / −"]
+    head = ["method", "mean", "worst 10 %", "p", subject.worded("clients\n+ / −")]
     return _Drawn(title, Table(head, rows)) if rows else None
 
 
@@ -239,7 +238,7 @@ def client_table(subject: Comparison, count: int) -> Group:
     tables: list[RichTable] = []
     for begin in range(0, len(subject.methods), _MOST_COLUMNS):
         table = new_table()
-        table.add_column(named(subject.client_kind or "client"), overflow="fold")
+        table.add_column(named(subject.client_kind or subject.worded("client")), overflow="fold")
         table.add_column(f"{split}\nrows", justify="right")
         values = served[begin : begin + _MOST_COLUMNS]
         for i, name in enumerate(subject.names[begin : begin + _MOST_COLUMNS], begin + 1):
@@ -252,7 +251,7 @@ def client_table(subject: Comparison, count: int) -> Group:
     under = f"method 1, {subject.names[0]}" if numbered else subject.names[0]
     covered = "" if subject.covered.is_complete else f", of {subject.covered.text}"
     seeds = f" (means over {subject.seeds} seeds)" if subject.seeds > 1 else ""
-    clients = counted(len(shown), "client")
+    clients = subject.worded(counted(len(shown), "client"))
     title = f"{split} {subject.metric} of the {clients} worst off under {under}{covered}{seeds}"
     return Group(named(title, "bold"), *tables)
 
@@ -265,11 +264,11 @@ def tally(subject: Comparison) -> str:
     equal = int(np.sum((gain == 0).all(axis=0)))
     rest = int(np.sum(~np.isnan(gain).any(axis=0))) - better - worse - equal
     first, second = subject.names
-    text = f"{second} serves {counted(better, 'client')} better than {first}"
+    text = f"{second} serves {subject.worded(counted(better, 'client'))} better than {first}"
     if subject.seeds == 1:
         return f"{text}, {worse} worse and {equal} equally well."
     if not better and not worse:
-        return f"No client is consistently better or worse off across the {subject.seeds} seeds."
+        return f"No {subject.worded('client')} is consistently better or worse off across the {subject.seeds} seeds."
     always = f"In each of {subject.seeds} seeds, {text}, {worse} worse and {equal} equally well"
     return f"{always}; for the other {rest} it depends on the seed." if rest else f"{always}."
 

@@ -235,9 +235,19 @@ class Comparison(NamedTuple):
         return "" if column == "client" else visible(column)
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether each run trained one model on the examples of all clients in one place, and nothing was sent."""
+        return all(map(_is_pooled, self.runs))
+
+    def worded(self, text: str) -> str:
+        """Words about clients, which are called groups if :attr:`is_pooled`; names of users are not among them."""
+        return text.replace("client", "group").replace("Client", "Group") if self.is_pooled else text
+
+    @property
     def covered(self) -> Coverage:
         """Which clients the numbers cover."""
-        return _view.covered(self.runs, self.split, self.metric)
+        whose = _view.covered(self.runs, self.split, self.metric)
+        return whose._replace(text=self.worded(whose.text), noun=self.worded(whose.noun))
 
     @property
     def notices(self) -> list[Notice]:
@@ -587,7 +597,7 @@ def verdict(subject: Comparison) -> str:
     lost = [m for m in subject.methods if not m.is_sound]
     unknown = [m for m, by_key in sound if not np.isfinite(by_key["mean"]).all()]
     poor = [m for m, _ in sound if not m.may_be_starred(subject.metric)]
-    tail = tail_name(min(float(np.min(by_key["clients"])) for by_key in stats))
+    tail = subject.worded(tail_name(min(float(np.min(by_key["clients"])) for by_key in stats)))
     return (
         _sentence(winners, texts, tail, subject)
         + _left_out("training diverged", lost if any(winners) else [])
@@ -604,6 +614,7 @@ def _left_out(reason: str, methods: Sequence[Method]) -> str:
 def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, subject: Comparison) -> str:
     """Who serves the average client best, and who the worst tenth; or why none is called the best."""
     (first, second), able, quantity = winners, subject.candidates, subject.quantity
+    average = subject.worded("the average client")
     if len(able) < 2:
         whole = f"All of these {'runs' if subject.seeds == 1 else 'methods'}"
         lost = f"All methods but {isolated(able[0].name)}" if able else whole
@@ -616,12 +627,12 @@ def _sentence(winners: Sequence[str], texts: Sequence[str], tail: str, subject: 
         return f"{lost} {have}{' or '.join(faults)}, so none is called the best{place}."
     if not first and not second:
         noise = f" by more than the noise of {subject.seeds} seeds" if subject.seeds > 1 else ""
-        text = f"No method is better than all others{noise}, for the average client or for {tail}."
+        text = f"No method is better than all others{noise}, for {average} or for {tail}."
     elif not first:
         text = f"{capital(tail)} is served best by {second} ({quantity} {texts[1]}); "
-        text += "for the average client no method is best."
+        text += f"for {average} no method is best."
     else:
-        text = f"The average client is served best by {first} ({quantity} {texts[0]})"
+        text = f"{capital(average)} is served best by {first} ({quantity} {texts[0]})"
         same = "and so is " + tail if first == second else f"{tail} by {second}"
         text += f", {same} ({texts[1]})." if second else f"; for {tail} no method is best."
     covered = subject.covered
@@ -643,6 +654,12 @@ def caution(subject: Comparison) -> str:
         f"{means}; best is marked only where the 95 % interval of the differences at equal seeds to every other method "
         "lies above 0."
     )
+
+
+def _is_pooled(run: RunView) -> bool:
+    sent = (run.info.get("communication") or {}).get("per_client_and_round") or {}
+    is_silent = bool(sent) and not any(way["numbers"] for way in sent.values())
+    return is_silent or bool(run.info.get("pooled"))
 
 
 def tail_name(clients: float) -> str:
@@ -674,4 +691,4 @@ def metric_remarks(subject: Comparison) -> list[str]:
     remarks = [undefined_sentence(subject.runs, subject.split, name) for name in shown]
     remarks.append(few_sentence(subject.runs, subject.split, list(shown)))
     missing = f"Not every run has the {listed(lacking)} of its clients: repeat the others with --metrics."
-    return list(filter(None, [*remarks, missing if lacking else ""]))
+    return [subject.worded(remark) for remark in [*remarks, missing if lacking else ""] if remark]

@@ -163,7 +163,9 @@ def client_histogram(subject: Comparison, looks: draw.Looks = _PLAIN) -> Figure:
     values = [[_finite(x) for x in _clients(method, subject)] for method in subject.methods]
     pooled = np.concatenate([x for method in values for x in method])
     edges = draw.edges(pooled, metric, max(x.size for method in values for x in method), _rows(subject))
-    figure, every = _one_or_panels(subject, draw.label(metric, subject.split), "clients", looks)
+    figure, every = _one_or_panels(
+        subject, draw.label(metric, subject.split), subject.worded("clients"), looks
+    )
     for i, axes in enumerate(every):
         counts = np.mean([np.histogram(x, edges)[0] for x in values[i]], axis=0)
         left, width = draw.scaled(edges[:-1], metric), np.diff(draw.scaled(edges, metric))
@@ -202,8 +204,8 @@ def client_curve(subject: Comparison, looks: draw.Looks = _PLAIN) -> Figure:
 def size_scatter(subject: Comparison, looks: draw.Looks = _PLAIN) -> Figure:
     """See :func:`evenhand.report.figures.size_scatter`."""
     points = [_sizes_and_values(method, subject) for method in subject.methods]
-    medians = "median of clients of similar size"
-    figure, every = _scatter(subject, points, "training examples of the client", medians, looks)
+    x, medians = map(subject.worded, ("training examples of the client", "median of clients of similar size"))
+    figure, every = _scatter(subject, points, x, medians, looks)
     counts = np.concatenate([sizes for sizes, _ in points])
     draw.count_axis(every[0], counts, dense=len(every) <= draw.MOST_SHARED)
     return figure
@@ -299,7 +301,7 @@ def _compared(
     names = [subject.names[i] for i in lines]
     styles = [looks.at(i, name) for i, name in zip(lines, names, strict=True)]
     shared, clients = looks.shared(len(lines)), x == _BY_CLIENT
-    figure, every = _axes(names, [colour for colour, _ in styles], x, y, shared=shared)
+    figure, every = _axes(names, [colour for colour, _ in styles], subject.worded(x), y, shared=shared)
     for axes in every:
         if clients:
             axes.set_xlim(0, 100)
@@ -523,6 +525,7 @@ def _curve_figures(subject: Comparison) -> list[str]:
             text += "; dashed: worst tenth of the clients."
         else:
             text += "." if subject.seeds > 1 else "; band: worst to best tenth of the clients."
+        text = subject.worded(text)
         shown = [svg(learning_curve(subject), "curve", title, text, f"{title}. {_message(subject)}")]
     loss_split = "train" if several else split
     if metric != "loss" and any(f"{loss_split}_loss" in run.history for run in runs):
@@ -552,13 +555,22 @@ def _client_figures(subject: Comparison) -> list[str]:
     quantity, message = subject.quantity, _message(subject)
     most = max(_finite(client_values(run, subject.split, subject.metric)).size for run in subject.runs)
     medians = " Lines: medians by size." if most >= MEDIANS_FROM else ""
-    title, alt = "How many clients get how much", f"Histogram of the {quantity} per client. {message}"
-    histogram = svg(client_histogram(subject), "histogram", title, f"Clients by {quantity}.", alt)
-    title, text = "Every client, worst served first", "The flatter, the more even. Shaded: the worst tenth."
-    alt = f"The {quantity} of every client, worst served first. {message}"
+    say, a_client = subject.worded, subject.worded("client")
+    title, alt = (
+        say("How many clients get how much"),
+        f"Histogram of the {quantity} per {a_client}. {message}",
+    )
+    histogram = svg(
+        client_histogram(subject), "histogram", title, f"{capital(a_client)}s by {quantity}.", alt
+    )
+    title, text = (
+        say("Every client, worst served first"),
+        "The flatter, the more even. Shaded: the worst tenth.",
+    )
+    alt = f"The {quantity} of every {a_client}, worst served first. {message}"
     curve = svg(client_curve(subject), "clients", title, text, alt)
-    title, text = "Does a client's size decide what it gets?", f"One mark per client.{medians}"
-    alt = f"The {quantity} of every client against its number of training examples."
+    title, text = say("Does a client's size decide what it gets?"), f"One mark per {a_client}.{medians}"
+    alt = f"The {quantity} of every {a_client} against its number of training examples."
     return [histogram, curve, svg(size_scatter(subject), "sizes", title, text, alt)]
 
 

@@ -52,7 +52,9 @@ class RunView(NamedTuple):
         judged by its loss or the accuracy is no better), ``"tried"`` (settings of the budget, such as the cohort, that
         a study has chosen as hyper-parameters), ``"levels"`` (the names of the models from which each client is served
         one), ``"kept"`` (which round the numbers of clients are of, in words, if that is not the last one),
-        ``"headline"`` (the metric that reports are about, in place of the accuracy or the loss).
+        ``"headline"`` (the metric that reports are about, in place of the accuracy or the loss), ``"pooled"`` (whether
+        one model was trained on all examples in one place, so that pages say "group" in place of "client"; also without
+        it if ``"communication"`` is of no numbers).
       config: every setting of the run, possibly nested.
       classes: split -> what :func:`~evenhand.evaluation.class_columns` gives, ``(K,)`` each; only for splits with
         classes, and not for runs saved by versions that did not measure it.

@@ -114,7 +114,7 @@ def body(
         tables.summary(subject),
         settings,
         _worst_clients(subject),
-        tables.class_table(subject.runs),
+        tables.class_table(subject),
         _diagnostics(subject),
         _communication(subject),
         _time(subject),
@@ -161,9 +161,12 @@ def _facts(subject: Comparison) -> str:
     counts = set(map(_view.clients_of_data, runs))
     facts = [None if method in subject.names else method, _shared(runs, "data")]
     if len(counts) == 1:
-        facts.append(counted(counts.pop(), "client") + (f", one per {kind}" if kind else ""))
+        clients = subject.worded(counted(counts.pop(), "client"))
+        facts.append(clients + (f", one per {kind}" if kind else ""))
     facts += [None if rounds is None else counted(rounds, "round"), *_kept(runs)]
-    shared = {name: _shared(runs, name) for name in ("cohort", "seed")}
+    # Examples in one place have no cohort.
+    names = ("seed",) if subject.is_pooled else ("cohort", "seed")
+    shared = {name: _shared(runs, name) for name in names}
     facts += [f"{name} {fact}" for name, fact in shared.items() if fact is not None]
     seeds = dict.fromkeys(str(run.info.get("seed")) for run in runs)
     facts.append("seeds " + ", ".join(seeds) if subject.seeds > 1 and len(seeds) > 1 else None)
@@ -222,13 +225,14 @@ def _headline_sentence(subject: Comparison, method: Method) -> str:
     if int(np.max(stats["clients"])) == 1:
         return f"The only {whose.noun} gets a {subject.quantity} of {mean}{over}."
     begin = "The" if whose.is_complete else f"Over {whose.text}, the"
-    return f"{begin} average client gets a {subject.quantity} of {mean}, {tail_name(clients)} {worst}{over}."
+    average, tail = map(subject.worded, ("average client", tail_name(clients)))
+    return f"{begin} {average} gets a {subject.quantity} of {mean}, {tail} {worst}{over}."
 
 
 def _cards(method: Method, subject: Comparison) -> str:
     metric, stats = subject.metric, method.statistics(subject.split, subject.metric)
     means = method.means(subject.split, metric)
-    tail = counted(max(1, int(means["clients"]) // 10), "client")
+    tail = subject.worded(counted(max(1, int(means["clients"]) // 10), "client"))
     over_examples = f"{value(means['weighted_mean'], metric)} over examples"
     constant = _shared(method.runs, "constant")
     if constant is not None and (constant["metric"], constant["split"]) == (metric, subject.split):
@@ -237,7 +241,7 @@ def _cards(method: Method, subject: Comparison) -> str:
     if len(method.runs) > 1:
         stds = {key: formatting.deviation(stats[key]) for key in remarks}
         remarks = {key: f"± {formatting.spread(std, metric)} over seeds" for key, std in stds.items()}
-    names = {key: tables.SUMMARY[key].name for key in remarks}
+    names = {key: subject.worded(tables.SUMMARY[key].name) for key in remarks}
     shown = {names[key]: (value(means[key], metric), remark) for key, remark in remarks.items()}
     over_clients = f"standard deviation over {subject.covered.text}"
     shown["Spread"] = (formatting.spread(means["std"], metric), over_clients)
@@ -267,7 +271,8 @@ def _worst_clients(subject: Comparison) -> str:
     title = "The clients, worst served first" if len(shown) == len(ranked) else "The ten worst-served clients"
     more = f" by {subject.names[0]}, and what they get from the others" if several else ""
     more += f"; means over {subject.seeds} seeds" if subject.seeds > 1 else ""
-    client = f"Client ({subject.client_kind})" if subject.client_kind else "Client"
+    title, client = map(subject.worded, (title, "Client"))
+    client += f" ({subject.client_kind})" if subject.client_kind else ""
     examples = [f"{'training' if s == 'train' else s} examples" for s in splits]
     often = [] if run.availability is None else ["available"]
     head = [client, *examples, *often, *(name for name, _ in columns)]
@@ -367,7 +372,7 @@ def _diagnostics(subject: Comparison) -> str:
 def _communication(subject: Comparison) -> str:
     """What clients have received and sent, and whom that covers."""
     table = tables.communication(subject)
-    if table is None:
+    if table is None or subject.is_pooled:
         return ""
     covers = {
         str(run.info["communication"]["covers"]) for run in subject.runs if run.info.get("communication")

@@ -124,8 +124,9 @@ def ranking(subject: Comparison) -> str:
         rows.append([Cell(formatting.swatch(i, method.name)), *seeds, *bars, columns[last][i]])
     head = ["Method", *(["Seeds"] if several else []), *formatting.SERVED.values()]
     best = "; the best of each column is bold" if subject.may_mark else ""
-    caption = f"{capital(subject.quantity)} per client, over {subject.covered.text}{best}"
-    return Table(head, rows).html(caption)
+    per_client = subject.worded("per client")
+    caption = f"{capital(subject.quantity)} {per_client}, over {subject.covered.text}{best}"
+    return Table(list(map(subject.worded, head)), rows).html(caption)
 
 
 def summary(subject: Comparison) -> str:
@@ -141,19 +142,25 @@ def summary(subject: Comparison) -> str:
         name = f"The same for: {metric.replace('_', ' ')}{place}"
         parts.append(formatting.details(name, _statistics_table(subject, metric, splits)))
     rows = _available_statistics([method.statistics(first[1][0], first[0]) for method in subject.methods])
-    terms = [f"<dt>{escape(row.name)}</dt><dd>{escape(capital(row.meaning))}.</dd>\n" for row in rows]
+    terms = [
+        subject.worded(f"<dt>{escape(row.name)}</dt><dd>{escape(capital(row.meaning))}.</dd>\n")
+        for row in rows
+    ]
     parts.append(formatting.details("What these numbers mean", f'<dl class="terms">\n{"".join(terms)}</dl>'))
-    return formatting.section("How evenly the clients are served", *parts)
+    return formatting.section(subject.worded("How evenly the clients are served"), *parts)
 
 
 def _statistics_table(subject: Comparison, metric: str, splits: Sequence[str]) -> str:
     """A column per method and split; a comparison has one split only."""
     stats = [method.statistics(split, metric) for split in splits for method in subject.methods]
     about = subject._replace(metric=metric, split=splits[0])
-    rows = [[row.name, *_column(about, row.key, stats)] for row in _available_statistics(stats)]
+    rows = [
+        [subject.worded(row.name), *_column(about, row.key, stats)] for row in _available_statistics(stats)
+    ]
     is_last = all(run.info.get("kept") is None for run in subject.runs)
     at = "the end of the run" if is_last else "the kept round"
-    caption, head = f"{metric.replace('_', ' ')} per client at {at}", subject.names
+    per_client = subject.worded("per client")
+    caption, head = f"{metric.replace('_', ' ')} {per_client} at {at}", subject.names
     if len(subject.methods) > 1:
         caption = f"{SPLIT_NAMES[splits[0]]} {caption}s, over {about.covered.text}"
         caption += "; the best is bold" if subject.may_mark else ""
@@ -234,17 +241,19 @@ def metric_section(subject: Comparison) -> str:
     best = "; the best is bold" if any(about.may_mark for about in further(subject)) else ""
     over = "; ± over seeds" if subject.seeds > 1 else ""
     split = capital(SPLIT_NAMES[subject.split])
-    caption = f"{split} examples of each client, after the last round{over}{best}"
+    each_client = subject.worded("each client")
+    caption = f"{split} examples of {each_client}, after the last round{over}{best}"
     head = ["Metric", *(["Method"] if several else []), "Mean over clients", "Worst 10 %", "Clients measured"]
-    table = Table(head, rows).html(caption)
+    table = Table(list(map(subject.worded, head)), rows).html(caption)
     return formatting.section("More metrics", table, *map(note, metric_remarks(subject)))
 
 
 # --- classes ------------------------------------------------------------------------------------------------------
 
 
-def class_table(runs: Sequence[RunView]) -> str:
+def class_table(subject: Comparison) -> str:
     """The section on classes of a page about a single run; empty for several runs or fewer than two classes."""
+    runs = subject.runs
     by_split: Mapping[str, Sequence[Mapping[str, Any]]] = runs[0].info.get("by_class") or {}
     split = next((split for split in reversed(SPLITS) if split in by_split), None)
     if len(runs) != 1 or split is None or len(by_split[split]) < 2:
@@ -255,8 +264,8 @@ def class_table(runs: Sequence[RunView]) -> str:
         shares = [entry["accuracy"], entry["worst"]]
         bars = [Value("–") if x is None else bar(formatting.percent(x), x) for x in shares]
         rows.append([str(entry["class"]), *counts, *bars])
-    accuracies = ["accuracy over examples", "accuracy at the worst client"]
-    head = ["Class", f"{split} examples", "clients with some", *accuracies]
+    accuracies = ["accuracy over examples", subject.worded("accuracy at the worst client")]
+    head = ["Class", f"{split} examples", subject.worded("clients with some"), *accuracies]
     group = f" of {counted(len(runs[0].client_ids), 'honest client')}" if runs[0].whole is not None else ""
     caption = f"Accuracy by class, {split} examples{group}"
     return formatting.section("Class by class", Table(head, rows).html(caption))
