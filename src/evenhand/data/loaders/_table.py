@@ -332,6 +332,9 @@ def table_dataset(source: str, opened: Opened, options: Options) -> FederatedDat
     if client is None:
         client = owners(y, options.clients or 1, options.alpha, options.seed, source)
     assignment = assign(client, options.splitting, name=source, subject=f"column {client_column!r}")
+    if len(assignment.ids) > 1 and not is_named and set(options.client) <= set(options.drop):
+        # Else the dropped column's ids in new rows would be taken for these clients, and get their personal models.
+        assignment = assignment._replace(ids=tuple(f"part {name}" for name in assignment.ids))
     units = _remarks_on_units(features, assignment) if is_named else ()
     if table.weight is not None:
         # After the split, so that no example is among the training and among the test examples.
