@@ -77,6 +77,18 @@ def test_ditto_without_a_penalty_on_the_same_batches_is_local_training():
     assert not same(served(run(P.ditto(GLOBAL["fedavg"], WORK, lam=0.1, same_batches=True))), alone)
 
 
+def test_where_all_clients_begin_in_the_first_round_the_model_received_is_the_initial_one():
+    for work in (
+        WORK,
+        eh.local.sgd(MODEL, optax.sgd(0.1, momentum=0.9), epochs=2, batch_size=4, keep_optimiser=True),
+    ):
+        late, early = (
+            P.ditto(GLOBAL["fedavg"], work, lam=0.5, origin=origin) for origin in ("received", "initial")
+        )
+        assert same(served(run(late, cohort=6)), served(run(early, cohort=6)))
+        assert not same(served(run(late)), served(run(early)))  # some begin later
+
+
 def test_ditto_with_an_infinite_penalty_serves_the_global_model():
     found = run(P.ditto(GLOBAL["scaffold"], WORK, lam=math.inf))
     for k in CLIENTS:
@@ -376,6 +388,7 @@ SEVERAL = eh.algorithms.side_by_side({"a": AVERAGE, "b": AVERAGE})
         (lambda: P.ditto(WORK, WORK), "method"),  # pyright: ignore[reportArgumentType]
         (lambda: P.ditto(AVERAGE, AVERAGE), "work"),  # pyright: ignore[reportArgumentType]
         (lambda: P.ditto(AVERAGE, ADAM, implicit=True), "plain step size"),
+        (lambda: P.ditto(AVERAGE, WORK, origin="global"), "'initial' or 'received'"),  # pyright: ignore[reportArgumentType]
         (lambda: P.dynamic_ditto(AVERAGE, ADAM), "or per_run=True"),
         (lambda: P.dynamic_ditto(AVERAGE, WORK, lams=()), "at least one candidate"),
         (lambda: P.dynamic_ditto(AVERAGE, WORK, lams=(1.0, -1.0)), "lams=-1.0"),

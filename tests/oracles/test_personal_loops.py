@@ -46,6 +46,14 @@ def ditto(w, own, clients, lam=LAM, shrink=1.0):
     return averaged(w, clients)
 
 
+def late(w, own, clients):
+    """A client's model begins as the first one that it receives."""
+    for k in clients:
+        before = own[k][0] if isinstance(own[k], tuple) else w
+        own[k] = (steps(before, lambda v, k=k: plus(gradient(v, k), pull(v, w, LAM))),)
+    return averaged(w, clients)
+
+
 def implicit(w, own, clients):
     """v <- (v - lr grad + lr lam w) / (1 + lr lam), a step on the penalty taken at its end."""
     for k in clients:
@@ -173,6 +181,11 @@ def kept(own, w):
 CASES = {
     "ditto": (P.ditto(GLOBAL, WORK, lam=LAM), ditto, kept),
     "ditto, same batches": (P.ditto(GLOBAL, WORK, lam=LAM, same_batches=True), ditto, kept),
+    "ditto, late": (
+        P.ditto(GLOBAL, WORK, lam=LAM, origin="received"),
+        late,
+        lambda own, w: own[0] if isinstance(own, tuple) else w,
+    ),
     "ditto, implicit": (P.ditto(GLOBAL, WORK, lam=30.0, implicit=True), implicit, kept),
     "fedalt": (P.fedalt(WORK, personal="b"), fedalt, lambda own, w: {"w": w["w"], "b": own["b"]}),
     "fedalt, ridge, own work": (

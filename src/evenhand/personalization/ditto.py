@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from evenhand import local
+from evenhand import local, tree
 from evenhand.algorithms.beside import beside, check_method, non_negative
 from evenhand.errors import EvenhandError
 from evenhand.streams import Purpose, stream
-from evenhand.types import Algorithm, ClientData, Key, Params, PyTree
+from evenhand.types import Algorithm, Array, ClientData, Key, Params, PyTree
 
 __all__ = ["ditto"]
 
@@ -24,6 +25,13 @@ class _Own(NamedTuple):
     optimiser: optax.OptState
 
 
+class _Late(NamedTuple):
+    """The same of a client whose model begins as the first one that it receives, and whether it has received any."""
+
+    own: PyTree
+    begun: Array
+
+
 def ditto(
     method: Algorithm,
     work: local.Work,
@@ -31,6 +39,7 @@ def ditto(
     lam: float = 1.0,
     same_batches: bool = False,
     implicit: bool = False,
+    origin: Literal["initial", "received"] = "initial",
 ) -> Algorithm:
     r"""Ditto: each client also trains a personal model, which a quadratic penalty keeps near the global model.
 
@@ -53,16 +62,20 @@ def ditto(
         the same, as in the authors' code; False: independent batches.
       implicit: take each step implicitly in the penalty, :math:`v_k \leftarrow (v_k - \eta \nabla F_k + \eta \lambda
         w^t) / (1 + \eta \lambda)`, which is stable for every ``lam``; needs plain descent.
+      origin: what :math:`v_k` is before its first round: the ``"initial"`` model :math:`w^0`, or the first :math:`w^t`
+        ``"received"``, which spares a client that is drawn late the rounds that it has missed.
 
     Raises:
-      EvenhandError: ``lam`` negative or NaN; different models; or ``implicit`` without a plain step size.
+      EvenhandError: ``lam`` negative or NaN; different models; ``implicit`` without a plain step size; or another
+        ``origin``.
 
-    Edge cases: :math:`v_k` starts as the initial model :math:`w^0` and changes only in rounds in which the client is
-    drawn.  A client never drawn is served the current global model, as in the authors' code; to serve :math:`w^0`, give
-    :func:`evenhand.simulate` ``untrained="initial"``.  An explicit step needs :math:`\eta (L + \lambda) < 2` for
-    curvature :math:`L`.  The personal models of malicious clients never reach the server.  What clients would do to the
-    method's own model, such as :func:`evenhand.personalization.finetune`, is left out: put that around Ditto.  Personal
-    models of the method itself, as in ``ditto(ditto(...))``, are trained on the same batches; nobody is served them.
+    Edge cases: :math:`v_k` changes only in rounds in which the client is drawn.  A client never drawn is served the
+    current global model, as in the authors' code for StackOverflow; their other code serves it :math:`w^0`, as
+    :func:`evenhand.simulate` does with ``untrained="initial"``.  An explicit step needs
+    :math:`\eta (L + \lambda) < 2` for curvature :math:`L`.  The personal models of malicious clients never reach the
+    server.  What clients would do to the method's own model, such as :func:`evenhand.personalization.finetune`, is left
+    out: put that around Ditto.  Personal models of the method itself, as in ``ditto(ditto(...))``, are trained on the
+    same batches; nobody is served them.
 
     Differs from the paper: its algorithm 2 averages uniformly over clients drawn in proportion to their size:
     ``fedavg(work, sampling=eh.sampling.proportional(replace=False))``; the default of ``fedavg`` draws uniformly and
@@ -85,6 +98,8 @@ def ditto(
         raise EvenhandError(
             "ditto(implicit=True) needs work with a plain step size, e.g. eh.local.sgd(model, 0.1, ...)."
         )
+    if origin not in ("initial", "received"):
+        raise EvenhandError(f"ditto(origin={origin!r:.40}): give 'initial' or 'received'.")
     name = f"ditto({method.name or 'method'}, lam={lam:g})"
     if lam == math.inf:
         return _without_own_models(method)._replace(name=name)
@@ -95,22 +110,32 @@ def ditto(
             local.proximal(lam, received), optax.scale(1.0 if size is None else 1.0 / (1.0 + lam * size))
         )
 
-    def train(personal: Params, received: Params, data: ClientData, key: Key) -> Params:
-        key = key if same_batches else stream(key, Purpose.PERSONAL)
-        return work.solve(personal, data, key, pull(received, data))[0]
+    kept = work.kept
 
-    if (kept := work.kept) is None:
-        return beside(method, train=train, effort=work.effort, name=name)
+    def begin(params: Params) -> PyTree:
+        return params if kept is None else _Own(params, kept.init(params))
 
-    def continues(own: _Own, received: Params, data: ClientData, key: Key) -> _Own:
+    def train(own: PyTree, received: Params, data: ClientData, key: Key) -> PyTree:
         key = key if same_batches else stream(key, Purpose.PERSONAL)
+        if kept is None:
+            return work.solve(own, data, key, pull(received, data))[0]
         return _Own(*kept.solve(*own, data, key, pull(received, data))[:2])
+
+    def serve(own: PyTree) -> Params:
+        return own if kept is None else own.params
+
+    if origin == "initial":
+        return beside(method, begin=begin, train=train, serve=serve, effort=work.effort, name=name)
+
+    def begins_late(late: _Late, received: Params, data: ClientData, key: Key) -> _Late:
+        own = tree.select(late.begun, late.own, begin(received))
+        return _Late(train(own, received, data, key), jnp.bool_(True))
 
     return beside(
         method,
-        begin=lambda params: _Own(params, kept.init(params)),
-        train=continues,
-        serve=lambda own: own.params,
+        begin=lambda params: _Late(begin(params), jnp.bool_(False)),
+        train=begins_late,
+        serve=lambda late: serve(late.own),
         effort=work.effort,
         name=name,
     )

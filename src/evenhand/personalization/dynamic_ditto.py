@@ -51,7 +51,8 @@ def dynamic_ditto(
         the work must be plain descent, unless ``per_run``.
       strong_attack: the one bit that clients are assumed to know: that malicious updates may be scaled up, or that more
         than half of the clients are malicious (half of them is not strong).
-      lams: the candidates; None: (0.05, 0.1, 0.2) under a strong attack, else (0.1, 1, 2).
+      lams: the candidates; None: (0.05, 0.1, 0.2) under a strong attack, else (0.1, 1, 2).  For StackOverflow the paper
+        has (0.01, 0.05, 0.1) and (0.05, 0.1, 0.3).
       few_lam, few: the penalty of clients with fewer held-out examples than ``few``; None: 0.1 under a strong attack,
         else 1.
       held_out: the share of its training examples that a client holds out, rounded up to whole ones; in [0, 1).
