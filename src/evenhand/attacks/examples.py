@@ -383,6 +383,8 @@ def persistent_outliers(
     high: float = 1.0,
     std: float | None = None,
     label: int | None = None,
+    bounded: bool = False,
+    once: bool = False,
 ) -> Attack:
     r"""Persistent outliers: disturbs newly drawn examples of a client in each round that it takes part in.
 
@@ -399,10 +401,12 @@ def persistent_outliers(
       high: :math:`h`.
       std: :math:`\sigma`, of noise on all features in place of new pixels; None: pixels are replaced.
       label: only examples of this class are hit, and the share is of those; None: all classes.
+      bounded: whether features with noise are clipped to :math:`[l, h]`.
+      once: draw the outliers once before the run, the same for all rounds: what they are compared with.
 
     Raises:
-      EvenhandError: a share outside [0, 1], ``low`` not below ``high``, or ``std`` not above 0; when a run begins,
-        features that are no floating-point numbers.
+      EvenhandError: a share outside [0, 1], ``low`` not below ``high``, ``std`` not above 0, or ``bounded`` without it;
+        when a run begins, features that are no floating-point numbers.
 
     Edge cases: the disturbed examples are made from the clean ones, so that nothing accumulates, and depend on the
     seed, the round and the client alone, so that every method meets the same.  Labels and evaluation stay clean.
@@ -423,19 +427,24 @@ def persistent_outliers(
     for name, share in (("examples", examples), ("pixels", pixels)):
         if not 0.0 <= real_number(share) <= 1.0:
             raise EvenhandError(f"persistent_outliers({name}={share!r:.40}): give a share from 0 to 1.")
-    if std is None and not -math.inf < real_number(low) < real_number(high) < math.inf:
+    if (std is None or bounded) and not -math.inf < real_number(low) < real_number(high) < math.inf:
         raise EvenhandError(
             f"persistent_outliers(low={low!r:.40}, high={high!r:.40}): give two numbers, the lower one first."
         )
     if std is not None and not 0.0 < real_number(std) < math.inf:
         raise EvenhandError(f"persistent_outliers(std={std!r:.40}): give a number above 0.")
+    if std is None and bounded:
+        raise EvenhandError(
+            "persistent_outliers(bounded=True): new pixels are from low to high already: give std=, or leave it out."
+        )
     if label is not None:
         whole_number("persistent_outliers(label=)", label, 0)
 
     def change(x: Array, key: Key) -> Array:
-        return (
-            _replaced(x, pixels, low, high, key) if std is None else x + std * jax.random.normal(key, x.shape)
-        )
+        if std is None:
+            return _replaced(x, pixels, low, high, key)
+        noisy = x + std * jax.random.normal(key, x.shape)
+        return jnp.clip(noisy, low, high) if bounded else noisy
 
     def fresh(x: Array, y: Array, size: Array, key: Key) -> tuple[Array, Array]:
         x = _floats(x, "persistent_outliers()")
@@ -453,13 +462,20 @@ def persistent_outliers(
         chosen = chosen.reshape(-1, *[1] * (x.ndim - 1))
         return x.at[hit].set(jnp.where(chosen, change(x[hit], values), x[hit])), y
 
-    return Attack(fraction, fresh=fresh)
+    def rows(x: Any, y: Any, rng: np.random.Generator) -> tuple[Any, Any]:
+        x = _floats(x, "persistent_outliers()")
+        key = jax.random.key(int(rng.integers(2**32)))
+        return np.asarray(fresh(jnp.asarray(x), jnp.asarray(y), jnp.int32(len(x)), key)[0]).astype(x.dtype), y
+
+    return Attack(fraction, rows=rows) if once else Attack(fraction, fresh=fresh)
 
 
 def _replaced(x: Array, share: float, low: float, high: float, key: Key) -> Array:
     """Uniform numbers in place of this share of the pixels of each example."""
     choice, uniform = jax.random.split(key)
-    flat = x.reshape(x.shape[0], -1, x.shape[-1] if x.ndim > 3 else 1)
+    channels = x.shape[-1] if x.ndim > 3 else 1
+    # Not -1: there may be no example.
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:]) // channels, channels)
     order = jnp.argsort(jax.random.uniform(choice, flat.shape[:2]), axis=1)[:, : round(share * flat.shape[1])]
     new = jax.random.uniform(uniform, (*order.shape, flat.shape[2]), minval=low, maxval=high)
     replaced = jax.vmap(lambda example, places, values: example.at[places].set(values))(flat, order, new)

@@ -17,7 +17,7 @@ from scipy.stats import norm
 import evenhand as eh
 from evenhand import aggregators as agg
 from evenhand import attacks
-from evenhand.rounds import colluding, malicious_clients
+from evenhand.rounds import colluding, malicious_clients, poisoned
 from evenhand.streams import keys_of
 from evenhand.types import Attack, Cohort, Report, Upload
 
@@ -482,6 +482,7 @@ def test_persistent_outliers_hit_so_many_pixels_of_so_many_examples_of_a_class(
         assert len(shape) < 3 or (flat[..., 0] != flat[..., 1])[flat[..., 0] > 0].all()
         return flat[..., 0] > 0
 
+    assert not hits(make(examples=0.0), 50, 0).any()
     for size, wanted in ((50, 14), (20, 5), (1, 0)):
         hit = hits(make(), size, 0)
         assert hit.any(axis=1).sum() == wanted and not hit[size:].any()
@@ -494,9 +495,44 @@ def test_persistent_outliers_hit_so_many_pixels_of_so_many_examples_of_a_class(
     assert noisy and 0.45 < np.std(noisy(x, y, jnp.int32(50), jax.random.key(0))[0]) < 0.55
 
 
+@pytest.mark.parametrize("options", [{"std": 0.5}, {"pixels": 0.29, "low": 1.0, "high": 3.0}])
+def test_outliers_drawn_once_are_the_same_in_all_rounds_and_differ_between_seeds_and_clients(
+    options: dict[str, float],
+) -> None:
+    """FedTilt argues for outliers that are drawn in each round: this is what they are compared with."""
+    attack = attacks.persistent_outliers(1.0, examples=0.29, once=True, **options)
+    assert attack.fresh is None and attack.rows is not None
+    x, y = np.zeros((50, 40), np.float32), np.arange(50) % 5
+    first, again, other, seed = (
+        poisoned(attack.rows, x.copy(), y, *which)[0] for which in ((0, 0), (0, 0), (0, 1), (1, 0))
+    )
+    assert np.array_equal(first, again) and first.dtype == x.dtype
+    assert not np.array_equal(first, other) and not np.array_equal(first, seed)
+    for hit in (first, other, seed):
+        assert (hit != 0).any(axis=1).sum() == 14, "0.29 of 50, rounded down"
+    assert poisoned(attack.rows, x[:0], y[:0], 0, 0)[0].shape == (0, 40)
+    always = attacks.persistent_outliers(1.0, examples=0.29, **options)
+    eh.testing.check_attack(attack)
+    assert always.fresh and always.rows is None
+
+
+def test_noise_on_pixels_may_stay_within_their_range() -> None:
+    x, y = jnp.full((20, 30), 0.5), jnp.zeros(20, jnp.int32)
+    bounded, free = (
+        attacks.persistent_outliers(examples=1.0, std=1.0, low=0.1, high=0.8, bounded=bounded).fresh
+        for bounded in (True, False)
+    )
+    assert bounded and free
+    found, wide = (np.asarray(each(x, y, jnp.int32(20), jax.random.key(0))[0]) for each in (bounded, free))
+    np.testing.assert_array_equal(found, np.clip(wide, np.float32(0.1), np.float32(0.8)))
+    assert found.min() > wide.min() and found.max() < wide.max()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ({"bounded": True}, "give std="),
+        ({"bounded": True, "std": 1.0, "low": 2.0}, "the lower one first"),
         ({"examples": 1.1}, "examples=1.1"),
         ({"pixels": -0.1}, "pixels=-0.1"),
         ({"low": 1.0}, "the lower one first"),
