@@ -100,6 +100,22 @@ def test_the_servers_step_is_the_specifications(tau: float, lam: float, q: float
     np.testing.assert_allclose(1.0 + step, after, atol=2e-6)
 
 
+def test_the_server_may_have_any_aggregator() -> None:
+    """Its tilt is that of the method then, or none: one of both decides."""
+    deltas = jnp.asarray(round_of(1, 1)[0]) - 1.0
+    given = {q: method(1, 1, aggregator=eh.aggregators.drift_tilted(q, start="mean")) for q in (10.0, 0.0)}
+    steps = {
+        q: float(eh.aggregators.aggregate(each.phases[0].aggregator, deltas)) for q, each in given.items()
+    }
+    middle = deltas.mean()
+    shares = np.exp(10.0 * np.square(deltas - middle))
+    np.testing.assert_allclose([steps[10.0], steps[0.0]], [shares @ deltas / shares.sum(), middle], rtol=1e-5)
+    with pytest.raises(eh.EvenhandError, match="give the aggregator the tilt"):
+        method(1, 1, q=1.0, aggregator=eh.aggregators.coordinate_median())
+    with pytest.raises(eh.EvenhandError, match="give the aggregator the tilt"):
+        method(1, 1, server_steps=3, aggregator=eh.aggregators.mean())
+
+
 def test_the_two_level_loss_of_the_first_round_is_the_specifications() -> None:
     """T24, the first column: R_1 and R_2 at w = 1."""
     tilts = (

@@ -14,7 +14,7 @@ from evenhand.algorithms.fedprox import fedprox
 from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.risks import hierarchical, tilted
 from evenhand.sampling import uniform
-from evenhand.types import Algorithm, Array, ClientData, Key, Params, Risk
+from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, Params, Risk
 
 __all__ = ["fedtilt"]
 
@@ -30,6 +30,7 @@ def fedtilt(
     tied: bool = False,
     personal: local.Work | None = None,
     server_steps: int = 1,
+    aggregator: Aggregator | None = None,
 ) -> Algorithm:
     r"""FedTilt: personal models near the global one, all trained on losses tilted over classes and over examples.
 
@@ -56,10 +57,13 @@ def fedtilt(
       tied: one model per client, trained from ``w`` with the proximal term and uploaded; without tilts, FedProx.
       personal: local work of the personal models, or of the tied one, with step size :math:`\eta_2`; None: as ``work``.
       server_steps: the server's descent steps in a round, if it has a tilt.
+      aggregator: in place of the server's, such as :func:`evenhand.aggregators.drift_tilted` with plain distances or
+        from the mean, or a robust one; None: of ``tilt_server`` and ``server_steps``.
 
     Raises:
-      EvenhandError: a tilt is NaN, ``prox_mu`` negative, or infinite while ``tied`` or with ``personal``, or the loss
-        of the work cannot be tilted.  When a run starts: the data have more than ``classes``.
+      EvenhandError: a tilt is NaN, ``prox_mu`` negative, or infinite while ``tied`` or with ``personal``, the loss of
+        the work cannot be tilted, or both ``aggregator`` and a tilt or steps of the server.  When a run starts: the
+        data have more than ``classes``.
 
     Edge cases: without tilts the global model is that of FedAvg with equally weighted clients, and the personal models
     are Ditto's; equal tilts of classes and examples are one tilt of all examples.  Classes absent from a batch do not
@@ -68,7 +72,8 @@ def fedtilt(
     uploads of clients that have labels outside of them.
 
     Differs from the paper only where it is silent: the server's step size; personal models start as the initial one,
-    and a client never drawn is served the global one.
+    and a client never drawn is served the global one.  The paper's distance is called Euclidean and is squared in all
+    of its formulas, as here.
 
     Example:
       >>> import evenhand as eh
@@ -114,7 +119,7 @@ def fedtilt(
         return work.of_risk(two_level)
 
     grouped = None if tilt_class == tilt_sample == 0 else classes
-    aggregator = mean() if tilt_server == 0 else drift_tilted(tilt_server, steps=server_steps)
+    aggregator = _at_server(aggregator, tilt_server, server_steps)
     sampling = uniform(weighted=False)
     method = fedavg(tilt(work), aggregator=aggregator, sampling=sampling)._replace(classes=grouped)
     name = f"fedtilt(tilts {tilt_class:g}, {tilt_sample:g}, {tilt_server:g}; prox_mu={prox_mu:g})"
@@ -130,3 +135,15 @@ def fedtilt(
         return own.solve(v, data, key, local.proximal(prox_mu, received))[0]
 
     return beside(method, train=train, effort=own.effort, name=name)
+
+
+def _at_server(aggregator: Aggregator | None, tilt: float, steps: int) -> Aggregator:
+    """What reduces the uploads: the given one, or that of the tilt; refused if both are given."""
+    if aggregator is None:
+        return mean() if tilt == 0 else drift_tilted(tilt, steps=steps)
+    if tilt != 0 or steps != 1:
+        raise EvenhandError(
+            f"fedtilt(aggregator=..., tilt_server={tilt}, server_steps={steps}): give the aggregator the tilt and the "
+            "steps, as in eh.aggregators.drift_tilted(1.0, steps=10)."
+        )
+    return aggregator

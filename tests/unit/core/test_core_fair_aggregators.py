@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from scipy.special import logsumexp
 
 import evenhand as eh
 from evenhand.aggregators import (
@@ -31,6 +34,7 @@ ALL: dict[str, Aggregator] = {
     "mixture": ascending_mixture(0.1),
     "drift": drift_tilted(0.7),
     "away from drift, solved": drift_tilted(-0.3, steps=30),
+    "plain drift": drift_tilted(0.7, steps=5, distance="plain", start="mean"),
 }
 SHORTER: dict[str, Aggregator] = {
     "q 1": qfedavg(1.0, 10.0),
@@ -305,6 +309,51 @@ def test_a_negative_server_tilt_ignores_the_client_far_away() -> None:
     once = mean + aggregate(drift_tilted(-0.001), deltas)
     np.testing.assert_allclose(once, shares @ clients / shares.sum(), atol=1e-5)
     assert np.linalg.norm(once - point) > 0.5
+
+
+def _plain_drift(point: np.ndarray, clients: np.ndarray, q: float) -> float:
+    lengths = np.linalg.norm(clients - point, axis=1)
+    return lengths.mean() if q == 0 else float(logsumexp(q * lengths, b=1 / len(clients))) / q
+
+
+@pytest.mark.parametrize("q", [0.0, 0.7, 3.0, -0.4])
+def test_plain_distances_have_a_step_and_a_descent_of_their_own(q: float) -> None:
+    """The other reading of FedTilt's distance; without a tilt its centre is the geometric median."""
+    clients = np.random.default_rng(4).normal((2.0, 0.0, 0.0), size=(6, 3))
+    deltas = jnp.asarray(clients, jnp.float32)
+    rule = partial(drift_tilted, q, distance="plain")
+    lengths = np.linalg.norm(clients, axis=1)
+    pulls = np.exp(q * lengths) / lengths
+    np.testing.assert_allclose(aggregate(rule(), deltas), pulls @ clients / pulls.sum(), rtol=1e-5)
+    values = [_plain_drift(np.asarray(aggregate(rule(steps=k), deltas)), clients, q) for k in range(2, 9)]
+    assert np.all(np.diff([_plain_drift(np.zeros(3), clients, q), *values]) < 1e-6), "each step goes down"
+    if q >= 0:
+        best = minimize(_plain_drift, clients.mean(0), args=(clients, q), tol=1e-9).x
+        np.testing.assert_allclose(aggregate(rule(steps=3000), deltas), best, atol=2e-3)
+        assert np.linalg.norm(np.asarray(aggregate(drift_tilted(q, steps=3000), deltas)) - best) > 0.02
+    two = jnp.array([[0.0, 0.0], [3.0, 4.0]])
+    assert np.isfinite(aggregate(rule(steps=5), two)).all(), "a client at the broadcast model"
+
+
+def test_steps_of_the_server_may_begin_at_the_mean() -> None:
+    """T22 from there, where the uploads are as they arrive; the broadcast model is near the client far away."""
+    clients = np.concatenate([np.random.default_rng(1).normal(size=(9, 2)) * 0.1, [[10.0, 10.0]]])
+    deltas = jnp.asarray(clients - 9.0, jnp.float32)
+    ends = {
+        start: 9.0 + aggregate(drift_tilted(-0.1, steps=200, start=start), deltas)
+        for start in ("mean", "zero")
+    }
+    assert np.linalg.norm(ends["mean"] - clients[:9].mean(0)) < 1e-3
+    assert np.linalg.norm(ends["zero"] - clients[9]) < 1e-3
+    one = aggregate(drift_tilted(0.05, start="mean"), deltas)
+    shares = np.exp(0.05 * np.sum(np.square(clients - clients.mean(0)), axis=1))
+    np.testing.assert_allclose(one, shares @ (clients - 9.0) / shares.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{"distance": "euclid"}, {"start": "broadcast"}])
+def test_other_distances_and_starts_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(eh.EvenhandError, match=f"{next(iter(wrong))}=.*: give '"):
+        drift_tilted(1.0, **wrong)
 
 
 def test_an_empty_slot_does_not_slow_the_descent() -> None:
