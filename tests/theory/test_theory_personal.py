@@ -285,3 +285,42 @@ def test_features_may_have_units_far_apart():
         ridge([x * unit], [[1.0, 2.0, 3.0]], 0.0)[0] * unit for unit in (1.0, np.array([1e-9, 1e9]))
     )
     np.testing.assert_allclose(scaled, plain, rtol=1e-9)
+
+
+def test_personal_models_converge_as_fast_as_the_global_one():
+    """Corollary 1: with steps of 2 / ((t + 1) (mu + lam) p_k) the error falls like 1 / t; a fixed step stops it."""
+    clients, cohort, rows, lam = 20, 5, 40, 0.7
+    rng, bends = np.random.default_rng(0), np.linspace(1.0, 3.0, 5)
+    noise = rng.normal(size=(clients, rows, 5)) * 0.5 / bends
+    x = (rng.normal(size=(clients, 1, 5)) + noise).astype(np.float32)
+    data = eh.data.from_arrays(
+        x.reshape(-1, 5), np.zeros(clients * rows), np.repeat(np.arange(clients), rows), test_fraction=0.0
+    )
+    model = eh.models.from_functions(
+        init=lambda key: jnp.zeros(5),
+        apply=lambda w, x: x - w[None],
+        losses=lambda apart, y: 0.5 * apart**2 @ jnp.asarray(bends, jnp.float32),
+    )
+
+    def work(largest, convexity, chance):
+        def step(t):
+            return jnp.minimum(1.0 / largest, 2.0 / ((t + 1.0) * convexity * chance))
+
+        return eh.local.sgd(model, 1.0, steps=1, batch_size=1, schedule=step)
+
+    average = eh.algorithms.fedavg(work(3.0, 1.0, 1.0), sampling=eh.sampling.uniform(weighted=False))
+    own = x.mean(axis=1, dtype=np.float64)
+    best = (bends * own + lam * own.mean(axis=0)) / (bends + lam)
+
+    def error(rounds, personal):
+        method = eh.personalization.ditto(average, personal, lam=lam)
+        run = eh.simulate(method, data, rounds=rounds, cohort=cohort, eval_every=rounds, seed=1)
+        models = np.stack([run.personal_params(k) for k in range(clients)])
+        return float(np.mean(np.sum((models - best) ** 2, axis=1)))
+
+    falling = work(3.0 + lam, 1.0 + lam, cohort / clients)
+    rounds = np.array([100, 400, 1600])
+    errors = np.array([error(int(t), falling) for t in rounds])
+    slope = np.polyfit(np.log(rounds), np.log(errors), 1)[0]
+    assert -1.2 < slope < -0.8 and np.all((rounds * errors > 1.0) & (rounds * errors < 3.0))
+    assert error(400, eh.local.sgd(model, 1.0 / (3.0 + lam), steps=1, batch_size=1)) > 5.0 * errors[1]

@@ -389,3 +389,57 @@ def test_the_fixtures_of_the_specification() -> None:
     assert float(longest) == pytest.approx(2.0, rel=1e-6)
     chosen = agg.aggregate(agg.loss_filter(1), jnp.eye(4), losses=jnp.array([0.5, 2.0, 1.0, 3.0]))
     assert chosen.tolist() == [0, 1, 0, 0]
+
+
+def test_the_geometric_median_has_the_numbers_of_the_specification() -> None:
+    """RFA's: from the mean a far upload is shed by a factor per pass; from zero it counts for no more than others."""
+    corner = jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    line = jnp.array([[0.0], [1.0], [10.0]])
+    far = jnp.array([[0.0, 0.0], [0.1, 0.0], [0.0, 0.1], [1e6, 1e6]])
+    paths = (
+        (corner, None, (1 / 3, 0.27924078, 0.25269566, 0.23767284)),
+        (line, None, (3.6666667, 2.4253898, 1.6227490, 1.1956527, 1.0306645, 1.0009845)),
+        (jnp.concatenate([corner, jnp.full((1, 2), 10.0)]), (3, 3, 3, 1), (1.3, 0.49295289, 0.38764956, 0.35263386)),
+        (far, None, (250000.0, 100000.0, 35714.3, 12195.1, 4098.4)),
+    )  # fmt: skip
+    for deltas, weights, path in paths:
+        for passes, point in enumerate(path, start=1):
+            rule = agg.geometric_median(passes, start="mean")
+            given = None if weights is None else jnp.asarray(weights, jnp.float32)
+            found = agg.aggregate(rule, deltas, weights=given)
+            np.testing.assert_allclose(found, np.full(deltas.shape[1], point), rtol=2e-4)
+    for deltas, median in ((corner, (3 - 3**0.5) / 6), (line, 1.0)):
+        found = agg.aggregate(agg.geometric_median(60, start="mean"), deltas)
+        np.testing.assert_allclose(found, np.full(deltas.shape[1], median), atol=1e-4)
+    assert float(jnp.abs(agg.aggregate(agg.geometric_median(2), far)).max()) < 0.2
+    heavy = agg.aggregate(agg.geometric_median(200, nu=1e-6), far, weights=jnp.array([1.0, 4.0, 1.0, 2.0]))
+    np.testing.assert_allclose(heavy, far[1], atol=1e-3, err_msg="half of the weight")
+
+
+def test_one_step_of_the_geometric_median_is_no_longer_than_the_harmonic_mean_of_lengths() -> None:
+    deltas = jnp.array([[1.0, 0.0], [0.0, 2.0], [100.0, 0.0]])
+    one = agg.geometric_median(1)
+    for weights, step in (((1, 1, 1), (1.32450331, 0.66225166)), ((0.2, 0.3, 0.5), (1.97183099, 0.84507042))):
+        found = agg.aggregate(one, deltas, weights=jnp.asarray(weights, jnp.float32))
+        np.testing.assert_allclose(found, step, rtol=1e-5)
+        shares = np.asarray(weights) / sum(weights)
+        assert np.linalg.norm(found) <= 1.0 / np.sum(shares / np.array([1.0, 2.0, 100.0]))
+    longer = agg.aggregate(one, deltas.at[2].multiply(1e4))
+    assert float(jnp.linalg.norm(longer - agg.aggregate(one, deltas))) < 0.05
+    circle = jnp.array([[3.0, 4.0], [5.0, 0.0], [0.0, -5.0]])
+    np.testing.assert_allclose(agg.aggregate(one, circle), circle.mean(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("malicious", [1, 3, 4])
+def test_liars_move_the_geometric_median_no_farther_than_its_breakdown_allows(malicious: int) -> None:
+    """By 2 (1 - kappa) r / (1 - 2 kappa) from the centre of honest uploads within r, for a share kappa of liars."""
+    rng, clients, rule = np.random.default_rng(8), 9, agg.geometric_median(80)
+    median = jax.jit(lambda deltas: agg.aggregate(rule, deltas))
+    kappa, farthest = malicious / clients, 0.0
+    for _ in range(30):
+        honest = rng.normal(size=(clients - malicious, 4))
+        honest *= rng.random((len(honest), 1)) / np.linalg.norm(honest, axis=1, keepdims=True)
+        lies = rng.normal(size=(1, 4)) * 10 ** rng.uniform(-1, 4) + rng.normal(size=(malicious, 4)) * 0.1
+        point = median(jnp.asarray(np.concatenate([honest, lies]), jnp.float32))
+        farthest = max(farthest, float(np.linalg.norm(point)))
+    assert farthest <= 2 * (1 - kappa) / (1 - 2 * kappa)

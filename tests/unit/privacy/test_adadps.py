@@ -38,6 +38,7 @@ from private_oracle import (
 import evenhand as eh
 from evenhand import local
 from evenhand.errors import EvenhandError
+from evenhand.privacy._preconditioners import Moment
 
 LR, EPS, BETA = 0.2, 0.05, 0.9
 A = jax.tree.map(jnp.asarray, {"w": jnp.linspace(0.2, 3.0, 12).reshape(4, 3), "b": jnp.ones(3)})
@@ -166,6 +167,27 @@ def test_a_public_batch_has_the_mean_gradient_of_distinct_examples():
 
 
 # --- identities ------------------------------------------------------------------------------------------------------
+
+
+def test_adagrads_scales_only_grow_and_bound_the_squares_that_they_divide():
+    """Equations 6.19 and 6.25 at gamma = a = 1, where ``t v^t`` is AdaGrad's sum; also for gradients that are rare."""
+    rng, steps, eps = np.random.default_rng(6), 200, 1e-3
+    moment = Moment("adagrad", decay=0.9, eps=eps)
+    g = (
+        rng.normal(size=(steps, 300))
+        * np.exp(rng.normal(size=300))
+        * (rng.random((steps, 300)) < rng.random(300))
+    )
+
+    def step(total, squared):
+        total = moment.follow(total, squared)
+        return total, moment.root(total)
+
+    _, scales = jax.lax.scan(step, jnp.zeros(300), jnp.asarray(g**2, jnp.float32))
+    scales = np.asarray(scales, np.float64)
+    assert (np.diff(scales, axis=0) >= 0).all()
+    sums = (g**2 / scales).sum(axis=0)
+    assert (sums <= 2 * scales[-1]).all() and (sums > 1.5 * scales[-1]).any()
 
 
 def test_without_side_information_it_is_dp_sgd():

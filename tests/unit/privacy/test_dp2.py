@@ -364,6 +364,37 @@ def test_the_moment_is_bounded_as_in_lemma_21():
     assert 0 < max(float(leaf.max()) for leaf in moment.values()) < bound
 
 
+def test_gradients_of_a_quadratic_are_as_short_as_theorem_22_says():
+    """``2 (sqrt(M) + 1) (F(w) / (alpha T) + alpha L (tau^2 / (2 eps^2 b) + d z^2 C^2 / (2 b^2)))``: 29; 1.4 found."""
+    d, b, clip, s, eps, size, spread, steps = 10, 4.0, 5.0, 5, 0.5, 0.3, 0.5, 400
+    bends = jnp.linspace(0.1, 1.0, d)
+    x = np.random.default_rng(0).normal(size=(40, d))
+    x -= x.mean(axis=0)
+    x *= spread / np.sqrt(np.mean(np.sum(x**2, axis=1)))
+    model = eh.models.from_functions(
+        init=lambda key: jnp.ones(d),
+        apply=lambda w, x: x @ w + 0.5 * jnp.sum(bends * w**2),
+        losses=lambda out, y: out,
+    )
+    work = eh.privacy.dp2(
+        model, (size, size), clips=(clip, clip), delay=s, eps=eps, noise_multiplier=1.0, rate=b / 40, steps=1
+    )
+    continued, data = work.continued, client(np.float32(x), np.zeros(40, np.float32))
+    assert continued is not None
+
+    def step(carry, key):
+        squared = jnp.sum(jnp.square(bends * carry[0]))
+        return continued.solve(*carry, data, key), squared
+
+    begin = jnp.ones(d), continued.init(jnp.ones(d))
+    path = jax.jit(lambda key: jax.lax.scan(step, begin, jax.random.split(key, steps))[1])
+    found = np.mean([path(jax.random.key(seed)) for seed in range(5)])
+    root = np.sqrt(clip**2 * (1 + 1 / (s * b**2)))
+    start, noise = 0.5 * float(bends.sum()), d * clip**2 / (2 * b**2)
+    bound = 2 * (root + 1) * (start / (size * steps) + size * (spread**2 / (2 * eps**2 * b) + noise))
+    assert 28.9 < bound < 29.1 and 1.0 < found < 2.0
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
