@@ -1,9 +1,10 @@
 """Attacks: what malicious clients do to their examples, their reports and their uploads.
 
 Each is a value for ``eh.simulate(..., attack=...)``.  A ``fraction`` of the clients is drawn once per run;
-:func:`by_clients` names them instead, and :func:`both` puts one attack on top of another.  :func:`during` limits false
-uploads and reports to some rounds; wrong labels and features stay in all rounds, except those of
-:func:`persistent_outliers`.  Attacks act before anything that the server does against them.
+:func:`by_clients` names them instead, :func:`by_examples` draws clients with a share of the examples, and :func:`both`
+puts one attack on top of another.  :func:`during` limits false uploads and reports to some rounds; wrong labels and
+features stay in all rounds, except those of :func:`persistent_outliers`.  Attacks act before anything that the server
+does against them.
 """
 
 from evenhand.attacks.coalitions import alie, inner_product, mimic, min_max, min_sum, omniscient, same_value
@@ -19,12 +20,13 @@ from evenhand.attacks.examples import (
     uniform_labels,
 )
 from evenhand.attacks.uploads import false_sum, gaussian, model_replacement, non_finite, sign_flip, zero
-from evenhand.attacks.wrappers import both, by_clients, during
+from evenhand.attacks.wrappers import both, by_clients, by_examples, during
 
 __all__ = [
     "alie",
     "both",
     "by_clients",
+    "by_examples",
     "during",
     "false_sum",
     "feature_noise",

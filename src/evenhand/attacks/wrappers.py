@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
-from evenhand.errors import EvenhandError, expect
+from evenhand.errors import EvenhandError, expect, real_number, whole_number
 from evenhand.types import Attack
 
-__all__ = ["both", "by_clients", "during"]
+__all__ = ["both", "by_clients", "by_examples", "during"]
 
 
 def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
@@ -33,6 +34,44 @@ def by_clients(attack: Attack, clients: tuple[int | str, ...]) -> Attack:
         raise EvenhandError(f"by_clients(clients={clients!r:.40}): give several, such as ({clients!r:.40},).")
     expect("by_clients(clients=)", clients, Iterable, '("north", 3)')
     return attack._replace(fraction=0.0, clients=tuple(clients))
+
+
+def by_examples(attack: Attack, share: float, sizes: tuple[int, ...], *, seed: int = 0) -> Attack:
+    r"""The same attack by clients that have a share of all training examples, instead of a share of the clients.
+
+    .. math:: \{\pi_1, \dots, \pi_j\}, \qquad
+        j = \min \Big\{ j : \sum_{i \le j} n_{\pi_i} \ge \rho \sum_k n_k \Big\}, \quad \pi \text{ a random order}
+
+    Args:
+      attack: what they do.
+      share: :math:`\rho`, from 0, with which nobody is malicious, to 1.
+      sizes: :math:`n_k`, of all clients in the order of the data, such as ``tuple(data.train.sizes)``.
+      seed: of the order.
+
+    Raises:
+      EvenhandError: a share outside [0, 1], or sizes that are no numbers of examples.
+
+    Edge cases: the share is just exceeded, so that of few large clients it may be well above what was asked for.
+
+    Example:
+      >>> from evenhand.attacks import zero
+      >>> by_examples(zero(), 0.25, (100, 100, 100, 100)).clients
+      (2,)
+
+    Source: the code of Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022.
+    """
+    if not 0.0 <= real_number(share) <= 1.0:
+        raise EvenhandError(f"by_examples(share={share!r:.40}): give a share from 0 to 1.")
+    counts = np.asarray(sizes)
+    if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
+        raise EvenhandError(
+            f"by_examples(sizes={sizes!r:.40}): give each client's number of examples, as in tuple(data.train.sizes)."
+        )
+    order = np.random.default_rng(whole_number("by_examples(seed=)", seed, 0)).permutation(len(counts))
+    before = np.cumsum(counts[order]) - counts[order]
+    # Less 1e-9: 0.29 of 100 is 28.999999999999996.
+    chosen = order[before < share * counts.sum() - 1e-9]
+    return by_clients(attack, tuple(sorted(chosen.tolist())))
 
 
 def during(attack: Attack, *, first: int = 1, last: int | None = None) -> Attack:

@@ -362,6 +362,30 @@ def test_clients_are_named_by_id_or_by_position() -> None:
         malicious_clients(attacks.by_clients(attacks.zero(), ("north",)), 4, 0)
 
 
+def test_clients_with_a_share_of_the_examples_are_the_shortest_beginning_of_a_random_order() -> None:
+    """The fraction of RFA's code: of examples, just exceeded, and the same for the whole run."""
+    sizes = np.random.default_rng(0).integers(1, 50, 40)
+    for share, seed in ((0.01, 0), (0.1, 0), (0.25, 1), (0.45, 2), (1.0, 3)):
+        attack = attacks.by_examples(attacks.zero(0.3), share, tuple(sizes.tolist()), seed=seed)
+        assert attack.fraction == 0.0 and attack.clients
+        chosen = [int(k) for k in attack.clients]
+        assert sizes[chosen].sum() >= share * sizes.sum() > sizes[chosen].sum() - sizes[chosen].max()
+    larger, smaller, other = (
+        set(attacks.by_examples(attacks.zero(), share, tuple(sizes), seed=seed).clients or ())
+        for share, seed in ((0.45, 0), (0.1, 0), (0.45, 1))
+    )
+    assert smaller < larger != other
+    assert attacks.by_examples(attacks.zero(), 0.0, tuple(sizes)).clients == ()
+    assert len(attacks.by_examples(attacks.zero(), 0.29, (1,) * 100).clients or ()) == 29
+    for share, wrong, words in (
+        (1.1, (1, 2), "share="),
+        (0.1, (1.5, 2.0), "sizes="),
+        (0.1, (1, -2), "sizes="),
+    ):
+        with pytest.raises(eh.EvenhandError, match=words):
+            attacks.by_examples(attacks.zero(), share, wrong)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_run_attacked_by_name_is_the_run_attacked_by_position() -> None:
     """Flipped labels reach the same rows, and the run says who was malicious."""
     data = eh.testing.toy_data()
@@ -386,6 +410,7 @@ def test_every_attack_obeys_the_contract(name: str) -> None:
         "model_replacement": lambda: attacks.model_replacement(0.2, boost=3.0),
         "both": lambda: attacks.both(attacks.label_flip(0.2), attacks.gaussian()),
         "by_clients": lambda: attacks.by_clients(attacks.mimic(), (1, 3)),
+        "by_examples": lambda: attacks.by_examples(attacks.mimic(), 0.4, (10, 10, 10, 10)),
         "during": lambda: attacks.during(attacks.sign_flip(0.2), first=2),
         "trigger": lambda: attacks.trigger(0.2, patch=1, boost=2.0),
     }
