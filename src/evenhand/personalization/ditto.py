@@ -119,7 +119,8 @@ def ditto(
         key = key if same_batches else stream(key, Purpose.PERSONAL)
         if kept is None:
             return work.solve(own, data, key, pull(received, data))[0]
-        return _Own(*kept.solve(*own, data, key, pull(received, data))[:2])
+        params, optimiser, *_ = kept.solve(own.params, own.optimiser, data, key, pull(received, data))
+        return _Own(params, optimiser)
 
     def serve(own: PyTree) -> Params:
         return own if kept is None else own.params

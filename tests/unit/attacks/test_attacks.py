@@ -522,7 +522,7 @@ def test_persistent_outliers_hit_so_many_pixels_of_so_many_examples_of_a_class(
 
 @pytest.mark.parametrize("options", [{"std": 0.5}, {"pixels": 0.29, "low": 1.0, "high": 3.0}])
 def test_outliers_drawn_once_are_the_same_in_all_rounds_and_differ_between_seeds_and_clients(
-    options: dict[str, float],
+    options: dict[str, Any],
 ) -> None:
     """FedTilt argues for outliers that are drawn in each round: this is what they are compared with."""
     attack = attacks.persistent_outliers(1.0, examples=0.29, once=True, **options)

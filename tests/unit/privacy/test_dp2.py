@@ -383,8 +383,9 @@ def test_gradients_of_a_quadratic_are_as_short_as_theorem_22_says():
     assert continued is not None
 
     def step(carry, key):
-        squared = jnp.sum(jnp.square(bends * carry[0]))
-        return continued.solve(*carry, data, key), squared
+        params, state = carry
+        squared = jnp.sum(jnp.square(bends * params))
+        return continued.solve(params, state, data, key), squared
 
     begin = jnp.ones(d), continued.init(jnp.ones(d))
     path = jax.jit(lambda key: jax.lax.scan(step, begin, jax.random.split(key, steps))[1])
