@@ -99,7 +99,7 @@ def composition(room: Kind, draw: random.Random, depth: int = 0, *, after: str =
     elif room.noun == "aggregator" and draw.random() < 0.6:  # so that risks are drawn often enough
         known = {"risk_weighted": known["risk_weighted"]}
     name, factory = draw.choice(sorted(known.items()))
-    either = draw.choice(("q", "aggregator"))  # of which qmaml takes one
+    either = draw.choice(("q", "aggregator"))  # of which qmaml takes one, and fedtilt the latter or a tilt
     hints, arguments = get_type_hints(factory), list[str]()
     for parameter in inspect.signature(factory).parameters.values():
         must = parameter.default is parameter.empty
@@ -107,6 +107,9 @@ def composition(room: Kind, draw: random.Random, depth: int = 0, *, after: str =
             if parameter.name != either:
                 continue
             must = True
+        tilts = ("tilt_server", "server_steps") if either == "aggregator" else ("aggregator",)
+        if name == "fedtilt" and parameter.name in tilts:
+            continue
         if {Model, Work} & set(alternatives(hints[parameter.name])):
             continue
         if must or (parameter.name not in _NEVER and draw.random() < 0.5):
