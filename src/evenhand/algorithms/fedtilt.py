@@ -119,8 +119,7 @@ def fedtilt(
         return work.of_risk(two_level)
 
     grouped = None if tilt_class == tilt_sample == 0 else classes
-    aggregator = _at_server(aggregator, tilt_server, server_steps)
-    sampling = uniform(weighted=False)
+    aggregator, sampling = _at_server(aggregator, tilt_server, server_steps), uniform(weighted=False)
     method = fedavg(tilt(work), aggregator=aggregator, sampling=sampling)._replace(classes=grouped)
     name = f"fedtilt(tilts {tilt_class:g}, {tilt_sample:g}, {tilt_server:g}; prox_mu={prox_mu:g})"
     if prox_mu == math.inf:
