@@ -15,8 +15,10 @@ Claim = Literal[
     "adaptive",
     "feddane",
     "sampling",
+    "mnist",
+    "mnist_one_epoch",
 ]
-"""Figures 1, 7, 2, 9, 5, 3, 4 and 12 of the paper, in this order."""
+"""Figures 1, 7, 2, 9, 5, 3, 4 and 12 of the paper, in this order; then figures 1, 7 and 8, and 9, on MNIST."""
 
 
 class Trial(NamedTuple):
@@ -38,6 +40,10 @@ def trials(claim: Claim) -> list[Trial]:
             return _slow("(1, 1)", 0.9)
         case "one_epoch":
             return [trial for share in (0.0, 0.5, 0.9) for trial in _slow("(1, 1)", share, ", E=1")]
+        case "mnist":
+            return [trial for share in (0.0, 0.5, 0.9) for trial in _slow("MNIST", share)]
+        case "mnist_one_epoch":
+            return [trial for share in (0.0, 0.5, 0.9) for trial in _slow("MNIST", share, ", E=1")]
         case "iid_stragglers":
             return [trial for share in (0.0, 0.9) for trial in _slow("IID", share)[:2]]
         case "heterogeneity":
