@@ -136,6 +136,48 @@ def test_quantity_is_log_normal() -> None:
     assert np.bincount(partition.quantity(2_000_000, 400, 0.0, seed=0)).std() == 0
 
 
+@given(
+    labels_and_clients(),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 2.0, 1e4]),
+    st.integers(0, 5),
+)
+def test_consecutive_gives_each_client_neighbouring_classes(
+    case: tuple[np.ndarray, int], width: int, least: int, sigma: float, seed: int
+) -> None:
+    labels, clients = case
+    classes, y, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    held = np.array([[(c - k) % len(classes) < width for c in range(len(classes))] for k in range(clients)])
+    holders = held.sum(axis=0)
+    if width > len(classes) or not holders.all() or (counts < least * holders).any():
+        with pytest.raises(EvenhandError):
+            partition.consecutive(labels, clients, width, sigma, least, seed)
+        return
+    client = partition.consecutive(labels, clients, width, sigma, least, seed)
+    check_cover(client, len(y), clients)
+    table = np.zeros((clients, len(classes)), int)
+    np.add.at(table, (client, y), 1)
+    np.testing.assert_array_equal(table > 0, held)
+    assert table[held].min() >= least
+    if sigma == 0:  # each class is divided evenly
+        for column, among in zip(table.T, held.T, strict=True):
+            assert np.ptp(column[among]) <= 1
+
+
+def test_consecutive_numbers_are_log_normal_within_a_class() -> None:
+    """MNIST's size: of a class's examples beyond 5 each, the logs of 200 holders' numbers have the deviation asked for."""
+    y = np.repeat(np.arange(10), 700_000)
+    for sigma in (1.0, 2.0):
+        client = partition.consecutive(y, 1000, sigma=sigma, seed=3)
+        further = np.bincount(client[y == 4], minlength=1000) - 5
+        logs = np.log(further[further > 0])
+        assert len(logs) >= 195
+        assert abs(logs.std() - sigma) < 0.1 * sigma
+    sizes = np.bincount(partition.consecutive(y[::100], 1000, seed=3))
+    assert sizes.sum() == 70_000 and sizes.min() >= 10 and sizes.std() > 100
+
+
 def test_shards_are_of_similar_size_and_mixed() -> None:
     y = np.repeat(np.arange(10), 100)
     client = partition.shards(y, 50, 2, seed=0)
@@ -164,6 +206,7 @@ def test_matching_gives_clients_test_rows_like_their_training_rows() -> None:
         lambda seed: partition.dirichlet(np.arange(100) % 5, 7, 0.5, seed),
         lambda seed: partition.shards(np.arange(100) % 5, 7, 2, seed),
         lambda seed: partition.quantity(100, 7, 1.0, seed),
+        lambda seed: partition.consecutive(np.arange(100) % 5, 7, least=1, seed=seed),
     ],
 )
 def test_the_seed_decides_the_partition(draw: Callable[[int], np.ndarray]) -> None:
@@ -213,6 +256,20 @@ def test_labels_may_be_names() -> None:
         (lambda: partition.shards([0, 1, 0], 2, 3), "between 1 and the 2 classes"),
         (lambda: partition.shards(np.arange(9), 4, 2), "cannot hold 9 classes"),
         (lambda: partition.shards([0, 0, 0, 1], 3, 2), "too few examples to give 3 clients 2 classes"),
+        (lambda: partition.consecutive([0, 1, 0], 2, 3), "between 1 and the 2 classes"),
+        (
+            lambda: partition.consecutive(np.arange(100) % 10, 3),
+            "class 4 of 10, in the order of the labels, has 10",
+        ),
+        (
+            lambda: partition.consecutive(np.arange(90) % 10, 10),
+            "9 examples and 2 clients, each of which is to have 5",
+        ),
+        (lambda: partition.consecutive(np.arange(100) % 10, 10, sigma=-1.0), "sigma must be finite"),
+        (
+            lambda: partition.consecutive(np.arange(100) % 10, 10, least=0),
+            "least=0: give a whole number from 1",
+        ),
         (lambda: partition.by_column(["a", ""]), "values[1]"),
         (lambda: partition.by_column(["a", "nan"]), "values[1] is 'nan', which is not a client id"),
         (lambda: partition.by_column([1.0, float("nan")]), "values[1] is nan"),
