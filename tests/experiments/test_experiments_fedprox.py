@@ -141,3 +141,45 @@ def test_the_saved_accuracies_at_90_percent_stragglers_are_those_of_the_papers_r
         assert found["per_seed"] == [curve[at] for curve, at in zip(curves, found["round"], strict=True)]
         read[line] = found["mean"]
     assert read["FedProx, mu=1"] - read["FedAvg"] > 0.22
+
+
+def test_partial_work_and_the_proximal_term_help_on_every_saved_seed_of_mnist() -> None:
+    for name, fewest in (("mnist", 5), ("mnist_one_epoch", 4)):
+        runs = _runs(FOLDER / "results" / f"{name}.json")
+        read = {key: measures["train_loss"]["last"] for key, measures in runs.items()}
+        for share in (0, 50, 90):
+            dropped, partial, held = (
+                read[f"MNIST, {share}% stragglers", line]["per_seed"]
+                for line in ("FedAvg", "FedProx, mu=0", "FedProx, mu=1")
+            )
+            if share:
+                assert all(a < b for a, b in zip(partial, dropped, strict=True)), (name, share)
+            assert sum(a < b for a, b in zip(held, partial, strict=True)) >= fewest, (name, share)
+        hurt = [read[f"MNIST, {share}% stragglers", "FedAvg"]["mean"] for share in (0, 50, 90)]
+        assert hurt[0] < hurt[1] < hurt[2]
+        spread = [
+            read[f"MNIST, {share}% stragglers", line]["std"]
+            for share in (0, 50, 90)
+            for line in ("FedProx, mu=1", "FedProx, mu=0")
+        ]
+        bound = 1 / 6 if name == "mnist" else 1 / 3
+        assert all(a < bound * b for a, b in zip(spread[::2], spread[1::2], strict=True))
+
+
+def test_the_page_has_the_saved_numbers_of_mnist() -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    runs = _runs(FOLDER / "results" / "mnist.json")
+    worst = [runs["MNIST, 90% stragglers", line] for line in ("FedAvg", "FedProx, mu=0", "FedProx, mu=1")]
+    rows = {
+        "loss": [m["train_loss"]["last"] for m in worst],
+        "accuracy": [m["test_accuracy"]["last"] for m in worst],
+        "rule": [m["test_accuracy"]["stopped"] for m in worst],
+        "variance": [m["uniform_variance"]["last"] for m in worst],
+    }
+    for name, found in rows.items():
+        scale, digits = {"loss": (1, 3), "variance": (1, 1)}.get(name, (100, 1))
+        cells = [f"{scale * x['mean']:.{digits}f} ± {scale * x['std']:.{digits}f}" for x in found]
+        assert f"| {cells[0]} | {cells[1]} | **{cells[2]}** |" in page, (name, cells)
+    for (_, line), measures in runs.items():
+        stops = measures["test_accuracy"]["stopped"]["round"]
+        assert all(0 < at <= 100 for at in stops), line

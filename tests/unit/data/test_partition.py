@@ -166,7 +166,7 @@ def test_consecutive_gives_each_client_neighbouring_classes(
 
 
 def test_consecutive_numbers_are_log_normal_within_a_class() -> None:
-    """MNIST's size: of a class's examples beyond 5 each, the logs of 200 holders' numbers have the deviation asked for."""
+    """Of a class, 200 clients hold 5 examples and more; the logs of what is beyond 5 have the deviation asked for."""
     y = np.repeat(np.arange(10), 700_000)
     for sigma in (1.0, 2.0):
         client = partition.consecutive(y, 1000, sigma=sigma, seed=3)
