@@ -478,6 +478,25 @@ def _weighted(uploads, weights):
     return jax.tree.map(lambda leaf: jnp.tensordot(shares, leaf, axes=1), uploads.delta)
 
 
+def _spread(uploads, present, state, key):
+    """The mean, divided by 1 and the variance over the uploads that are accepted."""
+    mean = _weighted(uploads, uploads.weight)
+    filled = present.astype(jnp.float32)
+
+    def shrunk(leaf, middle):
+        squares = jnp.tensordot(filled, jnp.square(leaf - middle[None]), axes=1)
+        return middle / (1.0 + 1e-9 * squares / (jnp.sum(filled) - 1.0))
+
+    return jax.tree.map(shrunk, uploads.delta, mean), state
+
+
+def _by_squares(uploads, present, state, key):
+    squares = jax.vmap(lambda delta: jnp.square(tree.norm(delta)))(uploads.delta)
+    return _weighted(
+        uploads, uploads.weight * jnp.exp(-jnp.square(squares) / jnp.sum(jnp.square(squares)))
+    ), state
+
+
 def _zero_times_nan(uploads, present, state, key):
     return _weighted(uploads, jnp.where(present, uploads.weight, 0.0)), state
 
@@ -511,6 +530,13 @@ def _always_the_same(total, state, key):
     return NOISY_MEAN.lower(total, state, jax.random.key(0))
 
 
+def _half_as_loud(promised):
+    loud, soft = (
+        eh.privacy.noisy_mean(1.0, noise_multiplier=noise, rate=0.5) for noise in (promised, promised / 2)
+    )
+    return loud._replace(lower=soft.lower)
+
+
 def _as_if_alone(distance, weight, public):
     """As in the first pass from the mean, of which a check of that pass alone sees nothing."""
     return weight + 0 * distance
@@ -520,6 +546,8 @@ def _as_if_alone(distance, weight, public):
     ("words", "aggregator"),
     [
         ("An empty slot is read", Stack(lambda like, clients: (), _zero_times_nan, skips_absent=True)),
+        ("only one of a round", Stack(lambda like, clients: (), _spread)),
+        ("its norm is 1e18", Stack(lambda like, clients: (), _by_squares)),
         ("depends on losses", Stack(lambda like, clients: (), _by_losses)),
         ("depends on losses", MEAN._replace(lift=lambda upload, public, key: (upload.delta, upload.loss))),
         ("state after a round", Stack(lambda like, clients: (), _with_a_count)),
@@ -531,6 +559,7 @@ def _as_if_alone(distance, weight, public):
             "noise is smaller",
             NOISY_MEAN._replace(lower=eh.privacy.noisy_mean(1.0, noise_multiplier=0.01, rate=0.5).lower),
         ),
+        *(("noise is smaller", _half_as_loud(promised)) for promised in (0.2, 0.5, 0.7)),
         ("not finite", MEAN._replace(lower=_partly_unknown)),
         ("order", Stack(lambda like, clients: (), _first_only)),
         ("empty slot counts", Stack(lambda like, clients: (), _median_over_slots)),

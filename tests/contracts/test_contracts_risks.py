@@ -287,3 +287,15 @@ def test_flags_waive_one_law_each() -> None:
         check_risk(half, translation=False)
     with pytest.raises(AssertionError, match="slope"):
         check_risk(_linear(_gentle), monotone=False)
+
+
+def test_a_risk_that_overflows_for_large_losses_is_found_out() -> None:
+    """The tilted risk without the largest loss subtracted: where losses are small it is the right one."""
+    tilted = risks.tilted(1.0)
+
+    def value(losses: Array, weights: Array | None = None) -> Array:
+        usual = tilted.value(losses, weights)
+        return usual + 0.0 * jnp.sum(jnp.exp(jnp.where(jnp.isfinite(losses) & (losses < 1e5), losses, 0.0)))
+
+    with pytest.raises(AssertionError, match="up to 3000 is not finite"):
+        check_risk(tilted._replace(value=value))

@@ -7,11 +7,12 @@ check.name)`` over ``def test_it(check): check()``.
 
 Some laws concern mistakes that runs with full cohorts of honest clients do not show: an empty slot of a cohort has no
 vote (:func:`check_aggregator`, and :func:`check_algorithm` for a method's aggregators), draws and noise come from the
-keys that are passed in, padding does not count, and a client uploads how the parameters changed, not the parameters.
+keys that are passed in, padding does not count, weights are those of the sampling, and a client uploads how the
+parameters changed, not the parameters.  What no check sees is listed in ``docs/extending.md``.
 """
 
-from evenhand.testing._algorithm import algorithm_checks, check_algorithm, toy_data, toy_model
-from evenhand.testing._check import Check
+from evenhand.testing._algorithm import algorithm_checks, check_algorithm
+from evenhand.testing._check import Check, toy_data, toy_model
 from evenhand.testing._risk import check_risk, risk_checks
 from evenhand.testing._uploads import aggregator_checks, attack_checks, check_aggregator, check_attack
 

@@ -1,15 +1,13 @@
-"""The laws of an :class:`evenhand.types.Algorithm`, each as a check, and the toy problem on which they are checked."""
+"""The laws of an :class:`evenhand.types.Algorithm`, each as a check."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from evenhand import rounds as protocol
 from evenhand import tree
@@ -18,7 +16,7 @@ from evenhand._paths import named_path
 from evenhand._platform import check_process
 from evenhand.aggregators import reduce_uploads
 from evenhand.communication import compressed
-from evenhand.data import FederatedDataset, Split
+from evenhand.data import FederatedDataset
 from evenhand.devices import everywhere, here, over
 from evenhand.errors import EvenhandError
 from evenhand.exchange import Worked
@@ -29,15 +27,26 @@ from evenhand.simulation import Job, engine, setup, store, twin
 from evenhand.simulation.program import EXECUTED, Program, Rows
 from evenhand.streams import keys_of
 from evenhand.systems import Systems, bound
-from evenhand.testing._check import Check, are_equal, check_all, checks_of, form
-from evenhand.testing._uploads import check_slots, promised_noise
+from evenhand.testing._check import (
+    Check,
+    are_close,
+    are_equal,
+    check_all,
+    check_close,
+    check_same_form,
+    checks_of,
+    makes_keys,
+    may_be_assumed,
+    toy_data,
+)
+from evenhand.testing._uploads import check_cohorts, check_slots, promised_noise
+from evenhand.text import counted
 from evenhand.types import (
     Algorithm,
     Array,
     Attack,
     ClientData,
     Key,
-    Model,
     Params,
     PyTree,
     Report,
@@ -67,6 +76,7 @@ def check_algorithm(
     lanes: tuple[int, ...] = (3,),
     devices: tuple[int, ...] = (1,),
     tolerance: float = 1e-5,
+    continues: bool = False,
 ) -> None:
     """Checks that a method obeys the laws every method must obey.
 
@@ -81,6 +91,12 @@ def check_algorithm(
       Another key gives another model if an aggregator has a ``release``.
     * With ``partial_work=True``, a straggler whose ``effort`` has fewer steps does other work than one with all steps;
       not checked where the effort may be the one that is assumed, a step for each example.
+    * A cohort, also one among the clients that are present, holds clients that exist, and none twice unless the
+      sampling ``repeats``; ``systems`` only take clients and shares of their work away.
+    * A client's weight is the one of the method's sampling, up to a factor, unless it depends on more than its size.
+    * Uploads are finite, also that of a client with a single example.
+    * After all rounds, the model of some client has changed, and so has the state of one if clients have states.  With
+      ``continues=True``, work or reports read the state, and no part of it is left unread.
     * Uploads are differences, where there are several clients: with a constant added to all parameters of the model, no
       upload grows by it.
     * Empty slots have no vote: the direction with some slots filled is that of these uploads alone.
@@ -101,6 +117,8 @@ def check_algorithm(
       lanes: numbers of lanes to run with; the plain loop is as good as one lane.
       devices: numbers of devices to run with, each with all the lanes.
       tolerance: relative difference allowed between two orders of summation.
+      continues: whether clients continue from the state that they kept, as with a control variate or in Ditto; False:
+        not checked, as personal models may also be trained anew in each round.
 
     Raises:
       AssertionError: a law does not hold; the message says which.
@@ -122,6 +140,7 @@ def check_algorithm(
             lanes=lanes,
             devices=devices,
             tolerance=tolerance,
+            continues=continues,
         )
     )
 
@@ -137,11 +156,11 @@ def algorithm_checks(
     lanes: tuple[int, ...] = (3,),
     devices: tuple[int, ...] = (1,),
     tolerance: float = 1e-5,
+    continues: bool = False,
 ) -> tuple[Check, ...]:
     """The laws of :func:`check_algorithm`, each as a check of its own, for a test runner to show one by one.
 
-    Arguments are those of :func:`check_algorithm`.  Nothing is computed before the first check is called; all of them
-    share what they compute, so that each program is compiled once, whichever checks are called and in whichever order.
+    Arguments are those of :func:`check_algorithm`.  Checks share what they compute, from the first that is called on.
 
     Returns:
       Checks with a ``name``, in the order in which :func:`check_algorithm` calls them.
@@ -174,28 +193,32 @@ def algorithm_checks(
         masks=True,
     )
     # The other clients' rows are room beyond the largest client's; states per example have no such room.
-    has_room = (
-        attack is None and algorithm.pooled is None and not isinstance(algorithm.init_client, PerExample)
-    )
+    is_by_example = isinstance(algorithm.init_client, PerExample)
+    has_room = attack is None and algorithm.pooled is None and not is_by_example
     spare = min(_SPARE, len(data.train.x) - capacity) if has_room else 0
     is_masked = any(phase.aggregator.unmasked is not phase.aggregator for phase in algorithm.phases)
     subject = _Subject(program, data, ways, spare, tolerance)
     return checks_of(
         (True, "parameters have the form of the model", subject.check_forms),
+        (True, "cohorts hold clients that may take part", lambda: check_cohorts(program, subject.rows.sizes)),
         (True, "clients know their own rows only", subject.check_rows),
+        (True, "rounds keep the form of the state", subject.check_state),
+        (True, "weights are those of the sampling", subject.check_weights),
+        (True, "uploads are finite", subject.check_finite),
         (True, "padding changes nothing", subject.check_capacity),
         (True, "randomness comes from the keys", subject.check_keys),
         (True, "stragglers do a part of the work", subject.check_progress),
         (True, "adapted parameters are finite", subject.check_adapted),
         (True, "uploads are differences", subject.check_differences),
         (True, "empty slots have no vote", subject.check_slots),
-        (True, "rounds keep the form of the state", subject.check_state),
+        (continues, "clients continue from their state", subject.check_continued),
         (len(ways) > 1, "all lanes and devices agree", subject.check_ways),
         (True, "the engine is its readable twin", subject.check_twin),
         (is_masked, "masks change no number", subject.check_masks),
         (systems is None and attack is None, "a network gives the same numbers", subject.check_network),
         (True, "the same seed gives the same bits", subject.check_same_seed),
         (True, "another seed gives other numbers", subject.check_other_seed),
+        (True, "rounds change models and states", subject.check_moves),
         (True, "absent clients keep their state", subject.check_absent),
         (True, "arguments are not modified", subject.check_arguments),
     )
@@ -263,7 +286,7 @@ class _Subject:
         """By how much the engine's capacity is above the largest client: nothing where that changes a number."""
         if not self.spare:
             return 0
-        return self.spare if _are_close(self.roomy, self.plain, self.tolerance) else 0
+        return self.spare if are_close(self.roomy, self.plain, self.tolerance) else 0
 
     @cached_property
     def first(self) -> tuple[protocol.RoundState, Any]:
@@ -284,6 +307,31 @@ class _Subject:
     def largest(self) -> int:
         """The client with the most examples."""
         return int(np.argmax(self.rows.sizes))
+
+    def own(self, k: int, progress: float = 1.0) -> ClientData:
+        """The examples of a client in the first round."""
+        rows = self.rows
+        window = (rows.starts[k], rows.sizes[k], jnp.float32(progress), self.program.capacity)
+        return ClientData(rows.x, rows.y, *window, round=jnp.int32(0))
+
+    def given(self, index: int) -> tuple[PyTree, PyTree]:
+        """What the largest client gets and has kept in a phase of the first round."""
+        k = jnp.int32(self.largest)
+        message = self.algorithm.phases[index].broadcast(self.state.server, k)
+        return message, tree.take(self.state.clients, k)
+
+    def traced_work(self, index: int) -> Any:
+        """The program of what the largest client reports and does, given its state and key."""
+        phase, (message, memory), data = (
+            self.algorithm.phases[index],
+            self.given(index),
+            self.own(self.largest),
+        )
+
+        def work(memory: PyTree, key: Key) -> Any:
+            return phase.report(message, memory, data), phase.work(message, memory, data, key)
+
+        return jax.make_jaxpr(work)(memory, jax.random.key(3))
 
     def worked(
         self,
@@ -342,24 +390,24 @@ class _Subject:
 
     def check_forms(self) -> None:
         algorithm, params = self.algorithm, self.params
-        _same_form(algorithm.global_params(self.state.server), params, "global_params")
+        check_same_form(algorithm.global_params(self.state.server), params, "global_params")
         if algorithm.personal_params is not None:
             mine = tree.take(self.state.clients, jnp.int32(0))
-            _same_form(algorithm.personal_params(self.state.server, mine), params, "personal_params")
+            check_same_form(algorithm.personal_params(self.state.server, mine), params, "personal_params")
         if algorithm.adapt is not None:
-            _same_form(self.adapted, params, "adapt")
+            check_same_form(self.adapted, params, "adapt")
 
     @cached_property
     def adapted(self) -> Params:
         """The model as the first client adapts it; ``()``: clients do not."""
-        window = (self.rows.starts[0], self.rows.sizes[0], jnp.float32(1.0), self.program.capacity)
-        data = ClientData(*self.rows[:2], *window)
-        adapt = self.algorithm.adapt
+        adapt, data = self.algorithm.adapt, self.own(0)._replace(round=None)
         return () if adapt is None else adapt(self.params, data, jax.random.key(0))
 
     def check_adapted(self) -> None:
-        is_finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.adapted))
-        assert is_finite, "A client adapts its model to parameters that are not finite."
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.adapted)), (
+            f"A client with {self._examples(0)} adapts its model to parameters that are not finite: guard what is not "
+            "defined for so few."
+        )
 
     def check_rows(self) -> None:
         """Uploads stay the same when all other clients' rows are corrupted."""
@@ -378,17 +426,44 @@ class _Subject:
             clean, corrupted = self.worked(index, k), self.worked(index, k, rows=others)
             largest = protocol.largest_weight(algorithm, int(rows.sizes[k]))
             assert protocol.accepts_report(phase.aggregator, clean[0], largest), (
-                "A client reports a weight that is below 0 or above that of its sampling, or a loss that is not "
-                "finite."
+                "A client reports a weight that is below 0 or above that of its sampling, or a loss that is not finite "
+                "for an aggregator with needs_loss: report sampling.weight(data.size), and the loss "
+                "eh.local.full_loss(model, params, data)."
             )
-            assert are_equal(clean, corrupted), "A client's upload depends on other clients' rows."
-        if algorithm.adapt is not None:
-            served, adapt_client = algorithm.global_params(state.server), algorithm.adapt
-            window = (rows.starts[k], rows.sizes[k], jnp.float32(1.0), self.program.capacity)
-            adapt = jax.jit(lambda x, y: adapt_client(served, ClientData(x, y, *window), jax.random.key(3)))
+            assert are_equal(clean, corrupted), (
+                "A client's upload depends on other clients' rows: work and report may read data.size rows from "
+                "data.start on, such as those of eh.rounds.own_rows(data) that are before data.size."
+            )
+        if (adapt_client := algorithm.adapt) is not None:
+            served, data = algorithm.global_params(state.server), self.own(k)._replace(round=None)
+            adapt = jax.jit(lambda x, y: adapt_client(served, data._replace(x=x, y=y), jax.random.key(3)))
             assert are_equal(adapt(rows.x, rows.y), adapt(others.x, others.y)), (
-                "A client adapts its model to other clients' rows."
+                "A client adapts its model to other clients' rows: adapt may read data.size rows from data.start on."
             )
+
+    def check_weights(self) -> None:
+        """Weights that depend on the size alone, up to a common factor."""
+        if (attack := self.program.attack) is not None and attack.report is not None:
+            return
+        expected = np.array(jax.vmap(self.algorithm.sampling.weight)(self.rows.sizes), np.float64)[:, None]
+        for index, (reports, _) in enumerate(self.sent):
+            given = np.array(reports.weight, np.float64).reshape(len(expected), -1)
+            k = self.largest
+            is_same = np.allclose(given * expected[k], given[k] * expected, rtol=1e-5, atol=0.0)
+            assert is_same or not self._weighs_by_size(index), (
+                "A client's weight is not the one of the method's sampling, so the average over cohorts is biased: "
+                "report sampling.weight(data.size), with the sampling that Algorithm(sampling=) gets. For other "
+                "weights, such as equal ones, give both a sampling that has them: eh.sampling.uniform(weighted=False)."
+            )
+
+    def _weighs_by_size(self, index: int) -> bool:
+        """Whether the reported weight depends on nothing that a client gets, keeps or has, but on its size."""
+        phase, given, data = self.algorithm.phases[index], self.given(index), self.own(self.largest)
+
+        def weight(message: PyTree, memory: PyTree, x: Array, y: Array) -> Array:
+            return phase.report(message, memory, data._replace(x=x, y=y)).weight
+
+        return not any(programs.used_inputs(jax.make_jaxpr(weight)(*given, data.x, data.y)))
 
     def check_capacity(self) -> None:
         if self.room == self.spare:
@@ -397,7 +472,7 @@ class _Subject:
             usual, roomy = self.worked(index), self.worked(index, spare=self.spare)
             draws = not are_equal(usual[1:], self.worked(index, seed=5)[1:])
             compared = 1 if draws else len(usual)  # numbers drawn for another capacity may be others
-            assert _are_close(usual[:compared], roomy[:compared], _APART), (
+            assert are_close(usual[:compared], roomy[:compared], _APART), (
                 "Padding counts: a client's work or report changes with data.capacity, which is only the largest size "
                 "that a client can have; divide by data.size."
             )
@@ -407,28 +482,25 @@ class _Subject:
         order = np.arange(len(self.rows.x))
         order[start : start + size] = order[start : start + size][::-1]
         turned = self.rows._replace(x=self.rows.x[order], y=self.rows.y[order])
+        if (adapt := self.algorithm.adapt) is not None:
+            program = jax.make_jaxpr(partial(adapt, self.params, self.own(0)._replace(round=None)))(
+                jax.random.key(3)
+            )
+            assert not makes_keys(program) or any(programs.used_inputs(program)), (
+                "A client adapts its model with a key of its own: adapt must draw from the key that it gets."
+            )
         for index, phase in enumerate(self.algorithm.phases):
             made_with = self.worked(index), self.worked(index, seed=5), self.worked(index, rows=turned)
             # The upload, and then what the client keeps.
             for made, again, other in list(zip(*made_with, strict=True))[1:]:
-                is_fixed = are_equal(made, again) and not _are_close(made, other, _APART)
-                assert not is_fixed or not self._work_makes_keys(index), (
+                is_fixed = are_equal(made, again) and not are_close(made, other, _APART)
+                assert not is_fixed or not makes_keys(self.traced_work(index)), (
                     "A client's work draws from a key of its own: it must draw from the key that it gets, which is "
                     "another in each round."
                 )
             self._check_server_keys(index)
             if promised_noise(phase.aggregator) > 0:
                 self._check_noise(index)
-
-    def _work_makes_keys(self, index: int) -> bool:
-        phase, k, rows = self.algorithm.phases[index], jnp.int32(self.largest), self.rows
-        message, memory = phase.broadcast(self.state.server, k), tree.take(self.state.clients, k)
-        window = (rows.starts[k], rows.sizes[k], jnp.float32(1.0), self.program.capacity, jnp.int32(0))
-
-        def work(key: Key) -> Any:
-            return phase.work(message, memory, ClientData(rows.x, rows.y, *window), key)
-
-        return _makes_keys(jax.make_jaxpr(work)(jax.random.key(3)))
 
     def _check_server_keys(self, index: int) -> None:
         phase, memory, key = self.algorithm.phases[index], self.state.aggregators[index], jax.random.key(3)
@@ -438,7 +510,7 @@ class _Subject:
         direction = jax.eval_shape(reduced, uploads, everybody, memory, key, noise)[0]
         given = (self.state.server, tree.zeros(direction), jnp.int32(self.program.cohort), key)
         program = jax.make_jaxpr(phase.server)(*given)
-        if not _makes_keys(program) or programs.used_inputs(program)[-1]:
+        if not makes_keys(program) or programs.used_inputs(program)[-1]:
             return
         after = self.algorithm.global_params(phase.server(*given)[0])
         assert are_equal(after, self.algorithm.global_params(self.state.server)), (
@@ -462,19 +534,28 @@ class _Subject:
     def check_progress(self) -> None:
         if not self.algorithm.partial_work:
             return
-        rows, k = self.rows, self.largest
         for index, phase in enumerate(self.algorithm.phases):
             if phase.effort is None:
                 continue
-            data = ClientData(
-                *rows[:2], rows.starts[k], rows.sizes[k], jnp.float32(1.0), self.program.capacity
+            # Of two epochs, a half and more is both.
+            whole, part = (phase.effort(self.own(self.largest, done)) for done in (1.0, 0.25))
+            is_part = part.steps < whole.steps and not may_be_assumed(phase.effort, self.own(self.largest))
+            assert not is_part or not are_equal(self.worked(index), self.worked(index, progress=0.25)), (
+                "A straggler does all of the work: data.progress changes its effort, but not what it uploads or keeps. "
+                "Take effort(data).steps steps, as eh.local.over_batches does."
             )
-            whole, half = (phase.effort(data._replace(progress=jnp.float32(share))) for share in (1.0, 0.5))
-            # A step for each example is also what is assumed where the effort is unknown.
-            is_part = half.steps < whole.steps and whole.steps % data.size != 0
-            assert not is_part or not are_equal(self.worked(index), self.worked(index, progress=0.5)), (
-                "A straggler does all of the work: data.progress changes its effort, but not what it uploads or keeps."
+
+    def check_finite(self) -> None:
+        for _, deltas in self.sent:
+            accepted = np.array(jax.vmap(protocol.accepts_delta, axis_size=self.data.num_clients)(deltas))
+            broken = np.flatnonzero(~accepted & ~np.array(self.rows.malicious))
+            assert not broken.size, (
+                f"The upload of a client with {self._examples(broken[0])} is not finite, so each run rejects it: in "
+                "Phase.work, guard what is not defined for some data, such as a division by data.size - 1."
             )
+
+    def _examples(self, k: int) -> str:
+        return counted(int(self.rows.sizes[k]), "training example")
 
     def check_differences(self) -> None:
         """Uploads at a model, and at one whose parameters are all larger by a constant."""
@@ -502,20 +583,63 @@ class _Subject:
             check_slots(aggregator, uploads, ids, memory, self.tolerance)
 
     def check_state(self) -> None:
-        _same_form(self.first[0], self.state, "the state after a round")
+        for index in range(len(self.parts)):
+            (_, memory), after = self.given(index), self.worked(index).state
+            check_same_form(after, memory, "the state that Phase.work returns")
+        check_same_form(self.first[0], self.state, "the state after a round")
+
+    def check_moves(self) -> None:
+        """After all rounds, unless no upload was accepted in any."""
+        algorithm, before, (after, shown) = self.algorithm, self.state, self.first
+        if not np.any(shown["reported"]):
+            return
+
+        def served(state: protocol.RoundState) -> PyTree:
+            serve = algorithm.personal_params
+            return () if serve is None else jax.vmap(partial(serve, state.server))(state.clients)
+
+        models = (algorithm.global_params(state.server) for state in (before, after))
+        assert not are_equal(*models) or not are_equal(served(before), served(after)), (
+            "No round changes a model that clients are served: global_params, or personal_params, must read the "
+            "parameters that Phase.server, or Phase.work, returns."
+        )
+        # What a client keeps of the rest of short uploads may stay 0.
+        is_shortened = any(phase.aggregator.compression for phase in algorithm.phases)
+        has_states = jax.tree.leaves(before.clients) and algorithm.pooled is None and not is_shortened
+        assert not has_states or not are_equal(before.clients, after.clients), (
+            "No round changes a client's state: Phase.work must return the new state as its second result, or the "
+            "method needs no init_client."
+        )
+
+    def check_continued(self) -> None:
+        _, memory = self.given(0)
+        traced = map(self.traced_work, range(len(self.parts)))
+        is_read = np.any([programs.used_inputs(program)[:-1] for program in traced], axis=0)
+        assert is_read.any(), (
+            "A client starts anew in each round, though continues=True: neither Phase.work nor Phase.report reads the "
+            "state that it kept."
+        )
+        if (serve := self.algorithm.personal_params) is not None:
+            served = jax.make_jaxpr(serve)(self.state.server, memory)
+            is_read |= programs.used_inputs(served)[-len(is_read) :]
+        for (path, _), is_useful in zip(jax.tree.leaves_with_path(memory), is_read, strict=True):
+            assert is_useful, (
+                f"Nothing reads {named_path(path)!r} of a client's state, though continues=True: read it in "
+                "Phase.work, or do not keep it."
+            )
 
     def check_ways(self) -> None:
         base, *others = self.ways
         for way in others:
             words = f"{way[0]} lanes on {way[1]} devices and {base[0]} on {base[1]}"
-            _close(self.first, self.run(way), self.tolerance, words)
+            check_close(self.first, self.run(way), self.tolerance, words)
 
     def check_twin(self) -> None:
-        _close(self.first, self.plain, self.tolerance, "the engine and its readable twin")
+        check_close(self.first, self.plain, self.tolerance, "the engine and its readable twin")
 
     def check_masks(self) -> None:
         words = "the engine with the masks of secure sums and without"
-        _close(self.first, self.run(self.ways[0], masks=False), self.tolerance, words)
+        check_close(self.first, self.run(self.ways[0], masks=False), self.tolerance, words)
 
     def check_network(self) -> None:
         """All rounds over a network in one process; a method may be refused there, in a sentence."""
@@ -536,16 +660,22 @@ class _Subject:
             server.train_round()
         state = states_of(server, nodes)._replace(last_round=())
         shown = {name: np.array(server.progress.per_round[name]) for name in self.plain[1]}
-        _close(self.plain, (state, shown), _NETWORK_TOLERANCE, "the readable twin and a network")
-        _close(self.first, (state, shown), self.tolerance, "the engine and a network")
+        check_close(self.plain, (state, shown), _NETWORK_TOLERANCE, "the readable twin and a network")
+        check_close(self.first, (state, shown), self.tolerance, "the engine and a network")
 
     def check_same_seed(self) -> None:
         is_same = are_equal(self.first, self.run(self.ways[0]))
-        assert is_same, "The same seed gave different bits: the method is not pure."
+        assert is_same, (
+            "The same seed gave different bits: a function of the method reads numpy.random, a clock or a variable "
+            "that changes."
+        )
 
     def check_other_seed(self) -> None:
         is_same = are_equal(self.first[0], self.run(self.ways[0], seed=1)[0])
-        assert not is_same, "Another seed gave the same numbers: the cohort or the keys are ignored."
+        assert not is_same, (
+            "Another seed gave the same numbers: the sampling and the work do not draw from their keys, or no round "
+            "changes anything."
+        )
 
     def check_absent(self) -> None:
         took_part, keys = set[int](), protocol.roots(self.algorithm, keys_of(0))
@@ -556,84 +686,13 @@ class _Subject:
             took_part |= set(np.array(drawn.ids)[np.array(drawn.present)].tolist())
         absent = np.array([k for k in range(self.data.num_clients) if k not in took_part], int)
         kept = jax.tree.map(lambda a, b: np.array_equal(a[absent], b[absent]), before.clients, after.clients)
-        assert all(jax.tree.leaves(kept)), "A client outside the cohort lost or changed its state."
+        assert all(jax.tree.leaves(kept)), (
+            "A client outside the cohort lost or changed its state, which only its own Phase.work may."
+        )
 
     def check_arguments(self) -> None:
         params, rows, copies = self.arguments
         assert self.first and self.sent, "what would have written to them"
-        assert are_equal(copies, jax.tree.map(np.array, (params, rows))), "The method wrote to its arguments."
-
-
-def _same_form(a: PyTree, b: PyTree, subject: str) -> None:
-    assert form(a) == form(b), f"The structure, shapes or dtypes of {subject} differ from what they must be."
-
-
-def _gaps(a: PyTree, b: PyTree) -> Iterator[tuple[float, float]]:
-    """The largest gap of each pair of leaves, and the larger of 1 and their entries."""
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        x, y = np.array(x, np.float64), np.array(y, np.float64)
-        scale = max(1.0, float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)))
-        # Equal infinities, such as a step size that a line search has not found yet, have no gap, nor have two NaN.
-        same = (x == y) | (np.isnan(x) & np.isnan(y))
-        yield float(np.max(np.abs(np.where(same, 0.0, x) - np.where(same, 0.0, y)), initial=0.0)), scale
-
-
-def _are_close(a: PyTree, b: PyTree, tolerance: float) -> bool:
-    return all(gap <= tolerance * scale for gap, scale in _gaps(a, b))
-
-
-def _close(a: PyTree, b: PyTree, tolerance: float, subject: str) -> None:
-    for gap, scale in _gaps(a, b):
-        assert gap <= tolerance * scale, f"The results of {subject} differ by {gap:.3g}."
-
-
-def _makes_keys(program: Any) -> bool:
-    """Whether a traced program has keys that are not among its inputs."""
-    constants = programs.opened(program)[1]
-    is_key = [jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key) for value in constants]
-    return any(is_key) or programs.has_primitive(program, {"random_seed", "random_wrap"})
-
-
-# --- a toy problem, small enough for seconds and uneven enough to break careless code -------------------------
-
-
-_SIZES = (1, 3, 8, 17, 5, 12)
-_FEATURES = 4
-_CLASSES = 3
-
-
-def toy_model() -> Model:
-    """Softmax regression from 4 features to 3 classes, as pure functions; all calls give the same ones."""
-    losses = optax.losses.softmax_cross_entropy_with_integer_labels
-    return Model(_init, _apply, losses, {"accuracy": _accuracy})
-
-
-def toy_data(seed: int = 0) -> FederatedDataset:
-    """Six heterogeneous clients with 1 to 17 training examples and 2 test examples each, for :func:`toy_model`."""
-    rng = np.random.default_rng(seed)
-    train = _split(rng, np.array(_SIZES))
-    return FederatedDataset(
-        train=train,
-        valid=_split(rng, np.zeros(len(_SIZES), np.int64)),
-        test=_split(rng, np.full(len(_SIZES), 2)),
-        client_ids=tuple("abcdef"),
-    )
-
-
-def _split(rng: np.random.Generator, sizes: np.ndarray) -> Split:
-    client = np.repeat(np.arange(len(sizes)), sizes)
-    x = rng.normal(size=(len(client), _FEATURES)) + 0.3 * client[:, None]
-    y = (np.argmax(x[:, :_CLASSES], axis=1) + client) % _CLASSES
-    return Split(x.astype(np.float32), y.astype(np.int32), np.concatenate([[0], np.cumsum(sizes)]))
-
-
-def _init(key: Key) -> Params:
-    return {"w": 0.3 * jax.random.normal(key, (_FEATURES, _CLASSES)), "b": jnp.zeros(_CLASSES)}
-
-
-def _apply(params: Params, x: Array) -> Array:
-    return x @ params["w"] + params["b"][None]
-
-
-def _accuracy(outputs: Array, y: Array) -> Array:
-    return (jnp.argmax(outputs, axis=-1) == y).astype(jnp.float32)
+        assert are_equal(copies, jax.tree.map(np.array, (params, rows))), (
+            "The method wrote to its arguments: copy an array before you change it."
+        )

@@ -16,6 +16,10 @@ _STEP = 2e-3
 """The step of finite differences: large enough for float32, small enough for a tilt of 100."""
 
 
+_LARGE = 1e3
+"""By how much losses are larger where training diverges."""
+
+
 class _Parts(NamedTuple):
     value: Any
     weights: Any
@@ -168,8 +172,12 @@ class _Subject:
             )
 
     def check_finite(self) -> None:
-        finite = [np.isfinite(part).all() for part in self.once]
-        assert all(finite), "The risk of finite losses is not finite."
+        for scale in (1.0, _LARGE):
+            parts = self.measure(np.float32(scale) * self.f, self.p)
+            assert all(np.isfinite(part).all() for part in parts), (
+                f"The risk of losses up to {3 * scale:g} is not finite, or its weights or gradient are not: subtract "
+                "the largest loss before exp, and guard divisions by 0."
+            )
 
     def check_same_bits(self) -> None:
         again = map(np.array_equal, self.once, self.measure(self.f, self.p))

@@ -11,9 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from evenhand import rounds, tree
+from evenhand._jaxpr import programs
 from evenhand.aggregators import aggregate, reduce_uploads
-from evenhand.testing._check import Check, are_equal, check_all, checks_of, form
-from evenhand.types import Aggregator, Array, Attack, Cohort, PyTree, Report, Stack, Sum, Upload
+from evenhand.simulation.program import Program
+from evenhand.streams import keys_of
+from evenhand.systems import Systems
+from evenhand.testing._check import Check, are_equal, check_all, check_form, checks_of, form, makes_keys
+from evenhand.types import Aggregator, Array, Attack, Cohort, PyTree, Report, Sampling, Stack, Sum, Upload
 
 # --- aggregators ----------------------------------------------------------------------------------------------
 
@@ -134,18 +138,24 @@ class _Rule:
         return self.aggregator.init(tree.zeros_like(self.upload), len(self.order))
 
     def check_form(self) -> None:
-        assert form(self.once) == form(self.upload), "The direction does not look like a delta."
-        is_finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.once))
-        assert is_finite, "The direction of finite uploads is not finite."
+        check_form(self.once, self.upload, "The direction does not look like a delta")
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.once)), (
+            "The direction of finite uploads is not finite: guard divisions by 0, such as by a sum of weights."
+        )
 
     def check_same_bits(self) -> None:
-        assert _gap(self.once, self.direction(self.uploads)) == 0, "The same uploads gave different bits."
+        assert _gap(self.once, self.direction(self.uploads)) == 0, (
+            "The same uploads gave different bits: draw from the key that lift, lower or apply gets, not from "
+            "numpy.random."
+        )
 
     def check_order(self) -> None:
         # In another order clients have other keys, and may round to other numbers.
         read = _Rule(self.aggregator._replace(compression=None), len(self.order), self.tolerance)
         turned = read.direction(jax.tree.map(lambda leaf: leaf[self.order], self.uploads))
-        assert _gap(read.once, turned) <= self.tolerance, "The direction depends on the order of the uploads."
+        assert _gap(read.once, turned) <= self.tolerance, (
+            "The direction depends on the order of the uploads: an upload may not count by the number of its slot."
+        )
 
     def check_slots(self) -> None:
         check_slots(self.aggregator, self.given, np.arange(len(self.order)), self.state(), self.tolerance)
@@ -176,7 +186,10 @@ class _Rule:
     def check_consensus(self) -> None:
         same = jax.tree.map(lambda leaf: np.repeat(leaf[:1], len(self.order), axis=0), self.uploads.delta)
         gap = _gap(self.direction(self.uploads._replace(delta=same)), self.upload)
-        assert gap <= self.tolerance, "Uploads that all agree are not returned as they are."
+        assert gap <= self.tolerance, (
+            "Uploads that all agree are not returned as they are: divide by the sum of the weights that they get, or "
+            "give keeps_consensus=False for an aggregator that clips, shortens or adds noise."
+        )
 
     def lifted(self, uploads: Upload) -> PyTree:
         lift = jax.jit(jax.vmap(self.aggregator.lift, in_axes=(0, None, None)))
@@ -187,7 +200,10 @@ class _Rule:
         nothing, after = self.aggregator.lower(total, state, jax.random.key(0))
         is_noisy = self.aggregator.sensitivity is not None or promised_noise(self.aggregator) > 0
         gap = 0.0 if is_noisy else _gap(nothing, tree.zeros_like(nothing))
-        assert gap == 0, "The sum of no uploads does not give zeros."
+        assert gap == 0, (
+            "The sum of no uploads does not give zeros: for a total of zeros lower must return zeros, so divide by "
+            "jnp.maximum(weight, 1e-9), say, and add nothing."
+        )
         is_kept = jax.tree.structure(after) == jax.tree.structure(state)
         assert is_kept, "Lowering changed the state's structure."
 
@@ -224,10 +240,13 @@ class _Rule:
         along = change[:half].mean(axis=0)
         changes, numbers = change[half:] @ along, drawn @ along
         surely = changes.mean() - 5 * changes.std() / np.sqrt(half)
-        ratio = np.sqrt(np.expm1(min(promised_noise(self.aggregator) ** -2, 700.0)))
+        promised, mechanism = promised_noise(self.aggregator), self.aggregator.release.mechanism
+        # Gaussian noise that is only added is as large as it says.
+        is_added = mechanism == "gaussian" and changes.std() <= 1e-3 * abs(changes.mean())
+        ratio = 1 / promised if is_added else np.sqrt(np.expm1(min(promised**-2, 700.0)))
         assert surely <= 1.25 * ratio * numbers.std(), (
             "One upload changes the direction by more than the release allows: the noise is smaller than its "
-            "noise_multiplier times the sensitivity."
+            "noise_multiplier times the sensitivity. Add noise of that deviation to the sum, before any division."
         )
 
     def check_sensitivity(self) -> None:
@@ -235,7 +254,10 @@ class _Rule:
         for size in (1e-3, 1.0, 1e4):
             scaled = self.given._replace(delta=tree.scale(size, self.given.delta))
             norms = jax.vmap(tree.norm)(self.lifted(scaled))
-            assert jnp.max(norms) <= bound, "An upload's contribution exceeds the declared sensitivity."
+            assert jnp.max(norms) <= bound, (
+                "An upload's contribution exceeds the declared sensitivity: lift must clip all that it returns "
+                "together, a weight or a count too."
+            )
 
     def check_radial(self) -> None:
         radial, state = self.aggregator.radial, self.state()
@@ -281,6 +303,84 @@ _DRAWS = 200
 """Keys over which noise is measured: its deviation is then known to a twentieth."""
 
 
+# --- cohorts --------------------------------------------------------------------------------------------------
+
+
+def check_cohorts(program: Program, sizes: Array) -> None:
+    """Checks the cohort of the first round, of clients of these sizes, and what systems make of it."""
+    algorithm, m = program.algorithm, min(program.cohort, len(sizes))
+    keys = rounds.roots(algorithm, keys_of(0))
+    cohort = rounds.cohort(algorithm, None, sizes, m, keys, 0, 0)
+    _check_sampling(algorithm.sampling, cohort, sizes, m)
+    if program.systems is not None:
+        _check_systems(program.systems, cohort, len(sizes), keep_partial=algorithm.partial_work)
+
+
+def _check_sampling(sampling: Sampling, cohort: Cohort, sizes: Array, m: int) -> None:
+    """Checks a cohort that was drawn of clients of these sizes, and one among some of them."""
+    clients = len(sizes)
+    assert form(cohort) == form(Cohort.of(jnp.zeros(jnp.shape(cohort.ids), jnp.int32))), (
+        "A cohort does not have an id (int32), a present (bool) and a progress (float32) in each slot: return "
+        "Cohort.of(ids) or Cohort.of(ids, present) from Sampling.draw."
+    )
+    drawn = _members(cohort)
+    assert all(0 <= k < clients for k in drawn), (
+        f"A cohort holds a client that does not exist: Sampling.draw must give ids from 0 to len(sizes) - 1, here "
+        f"{clients - 1}."
+    )
+    assert sampling.repeats or len(set(drawn)) == len(drawn), (
+        "A cohort holds a client twice: draw without replacement, or set Sampling(repeats=True)."
+    )
+    weights = np.asarray(jax.vmap(sampling.weight)(jnp.sort(sizes)))
+    assert np.isfinite(weights).all() and np.all(weights >= 0) and np.all(np.diff(weights) >= 0), (
+        "Sampling.weight is below 0 or not finite, or falls with the size: a run rejects weights above that of the "
+        "largest client."
+    )
+    if sampling.among is None or sampling.scheduled is not None:
+        return
+    key, some, every = jax.random.key(9), jnp.arange(clients) % 2 == 0, jnp.ones(clients, bool)
+    assert all(k % 2 == 0 for k in _members(sampling.among(key, sizes, some, m))), (
+        "Sampling.among draws a client that is absent: draw among those that are present, and leave other slots empty."
+    )
+    assert _members(sampling.among(key, sizes, every, m)) == _members(sampling.draw(key, sizes, m)), (
+        "Sampling.among draws another cohort than Sampling.draw with the same key, though all clients are present."
+    )
+
+
+def _check_systems(systems: Systems, cohort: Cohort, clients: int, *, keep_partial: bool) -> None:
+    """Checks what systems make of a cohort, which clients they say are present, and the time that these take."""
+    program = jax.make_jaxpr(lambda key: systems.draw(key, cohort, keep_partial))(jax.random.key(8))
+    assert not makes_keys(program) or any(programs.used_inputs(program)), (
+        "Systems.draw draws from a key of its own, so all rounds are alike: draw from the key that it gets."
+    )
+    after, before = systems.draw(jax.random.key(8), cohort, keep_partial), _members(cohort)
+    assert all(_members(after).count(k) <= before.count(k) for k in _members(after)), (
+        "Systems.draw returns a client that is not in the cohort, or was absent: return the cohort with fewer present, "
+        "such as cohort._replace(present=cohort.present & stays)."
+    )
+    progress = np.asarray(after.progress)
+    assert np.all((progress >= 0) & (progress <= np.max(cohort.progress, initial=1.0))), (
+        "Systems.draw returns a progress below 0, above 1 or NaN: it is the share of its work that a client does."
+    )
+    if systems.present is not None:
+        present = systems.present(jax.random.key(8), jnp.int32(0), clients)
+        assert form(present) == form(jnp.zeros(clients, bool)), (
+            "Systems.present does not return one bool for each client, an array of shape (clients,)."
+        )
+    if systems.pace is not None:
+        seconds = np.asarray(systems.pace.per_example(jnp.arange(clients, dtype=jnp.int32)))
+        assert seconds.shape == (clients,) and np.all((seconds >= 0) & np.isfinite(seconds)), (
+            "Pace.per_example does not return a finite number of seconds, at least 0, for each client that it gets."
+        )
+
+
+def _members(cohort: Cohort) -> list[int]:
+    return np.asarray(cohort.ids)[np.asarray(cohort.present)].tolist()
+
+
+# --- aggregators, inside a method too --------------------------------------------------------------------------
+
+
 def promised_noise(aggregator: Aggregator) -> float:
     """The noise multiplier that an aggregator declares; 0: none."""
     release = aggregator.release if isinstance(aggregator, Sum) else None
@@ -310,8 +410,15 @@ def check_slots(aggregator: Aggregator, uploads: Upload, ids: Any, state: PyTree
     some = direction(uploads, state, whole, filled, zero)
     alone = direction(uploads, state, np.flatnonzero(filled), np.ones(int(filled.sum()), bool), zero)
     assert _gap(some, alone) <= tolerance, (
-        "An empty slot counts: the direction with some slots filled is not that of the uploads in them."
+        "An empty slot counts: the direction with some slots filled is not that of the uploads in them. Leave out the "
+        "slots that are not present, and divide by the number or the weights of the others."
     )
+    if all(need.works(1) for need in aggregator.needs):
+        _check_finite(direction(uploads, state, whole, whole == 0, zero), "if it is the only one of a round")
+    # As large as an upload can be whose norm is finite.
+    factor = 1e18 / jnp.maximum(tree.norm(tree.take(uploads.delta, jnp.int32(0))), 1e-6)
+    large = jax.tree.map(lambda leaf: leaf.at[0].multiply(factor.astype(leaf.dtype)), uploads.delta)
+    _check_finite(direction(uploads._replace(delta=large), state, whole, filled, zero), "if its norm is 1e18")
     if isinstance(aggregator, Stack) and aggregator.skips_absent:
         # A rejected upload stays in its slot.
         for filler in (np.float32(np.nan), np.float32(1e30)):
@@ -319,6 +426,13 @@ def check_slots(aggregator: Aggregator, uploads: Upload, ids: Any, state: PyTree
                 f"An empty slot is read: with {filler:.3g} in it the direction is another, though skips_absent=True "
                 "says that what it holds does not matter."
             )
+
+
+def _check_finite(direction: PyTree, occasion: str) -> None:
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(direction)), (
+        f"An accepted upload gives a direction that is not finite {occasion}, which no later round repairs: guard "
+        "divisions by 0 and products that are too large for float32, or say in needs= how many uploads it takes."
+    )
 
 
 def _gap(a: PyTree, b: PyTree) -> float:
@@ -429,7 +543,7 @@ class _Made:
     def check_rows_form(self) -> None:
         clean = [(part.shape, part.dtype) for part in (self.x, self.y)]
         poisoned = [(np.shape(part), np.asarray(part).dtype) for part in self.rows()]
-        assert poisoned == clean, "Poisoned examples do not look like clean ones."
+        assert poisoned == clean, f"Poisoned examples do not look like clean ones: {poisoned} for {clean}."
 
     def check_rows(self) -> None:
         assert are_equal(self.rows(), self.rows()), "The same stream gave other poisoned examples."
@@ -450,7 +564,7 @@ class _Made:
         return self.attack.fresh(x, y, jnp.int32(6), self.keys[which])
 
     def check_fresh_form(self) -> None:
-        assert form(self.fresh()) == form(self.clean), "Fresh examples do not look like clean ones."
+        check_form(self.fresh(), self.clean, "Fresh examples do not look like clean ones")
 
     def check_fresh(self) -> None:
         drawn = self.fresh()
@@ -473,14 +587,17 @@ class _Made:
 
     def check_upload_form(self) -> None:
         sent, true = self.upload(0)
-        assert form(sent) == form(true), "A false upload does not look like a true one."
+        check_form(sent, true, "A false upload does not look like a true one")
 
     def check_upload(self) -> None:
         sent = self.upload(0)[0]
         assert are_equal(sent, self.upload(0)[0]), "The same key gave another upload."
         differs = not are_equal(sent, self.upload(1)[0])
-        words = "Another key must give another upload exactly if the attack draws at random."
-        assert differs == self.is_random, words
+        assert differs == self.is_random, (
+            "Another key gives the same upload, though is_random=True: draw from the key that upload gets."
+            if self.is_random
+            else "Another key gives another upload: check an attack that draws at random with is_random=True."
+        )
 
     def report(self, which: int = 0) -> Report:
         return self.attack.report(Report(jnp.float32(3.0), jnp.float32(0.5)), self.keys[which])
@@ -488,7 +605,7 @@ class _Made:
     def check_report(self) -> None:
         false = self.report()
         true = Report(jnp.float32(3.0), jnp.float32(0.5))
-        assert form(false) == form(true), "A false report does not look like a true one."
+        check_form(false, true, "A false report does not look like a true one")
         assert are_equal(false, self.report()), "The same key gave another report."
 
     @cached_property
@@ -502,9 +619,7 @@ class _Made:
         return self.attack.collude(given, malicious, present, self.keys[which])
 
     def check_coalition_form(self) -> None:
-        assert form(self.agreed()) == form(self.deltas), (
-            "The coalition's uploads do not look like those of its cohort."
-        )
+        check_form(self.agreed(), self.deltas, "The coalition's uploads do not look like those of its cohort")
 
     def check_coalition(self) -> None:
         agreed = self.agreed()

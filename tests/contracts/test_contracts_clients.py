@@ -1,0 +1,229 @@
+"""Mistakes in what clients report, keep and send, and in who takes part, which no run shows, are found out."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import evenhand as eh
+from evenhand import tree
+
+MODEL = eh.testing.toy_model()
+WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
+FEDAVG = eh.algorithms.fedavg(WORK)
+SCAFFOLD = eh.algorithms.scaffold(WORK)
+
+
+def _forgetful_methods():
+    """Each with words in the name of the law that it breaks, and words of the message."""
+    base, proximal = FEDAVG, eh.algorithms.fedprox(WORK, mu=0.5)
+    (phase,) = base.phases
+
+    def with_states(work, begin=tree.zeros_like):
+        report = phase._replace(report=lambda message, own, data: phase.report(message, (), data), work=work)
+        return base._replace(phases=(report,), init_client=begin)
+
+    def resets(message, momentum, data, key):
+        delta, _ = phase.work(message, (), data, key)
+        return tree.add(delta, tree.scale(0.5, momentum)), tree.zeros_like(momentum)
+
+    def counts(message, count, data, key):
+        return phase.work(message, (), data, key)[0], count.astype(jnp.float32) + 1.0
+
+    def alike(message, client_state, data):
+        return eh.types.Report(jnp.float32(1.0), jnp.float32(jnp.nan))
+
+    def unbiased(message, client_state, data, key):
+        delta, client_state = phase.work(message, client_state, data, key)
+        size = data.size.astype(jnp.float32)
+        return tree.scale(jnp.sqrt(size / (size - 1.0)), delta), client_state
+
+    def finishes(work):
+        method = eh.algorithms.fedprox(work, mu=0.5)
+        (partial,) = method.phases
+
+        def whole(message, client_state, data, key):
+            return partial.work(message, client_state, data._replace(progress=jnp.float32(1.0)), key)
+
+        return method._replace(phases=(partial._replace(work=whole),))
+
+    def stands(state, direction, reported, key):
+        _, info = phase.server(state, direction, reported, key)
+        return state, info
+
+    yield "change models and states", "changes a client's state", with_states(resets)
+    yield "keep the form", "int32 of shape", with_states(counts, lambda params: jnp.int32(0))
+    yield "weights are those", "not the one of the", base._replace(phases=(phase._replace(report=alike),))
+    yield (
+        "weights are those",
+        "not the one of the",
+        base._replace(sampling=eh.sampling.uniform(weighted=False)),
+    )
+    yield (
+        "uploads are finite",
+        "1 training example is",
+        base._replace(phases=(phase._replace(work=unbiased),)),
+    )
+    for epochs, batch_size in ((1, 1), (2, 1), (2, 4)):  # as many steps as examples, twice as many, and ten
+        work = eh.local.sgd(MODEL, 0.1, epochs=epochs, batch_size=batch_size)
+        yield "do a part of the work", "does all of the work", finishes(work)
+    yield "change models", "changes a model", base._replace(phases=(phase._replace(server=stands),))
+    adapt = partial(_adapted, jax.random.key(0))
+    yield "randomness", "adapts its model with a key", proximal._replace(adapt=adapt)
+
+
+def _adapted(always, params, data, key):
+    return WORK.solve(params, data, always, optax.identity())[0]
+
+
+def _law(words, method, **options):
+    checks = eh.testing.algorithm_checks(method, lanes=(1,), rounds=2, **options)
+    (law,) = (each for each in checks if words in each.name)
+    return law
+
+
+@pytest.mark.parametrize(
+    ("law", "words", "method"), [*_forgetful_methods()], ids=lambda value: str(value)[:24]
+)
+def test_what_no_run_shows_is_found_out(law, words, method):
+    with pytest.raises(AssertionError, match=words):
+        _law(law, method)()
+
+
+def test_a_weight_may_depend_on_more_than_the_size():
+    """Clients are weighed by their labels of one class, which their size does not say."""
+    (phase,) = FEDAVG.phases
+
+    def rare(message, client_state, data):
+        rows, inside = eh.rounds.own_rows(data), jnp.arange(data.capacity) < data.size
+        count = jnp.sum(jnp.where(inside & (rows.y == 0), 1.0, 0.0))
+        return eh.types.Report(count, jnp.float32(jnp.nan))
+
+    _law("weights are those", FEDAVG._replace(phases=(phase._replace(report=rare),)))()
+
+
+def _own_copy(personal, received, data, key):
+    return WORK.solve(received, data, key, optax.identity())[0]
+
+
+def test_a_client_continues_only_where_that_is_asked_for():
+    """Personal models may also be trained anew in each round, and a state may be a record that nothing reads."""
+    anew = eh.build.beside(FEDAVG, train=_own_copy, effort=WORK.effort, name="own copies")
+    (phase,) = SCAFFOLD.phases
+
+    def records(message, own, data, key):
+        delta, variate = phase.work(message, own["variate"], data, key)
+        return delta, {"variate": variate, "norm": tree.norm(variate)}
+
+    recording = SCAFFOLD._replace(
+        phases=(
+            phase._replace(
+                report=lambda message, own, data: phase.report(message, own["variate"], data), work=records
+            ),
+        ),
+        init_client=lambda params: {"variate": tree.zeros_like(params), "norm": jnp.float32(0.0)},
+    )
+    for method, words in ((anew, "starts anew"), (recording, "Nothing reads 'norm'")):
+        names = [each.name for each in eh.testing.algorithm_checks(method)]
+        assert "clients continue from their state" not in names
+        _law("change models", method)()
+        with pytest.raises(AssertionError, match=words):
+            _law("continue", method, continues=True)()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        SCAFFOLD,
+        eh.personalization.ditto(FEDAVG, WORK, lam=0.5),
+        eh.personalization.apfl(WORK, alpha=0.5),
+        eh.personalization.mapper(WORK),
+        eh.personalization.local_only(WORK),
+    ],
+    ids=lambda method: method.name,
+)
+def test_methods_with_states_continue_from_them(method):
+    _law("continue", method, continues=True)()
+
+
+def _cohort_of(ids, present=None):
+    return eh.types.Cohort.of(jnp.asarray(ids), present)
+
+
+UNIFORM = eh.sampling.uniform()
+SAMPLINGS = {
+    "does not exist": {"draw": lambda key, sizes, m: _cohort_of(UNIFORM.draw(key, sizes, m).ids + 3)},
+    "falls with the size": {"weight": lambda size: 1.0 / jnp.maximum(size.astype(jnp.float32), 1.0)},
+    "a client twice": {"draw": lambda key, sizes, m: _cohort_of(jnp.zeros(m, jnp.int32))},
+    "an id \\(int32\\)": {"draw": lambda key, sizes, m: _cohort_of(jnp.arange(float(m)))},
+    "client that is absent": {"among": lambda key, sizes, present, m: UNIFORM.draw(key, sizes, m)},
+    "another cohort": {
+        "among": lambda key, sizes, present, m: _cohort_of(jnp.zeros(1, jnp.int32), present[:1])
+    },
+}
+
+
+@pytest.mark.parametrize("words", SAMPLINGS)
+def test_a_broken_sampling_is_found_out(words):
+    method = eh.algorithms.fedavg(WORK, sampling=UNIFORM._replace(**SAMPLINGS[words]))
+    with pytest.raises(AssertionError, match=words):
+        _law("cohorts", method)()
+
+
+def _always_the_same(key, cohort, keep_partial):
+    stays = jax.random.bernoulli(jax.random.key(0), 0.5, cohort.ids.shape)
+    return cohort._replace(present=cohort.present & stays)
+
+
+def _systems(draw=lambda key, cohort, keep_partial: cohort, **options):
+    return eh.systems.Systems(draw, **options)
+
+
+SYSTEMS = {
+    "from a key of its own": _systems(_always_the_same),
+    "not in the cohort": _systems(lambda key, cohort, partial: cohort._replace(ids=(cohort.ids + 1) % 6)),
+    "progress below 0": _systems(lambda key, cohort, partial: cohort._replace(progress=-cohort.progress)),
+    "NaN: it is": _systems(lambda key, cohort, partial: cohort._replace(progress=jnp.nan * cohort.progress)),
+    "one bool for each client": _systems(present=lambda key, round, clients: jnp.ones(clients)),
+    "number of seconds": _systems(pace=eh.systems.Pace(lambda ids: -jnp.ones(ids.shape))),
+}
+
+
+@pytest.mark.parametrize("words", SYSTEMS)
+def test_broken_systems_are_found_out(words):
+    with pytest.raises(AssertionError, match=words):
+        _law("cohorts", eh.algorithms.fedprox(WORK, mu=0.5), systems=SYSTEMS[words])()
+
+
+@pytest.mark.parametrize(
+    "systems", [eh.systems.dropouts(0.5), eh.systems.diurnal(3, groups=3), eh.systems.speeds(0.5)]
+)
+@pytest.mark.parametrize(
+    "sampling", [eh.sampling.proportional(), eh.sampling.poisson(0.5), eh.sampling.cyclic(4)]
+)
+def test_cohorts_of_the_package_hold_clients_that_may_take_part(sampling, systems):
+    _law("cohorts", eh.algorithms.fedavg(WORK, sampling=sampling), systems=systems)()
+
+
+def test_a_coalition_may_multiply_empty_slots_by_0():
+    """The upload of the client with a single example is NaN, and its slot holds zeros."""
+    (phase,) = FEDAVG.phases
+
+    def broken(message, client_state, data, key):
+        delta, client_state = phase.work(message, client_state, data, key)
+        return tree.scale(jnp.where(data.size > 1, 1.0, jnp.nan), delta), client_state
+
+    def collude(uploads, malicious, present, key):
+        honest = (present & ~malicious).astype(jnp.float32)
+        mean = jax.tree.map(lambda leaf: jnp.tensordot(honest, leaf, axes=1), uploads.delta)
+        return jax.tree.map(lambda leaf, m: jnp.broadcast_to(-m, leaf.shape), uploads.delta, mean)
+
+    attack = eh.types.Attack(clients=(5,), collude=collude)
+    eh.testing.check_attack(attack)
+    method = FEDAVG._replace(phases=(phase._replace(work=broken),))
+    with pytest.warns(eh.errors.EvenhandWarning, match="rejected"):
+        run = eh.simulate(method, eh.testing.toy_data(), rounds=2, attack=attack)
+    assert run.per_round["rejected"].tolist() == [1.0, 1.0]
+    assert jnp.isfinite(tree.norm(run.params))
