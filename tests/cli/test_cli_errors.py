@@ -55,6 +55,10 @@ def test_malformed_data(variant: str, tmp_path: Path, capsys: pytest.CaptureFixt
         ("--steps 0", "steps"),
         ("--epochs 1 --steps 1", "--epochs and --steps exclude each other"),
         ("--batch-size 0", "--batch-size 0: "),
+        (
+            "--batch-size 1.5",
+            "--batch-size 1.5: give a whole number from 1 to 1000000, or a share of a client's examples",
+        ),
         ("--lr 0", "--lr 0.0 is not a step size"),
         ("--lr nan", "--lr takes a number, not 'nan'"),
         ("--lr inf", "--lr inf is not a step size"),

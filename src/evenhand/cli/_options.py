@@ -524,8 +524,8 @@ class LocalOptions:
     """passes E over a client's examples per round"""
     steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: not used)")] = None
     """batches per round, instead of --epochs"""
-    batch_size: int | Literal["all"] = 10
-    """examples per batch"""
+    batch_size: int | float | Literal["all"] = 10
+    """examples per batch; below 1, the share of a client's examples"""
     schedule: Annotated[str | None, arg(metavar="SCHEDULE", help_behavior_hint="(default: none)")] = None
     """learning-rate schedule by round, such as 'steps(0.5, every=20)'; see `evenhand list schedules`"""
 
@@ -555,7 +555,7 @@ class GridOptions:
     steps: Annotated[str | None, arg(metavar="INT,...", help_behavior_hint="(default: not used)")] = None
     """batches per round, instead of --epochs"""
     batch_size: Annotated[str, arg(metavar="INT,...")] = "10"
-    """examples per batch; all: a client's examples at once"""
+    """examples per batch; below 1, the share of a client's; all: a client's examples at once"""
     schedule: Annotated[str | None, arg(metavar="SCHEDULE,...", help_behavior_hint="(default: none)")] = None
     """learning-rate schedules by round; each of several is tried, as in 'none, steps(0.5, every=20)'"""
 

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import Argument, EvenhandError, real_number, whole_number
 from evenhand.streams import permutation_words, permute
 from evenhand.text import short
 from evenhand.types import Array, ClientData, Effort, Key
@@ -72,7 +73,9 @@ class Batches(NamedTuple):
     __repr__ = short
 
 
-def batches(*, epochs: int | None = None, steps: int | None = None, batch_size: int | None = None) -> Batches:
+def batches(
+    *, epochs: int | None = None, steps: int | None = None, batch_size: float | None = None
+) -> Batches:
     """Consecutive slices of a fresh permutation of the client's examples, one permutation per epoch.
 
     No example is left out or counted twice: the last slice of an epoch may be smaller, and nothing is padded.
@@ -80,49 +83,74 @@ def batches(*, epochs: int | None = None, steps: int | None = None, batch_size: 
     Args:
       epochs: passes over the client's examples; give this or ``steps``.
       steps: the number of batches, over as many passes as they take.
-      batch_size: examples per batch; None: all of the client's examples, one step per epoch.
+      batch_size: examples per batch; a number below 1 is the share of a client's examples, rounded down to at least one
+        example; None: all of the client's examples, one step per epoch.
 
     A straggler (``data.progress < 1``) does ``1 + floor(progress * epochs)`` epochs, or that share of its steps
     where there is only one epoch or work is counted in steps.
 
     Raises:
       EvenhandError: not exactly one of ``epochs`` and ``steps`` given, or an argument that is not a whole number from 1
-        to a million.
+        to a million, nor a share.
     """
     if (epochs is None) == (steps is None):
         raise EvenhandError("Local work needs exactly one of epochs= and steps=: give one of them.")
-    for name, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
+    for name, value in (("epochs", epochs), ("steps", steps)):
         if value is not None:
             whole_number(name, value, 1, _MOST)
+    rows_in = None if batch_size is None else _rows_in(batch_size)
 
     # lax.div and lax.rem: // and % of jax.numpy are a dozen operations each, for numbers below 0, which do not occur
     # here, and for a divisor of 0, with which a client without rows computes positions that nobody reads.
     def per_epoch(data: ClientData) -> Array:
-        return (
-            jnp.int32(1)
-            if batch_size is None
-            else lax.div(data.size + (batch_size - 1), jnp.int32(batch_size))
-        )
+        if rows_in is None:
+            return jnp.int32(1)
+        rows = rows_in(data.size)
+        return lax.div(data.size + (rows - 1), jnp.int32(rows))
 
     def effort(data: ClientData) -> Effort:
         epoch = jnp.maximum(per_epoch(data), 1)
         over = lax.rem(total := _num_steps(data, epoch, epochs, steps), epoch)
-        partial = data.size if batch_size is None else jnp.minimum(over * batch_size, data.size)
+        partial = data.size if rows_in is None else jnp.minimum(over * rows_in(data.size), data.size)
         return Effort(total, lax.div(total, epoch) * data.size + jnp.where(over > 0, partial, 0))
 
     def draw(data: ClientData, key: Key) -> Callable[[Array], Batch]:
-        if (rows := batch_size) is None:
+        if rows_in is None:
             return lambda i: Batch(data)
-        word, epoch = permutation_words(key), per_epoch(data)
+        word, epoch, rows = permutation_words(key), per_epoch(data), rows_in(data.size)
+        # The most that a client can have in a batch: room for all of them.
+        places = jnp.arange(min(int(rows_in(data.capacity)), data.capacity), dtype=jnp.int32)
 
         def batch(i: Array) -> Batch:
-            positions = lax.rem(i, epoch) * rows + jnp.arange(min(rows, data.capacity), dtype=jnp.int32)
+            positions = lax.rem(i, epoch) * rows + places
             order = permute(positions, data.size, word, lax.div(i, epoch))
-            return Batch(data, order, positions < data.size)
+            inside = positions < data.size
+            return Batch(data, order, inside if isinstance(rows, int) else inside & (places < rows))
 
         return batch
 
     return Batches(effort, draw)
+
+
+def _rows_in(batch_size: float) -> Callable[[Array | int], Array | int]:
+    """``size -> rows``, the examples in a batch of a client with so many: a given number, or a share of them."""
+    if not 0.0 < (share := real_number(batch_size)) < 1.0:
+        if isinstance(batch_size, float):
+            raise EvenhandError(
+                Argument("batch_size", repr(batch_size)),
+                f": give a whole number from 1 to {_MOST}, or a share of a client's examples between 0 and 1.",
+            )
+        rows = whole_number("batch_size", batch_size, 1, _MOST)
+        return lambda size: rows
+    # 0.018 of 1,500 is 26.999998 in float32, and must be 27.
+    factor = np.float32(share * (1.0 + 2e-7))
+
+    def rows_of(size: Array | int) -> Array | int:
+        if isinstance(size, int):
+            return max(int(np.float32(size) * factor), 1)
+        return jnp.maximum((size.astype(jnp.float32) * factor).astype(jnp.int32), 1)
+
+    return rows_of
 
 
 def _num_steps(data: ClientData, per_epoch: Array, epochs: int | None, steps: int | None) -> Array:

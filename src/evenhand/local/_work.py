@@ -243,7 +243,7 @@ def sgd(
     *,
     epochs: int | None = None,
     steps: int | None = None,
-    batch_size: int | None = None,
+    batch_size: float | None = None,
     risk: RowRisk | None = None,
     schedule: Schedule | Callable[[Array], Any] | None = None,
     keep_optimiser: bool = False,
@@ -263,7 +263,8 @@ def sgd(
       client_opt: the optimiser; a number means plain gradient descent with that step size.
       epochs: passes ``E`` over the client's examples, reshuffled each time; give this or ``steps``.
       steps: the number of batches, over as many passes as they take.
-      batch_size: examples per batch; None: all of the client's examples, one step per epoch.
+      batch_size: examples per batch; a number below 1 is the share of the client's examples, at least one of them; None:
+        all of the client's examples, one step per epoch.
       risk: the risk of a batch's losses, such as ``eh.risks.tilted(1.0)``; None: their mean.  Or a function of the
         batch's labels that gives one, to group losses: ``lambda y: eh.risks.hierarchical(..., y, classes)``.
       schedule: :math:`f`, by which the updates of a round are multiplied, and so the step size: such as
@@ -278,7 +279,8 @@ def sgd(
 
     Raises:
       EvenhandError: a step size that is negative or not finite; not exactly one of ``epochs`` and ``steps`` given; or
-        one of these or ``batch_size`` is not a whole number from 1 to a million; or a schedule that gives no number.
+        one of these or ``batch_size`` is not a whole number from 1 to a million, nor a share; or a schedule that gives
+        no number.
 
     Example:
       >>> import evenhand as eh

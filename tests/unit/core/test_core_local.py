@@ -13,6 +13,7 @@ import pytest
 
 import evenhand as eh
 from evenhand import local, streams
+from evenhand.errors import EvenhandError
 from evenhand.types import Array, ClientData, Key, Model
 
 _SIZES = (1, 3, 8, 17, 5, 12)
@@ -87,6 +88,36 @@ def test_each_epoch_sees_every_row_once(batch_size: int) -> None:
         params, gradients = watch(client)
         _check_batches(gradients, client, batch_size, passes=3)
         np.testing.assert_allclose(params, -gradients.sum(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+def test_batches_of_a_share_see_every_row_once(share: float) -> None:
+    """``max(1, floor(share * size))`` rows, counted in tenths."""
+    watch = _watch(_TELLTALE, np.eye(_ROWS, dtype=np.float32), 60, epochs=2, batch_size=share)
+    for client, size in enumerate(_SIZES):
+        gradients = watch(client)[1]
+        _check_batches(gradients, client, max(1, round(10 * share) * size // 10), passes=2)
+    # One step on a tenth of the rows, the baseline of RFA.
+    (gradient,) = _watch(_TELLTALE, np.eye(_ROWS, dtype=np.float32), 1, steps=1, batch_size=share)(3)[1]
+    assert np.count_nonzero(gradient) == max(1, round(10 * share) * _SIZES[3] // 10)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.7, 0.009, 0.018])
+def test_a_share_of_any_size_is_rounded_down(share: float) -> None:
+    schedule = local.batches(steps=1, batch_size=share)
+    sizes, zero = jnp.arange(30_000), jnp.int32(0)
+    count = jax.vmap(
+        lambda n: schedule.effort(ClientData(sizes, sizes, zero, n, jnp.float32(1.0), 30_000)).rows
+    )
+    expected = np.maximum(round(1000 * share) * np.arange(30_000) // 1000, 1)
+    expected[0] = 0
+    np.testing.assert_array_equal(count(sizes), expected)
+
+
+@pytest.mark.parametrize("share", [1.0, 1.5, 0.0, -0.5, float("nan"), float("inf")])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(EvenhandError, match="or a share of a client's examples between 0 and 1"):
+        local.batches(epochs=1, batch_size=share)
 
 
 def test_a_row_counts_more_in_a_smaller_batch() -> None:
