@@ -263,8 +263,8 @@ def sgd(
       client_opt: the optimiser; a number means plain gradient descent with that step size.
       epochs: passes ``E`` over the client's examples, reshuffled each time; give this or ``steps``.
       steps: the number of batches, over as many passes as they take.
-      batch_size: examples per batch; a number below 1 is the share of the client's examples, at least one of them; None:
-        all of the client's examples, one step per epoch.
+      batch_size: examples per batch; a number below 1 is the share of the client's examples, at least one; None: all of
+        them, one step per epoch.
       risk: the risk of a batch's losses, such as ``eh.risks.tilted(1.0)``; None: their mean.  Or a function of the
         batch's labels that gives one, to group losses: ``lambda y: eh.risks.hierarchical(..., y, classes)``.
       schedule: :math:`f`, by which the updates of a round are multiplied, and so the step size: such as
