@@ -15,6 +15,7 @@ Under :func:`evenhand.systems.availability` a cohort is drawn among the clients 
 * :func:`uniform` and :func:`proportional` draw as they would from a federation of these clients alone, so the average
   aims at their part of the objective.  Without replacement, fewer clients than the cohort leave empty slots; with
   replacement, all slots are filled by those that are there.
+* :func:`stratified` draws as many of each group as among all clients; where fewer are present, their slots stay empty.
 * :func:`poisson`: each client that is present takes part with its chance :math:`q`.  The privacy guarantee holds as it
   stands: in every round a client's chance is at most :math:`q`, independently of all others.  It takes for granted that
   who is available does not depend on the private data, and does not hide it.
@@ -36,13 +37,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax import lax
 
 from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.streams import permutation_words, permute
 from evenhand.types import Array, Cohort, Key, Sampling
 
-__all__ = ["cyclic", "fixed", "included", "poisson", "proportional", "slots_for", "uniform"]
+__all__ = ["cyclic", "fixed", "included", "poisson", "proportional", "slots_for", "stratified", "uniform"]
 
 _Draw = Callable[[Key, Array, int], Cohort]
 _Among = Callable[[Key, Array, Array, int], Cohort]
@@ -178,6 +180,97 @@ def _proportional_among(replace: bool) -> _Among:
         return Cohort.of(*jax.lax.cond(many, by_owners, by_race))
 
     return among
+
+
+def stratified(groups: tuple[int | str, ...], *, weighted: bool = True) -> Sampling:
+    r"""Each group of clients has its share of every cohort; within a group, clients are drawn as by :func:`uniform`.
+
+    Of a group of :math:`N_g` of the :math:`N` clients, a cohort of :math:`m` has :math:`\lfloor m N_g / N \rfloor`, or
+    one more where that leaves most out, so that there are :math:`m` in all.
+
+    Args:
+      groups: the group of each client, in the order of the data, such as its region, or whether it is malicious.
+      weighted: weight a client by ``n_k``; False: all drawn clients count equally.
+
+    Raises:
+      EvenhandError: no groups, or more than 256 different ones; when a run starts, groups of another number of clients,
+        or a cohort that has no place for a group.
+
+    Edge cases: a client of group ``g`` is drawn with a chance of its group's places over :math:`N_g`, which is
+    :math:`m / N` only where these divide; of several groups that leave equally much out, the first have one more.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> cohort = stratified(("north",) * 6 + ("south",) * 3).draw(jax.random.key(0), jnp.full(9, 20), 3)
+      >>> sorted((cohort.ids >= 6).tolist())
+      [False, False, True]
+    """
+    names = np.asarray(groups)
+    if names.ndim != 1 or names.dtype.kind not in "iuU" or not 1 <= len(np.unique(names)) <= _MOST_GROUPS:
+        raise EvenhandError(
+            f"sampling.stratified(groups={groups!r:.40}): give each client the number or the name of its group, with "
+            f"at most {_MOST_GROUPS} groups."
+        )
+    draw, among = _stratified(tuple(names.tolist()))
+    return Sampling(draw, _rows if weighted else _one, among=among)
+
+
+_MOST_GROUPS = 256
+"""The draw of a group is a part of the program of its own."""
+
+
+@cache
+def _stratified(groups: tuple[int | str, ...]) -> tuple[_Draw, _Among]:
+    members = {name: np.flatnonzero([group == name for group in groups]) for name in dict.fromkeys(groups)}
+
+    def places(clients: int, m: int) -> list[int]:
+        if clients != len(groups):
+            raise EvenhandError(
+                f"sampling.stratified: the data have {clients} clients, but there are groups for {len(groups)}: give "
+                "each client one."
+            )
+        # In parts of a client, which are whole numbers.
+        parts = [m * len(ids) for ids in members.values()]
+        counts = [part // clients for part in parts]
+        by_rest = sorted(range(len(parts)), key=lambda g: -(parts[g] % clients))
+        for g in by_rest[: m - sum(counts)]:
+            counts[g] += 1
+        for (name, ids), count in zip(members.items(), counts, strict=True):
+            if not count:
+                raise EvenhandError(
+                    f"sampling.stratified: a cohort of {m} has no place for group {name!r}, which has {len(ids)} of "
+                    f"{clients} clients: draw more clients in a round, or make fewer groups."
+                )
+        return counts
+
+    def by_group(
+        sizes: Array, m: int, drawn_of: Callable[[int, npt.NDArray[np.int64], int], Cohort]
+    ) -> Cohort:
+        counts = places(sizes.shape[0], m)
+        drawn = [
+            drawn_of(g, ids, count)
+            for g, (ids, count) in enumerate(zip(members.values(), counts, strict=True))
+        ]
+        ids = [
+            jnp.asarray(own, jnp.int32)[part.ids] for own, part in zip(members.values(), drawn, strict=True)
+        ]
+        return Cohort.of(jnp.concatenate(ids), jnp.concatenate([part.present for part in drawn]))
+
+    def draw(key: Key, sizes: Array, m: int) -> Cohort:
+        return by_group(
+            sizes, m, lambda g, ids, count: _uniform(False)(jax.random.fold_in(key, g), sizes[ids], count)
+        )
+
+    def among(key: Key, sizes: Array, present: Array, m: int) -> Cohort:
+        return by_group(
+            sizes,
+            m,
+            lambda g, ids, count: _uniform_among(False)(
+                jax.random.fold_in(key, g), sizes[ids], present[ids], count
+            ),
+        )
+
+    return draw, among
 
 
 def poisson(rate: float) -> Sampling:

@@ -130,7 +130,7 @@ def factories(kind: Kind | type) -> Mapping[str, Callable[..., Any]]:
     Example:
       >>> import evenhand as eh
       >>> sorted(eh.expressions.factories(eh.types.Sampling))
-      ['cyclic', 'fixed', 'poisson', 'proportional', 'uniform']
+      ['cyclic', 'fixed', 'poisson', 'proportional', 'stratified', 'uniform']
     """
     return _factories(kind if isinstance(kind, Kind) else kind_of(kind))
 

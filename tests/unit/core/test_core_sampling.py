@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import evenhand as eh
 from evenhand.aggregators import aggregate, mean
-from evenhand.sampling import _distinct_owners, cyclic, fixed, poisson, proportional, uniform
+from evenhand.errors import EvenhandError
+from evenhand.sampling import _distinct_owners, cyclic, fixed, poisson, proportional, stratified, uniform
 from evenhand.streams import Purpose, stream
 from evenhand.types import Sampling
 
@@ -364,3 +367,64 @@ def test_a_draw_among_many_clients_makes_no_array_larger_than_they_are() -> None
         assert among is not None
         whole = sampling._replace(draw=lambda key, sizes, m, among=among: among(key, sizes, sizes > 1, m))
         assert _largest_intermediate(whole, 100_000, 10) <= 2 * 100_000
+
+
+# --- groups -------------------------------------------------------------------------------------------------
+
+_GROUPS = ("a", "b", "a", "a", "b", "c")
+
+
+@pytest.mark.parametrize(("m", "places"), [(4, (2, 1, 1)), (5, (2, 2, 1)), (6, (3, 2, 1))])
+def test_each_group_has_its_places_and_its_clients_equal_chances(m: int, places: tuple[int, ...]) -> None:
+    """Of 3, 2 and 1 clients; of 5 places they would have 2.5, 1.67 and 0.83."""
+    sampling, sizes = stratified(_GROUPS), jnp.asarray(_SIZES, jnp.int32)
+    draw = jax.vmap(lambda t: sampling.draw(stream(jax.random.key(5), Purpose.COHORT, t), sizes, m))
+    ids, present, _ = (np.asarray(leaf) for leaf in jax.jit(draw)(jnp.arange(_ROUNDS)))
+    assert present.all() and all(len(set(cohort)) == m for cohort in ids[:200].tolist())
+    for group, count in zip("abc", places, strict=True):
+        members = np.flatnonzero(np.array(_GROUPS) == group)
+        assert (np.isin(ids, members).sum(axis=1) == count).all()
+        shares = np.bincount(ids.ravel(), minlength=_N)[members]
+        assert _agrees(shares, _ROUNDS, np.full(len(members), count / len(members)))
+    if m == 4:
+        both = np.isin(ids, [0, 2]).sum(axis=1) == 2  # of a group, each pair is as likely
+        assert _agrees(np.array([both.sum()]), _ROUNDS, np.array([1 / 3]))
+        assert not _agrees(np.array([both.sum()]), _ROUNDS, np.array([4 / 6 * 3 / 5])), "as drawn of all"
+
+
+def test_groups_keep_their_places_among_the_clients_that_are_present() -> None:
+    sampling, sizes = stratified(_GROUPS), jnp.asarray(_SIZES, jnp.int32)
+    assert sampling.among is not None
+    cohort = sampling.among(jax.random.key(3), sizes, jnp.ones(_N, bool), 4)
+    drawn = sampling.draw(jax.random.key(3), sizes, 4)
+    assert cohort.ids.tolist() == drawn.ids.tolist() and cohort.present.all()
+    present = jnp.array([True, False, False, True, False, True])
+    cohort = sampling.among(jax.random.key(3), sizes, present, 4)
+    assert sorted(np.asarray(cohort.ids)[np.asarray(cohort.present)].tolist()) == [0, 3, 5]
+    assert cohort.present.sum() == 3, "nobody of the second group is there, and nobody takes its place"
+
+
+def test_groups_that_fit_no_cohort_or_no_data_are_refused() -> None:
+    draw = stratified(_GROUPS).draw
+    with pytest.raises(
+        EvenhandError, match="a cohort of 2 has no place for group 'c', which has 1 of 6 clients"
+    ):
+        draw(jax.random.key(0), jnp.ones(6), 2)
+    with pytest.raises(EvenhandError, match="the data have 7 clients, but there are groups for 6"):
+        draw(jax.random.key(0), jnp.ones(7), 3)
+    wrong: list[Any] = [(), "abc", None, ((0, 1), (1, 0)), (0.5, 1.0), tuple(range(300))]
+    for groups in wrong:
+        with pytest.raises(EvenhandError, match="number or the name of its group"):
+            stratified(groups)
+    assert stratified([0, 0, 1]).draw is stratified((0, 0, 1)).draw  # pyright: ignore[reportArgumentType]
+    sizes = jnp.array([1, 2])
+    assert stratified((0, 1)).weight(sizes).tolist() == [1.0, 2.0]
+    assert stratified((0, 1), weighted=False).weight(sizes).tolist() == [1.0, 1.0]
+
+
+def test_a_method_that_draws_by_groups_obeys_the_contract() -> None:
+    model = eh.testing.toy_model()
+    clients = eh.testing.toy_data().num_clients
+    groups = tuple(k % 2 for k in range(clients))
+    work = eh.local.sgd(model, 0.1, epochs=1, batch_size=4)
+    eh.testing.check_algorithm(eh.algorithms.fedavg(work, sampling=stratified(groups)))
