@@ -118,6 +118,28 @@ def test_fedprox_helps_unlike_clients_and_slows_down_like_ones_for_every_saved_s
             assert all(a < b for a, b in zip(lower, higher, strict=True)), (data, measure)
 
 
+def test_adaptive_mu_ends_near_the_better_fixed_one_and_feddane_diverges_on_unlike_clients() -> None:
+    runs = _runs(FOLDER / "results" / "adaptive.json")
+    for data in ("IID", "(0, 0)", "(0.5, 0.5)", "(1, 1)"):
+        free, held, adaptive = (
+            runs[data, line]["train_loss"]["last"]["per_seed"]
+            for line in ("FedProx, mu=0", "FedProx, mu=1", "FedProx, adaptive mu")
+        )
+        for seed, ours in enumerate(adaptive):
+            better, worse = sorted([free[seed], held[seed]])
+            assert ours < better + (0.1 * (worse - better) if data == "IID" else 0.0), (data, seed)
+    runs = _runs(FOLDER / "results" / "feddane.json")
+    for data in ("(0, 0)", "(0.5, 0.5)", "(1, 1)"):
+        dane, free = (
+            runs[data, line]["train_loss"]["last"]["per_seed"] for line in ("FedDane, mu=0", "FedProx, mu=0")
+        )
+        assert all(a > 4 * b for a, b in zip(dane, free, strict=True)), data
+    dane, free = (
+        runs["IID", line]["train_loss"]["last"]["mean"] for line in ("FedDane, mu=0", "FedProx, mu=0")
+    )
+    assert abs(dane - free) < 0.01
+
+
 def test_accuracies_are_read_where_the_loss_settles_rises_or_ends() -> None:
     """The text on figure 7: a change of less than 1e-4 in a round, or a rise of more than 1 in ten."""
     falling = np.linspace(3.0, 1.0, 21)
