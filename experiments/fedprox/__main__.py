@@ -1,7 +1,7 @@
 """FedProx: what stragglers and unlike clients do to federated averaging, and how a proximal term helps.
 
 Checks figures 1 to 5, 7, 9 and 12 of Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020
-(arXiv 1812.06127), on its synthetic data, and figures 1 and 7 to 9 on MNIST.  From the root of the repository:
+(arXiv 1812.06127), on its synthetic data, and figures 1 and 7 to 10 on MNIST.  From the root of the repository:
 
     python -m experiments.fedprox --seeds 5 --data-dir <folder with mnist.npz> --out experiments/fedprox/results
 """
@@ -29,7 +29,7 @@ class Config(Experiment):
     """What is run.  The defaults are the paper's, with the place they come from, or else "ours"."""
 
     claims: tuple[Claim, ...] = field(default_factory=lambda: get_args(Claim))
-    """Figures 1, 7, 2, 9, 5, 3, 4 and 12, in this order; then figures 1, 7 and 8, and 9, on MNIST."""
+    """Figures 1, 7, 2, 9, 5, 3, 4 and 12, in this order; then, on MNIST, figures 1, 7 and 8, and figures 9 and 10."""
     data_dir: Path = Path("data")
     """Folder with mnist.npz: x_train, y_train, x_test and y_test, images of 28 x 28 bytes and their digits."""
     out: Path = Path("experiments/fedprox/results")

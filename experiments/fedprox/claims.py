@@ -18,7 +18,7 @@ Claim = Literal[
     "mnist",
     "mnist_one_epoch",
 ]
-"""Figures 1, 7, 2, 9, 5, 3, 4 and 12 of the paper, in this order; then figures 1, 7 and 8, and 9, on MNIST."""
+"""Figures 1, 7, 2, 9, 5, 3, 4 and 12 of the paper, in this order; then, on MNIST, figures 1, 7 and 8, and 9 and 10."""
 
 
 _SYNTHETIC = ("IID", "(0, 0)", "(0.5, 0.5)", "(1, 1)")
