@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import suppress
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from threading import Lock
@@ -289,14 +288,25 @@ class Workers:
     def _dumped(self, value: Any) -> bytes:
         import cloudpickle  # an extra
 
+        reference = self._reference
+
+        # As methods of a class, since Python 3.13.0 lets no object of the class above have its own.
+        class Pickler(cloudpickle.Pickler):
+            def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
+                return reference(obj)
+
+            def reducer_override(self, obj: Any) -> Any:
+                if isinstance(obj, _WRAPPERS):
+                    return _reduced(obj)
+                # Functions of jax.checkpoint refer to caches of JAX, whose type has no public name.
+                return (
+                    _by_name(obj)
+                    if type(obj).__name__ == "WeakrefLRUCache"
+                    else super().reducer_override(obj)
+                )
+
         buffer = io.BytesIO()
-        pickler: Any = cloudpickle.Pickler(buffer)
-        pickler.persistent_id = self._reference
-        other = pickler.reducer_override
-        # Functions of jax.checkpoint refer to caches of JAX, whose type has no public name.
-        own = lambda x: _by_name(x) if type(x).__name__ == "WeakrefLRUCache" else other(x)  # noqa: E731
-        pickler.reducer_override = lambda x: _reduced(x) if isinstance(x, _WRAPPERS) else own(x)
-        pickler.dump(value)
+        Pickler(buffer).dump(value)
         return buffer.getvalue()
 
     def _reference(self, value: Any) -> tuple[Any, ...] | None:
@@ -465,9 +475,13 @@ def _packed_outcomes(task: bytes) -> bytes:
 
 
 def _loaded(packed: bytes, folder: str) -> Any:
-    unpickler: Any = pickle.Unpickler(io.BytesIO(packed))
-    unpickler.persistent_load = partial(_shared, folder)
-    return unpickler.load()
+    """The inverse of what :class:`Workers` packs, in a process that reads the study's folder."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            return _shared(folder, pid)
+
+    return Unpickler(io.BytesIO(packed)).load()
 
 
 def _shared(folder: str, reference: tuple[Any, ...]) -> Any:
