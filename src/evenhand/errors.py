@@ -10,6 +10,8 @@ from difflib import get_close_matches
 from types import FunctionType, UnionType
 from typing import NamedTuple, SupportsFloat
 
+from jax.core import Tracer
+
 __all__ = [
     "Argument",
     "EvenhandError",
@@ -123,7 +125,12 @@ def is_truth_value(value: object) -> bool:
 
 
 def real_number(value: object) -> float:
-    """``value`` as a float; NaN, which lies in no range, if it is no single number, or a truth value."""
+    """``value`` as a float; NaN, which lies in no range, if it is no single number, or a truth value.
+
+    A traced value is returned as it is: its derivative is wanted, or JAX says where it has no value.
+    """
+    if isinstance(value, Tracer):
+        return value  # pyright: ignore[reportReturnType]
     try:
         return float(value) if isinstance(value, SupportsFloat) and not is_truth_value(value) else math.nan
     except (TypeError, OverflowError):  # an array of several, or a whole number of 400 digits

@@ -206,7 +206,7 @@ def stratified(groups: tuple[int | str, ...], *, weighted: bool = True) -> Sampl
       [False, False, True]
     """
     names = np.asarray(groups)
-    if names.ndim != 1 or names.dtype.kind not in "iuU" or not 1 <= len(np.unique(names)) <= _MOST_GROUPS:
+    if names.ndim != 1 or names.dtype.kind not in "biuU" or not 1 <= len(np.unique(names)) <= _MOST_GROUPS:
         raise EvenhandError(
             f"sampling.stratified(groups={groups!r:.40}): give each client the number or the name of its group, with "
             f"at most {_MOST_GROUPS} groups."

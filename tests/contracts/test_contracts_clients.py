@@ -172,20 +172,16 @@ def test_a_broken_sampling_is_found_out(words):
         _law("cohorts", method)()
 
 
-def _always_the_same(key, cohort, keep_partial):
-    stays = jax.random.bernoulli(jax.random.key(0), 0.5, cohort.ids.shape)
-    return cohort._replace(present=cohort.present & stays)
-
-
 def _systems(draw=lambda key, cohort, keep_partial: cohort, **options):
     return eh.systems.Systems(draw, **options)
 
 
 SYSTEMS = {
-    "from a key of its own": _systems(_always_the_same),
     "not in the cohort": _systems(lambda key, cohort, partial: cohort._replace(ids=(cohort.ids + 1) % 6)),
     "progress below 0": _systems(lambda key, cohort, partial: cohort._replace(progress=-cohort.progress)),
-    "NaN: it is": _systems(lambda key, cohort, partial: cohort._replace(progress=jnp.nan * cohort.progress)),
+    "or NaN: it is": _systems(
+        lambda key, cohort, partial: cohort._replace(progress=jnp.nan * cohort.progress)
+    ),
     "one bool for each client": _systems(present=lambda key, round, clients: jnp.ones(clients)),
     "number of seconds": _systems(pace=eh.systems.Pace(lambda ids: -jnp.ones(ids.shape))),
 }
@@ -205,6 +201,48 @@ def test_broken_systems_are_found_out(words):
 )
 def test_cohorts_of_the_package_hold_clients_that_may_take_part(sampling, systems):
     _law("cohorts", eh.algorithms.fedavg(WORK, sampling=sampling), systems=systems)()
+
+
+def _slow_devices(key, cohort, keep_partial):
+    """The same clients are slow in each round; a fast one could do twice its work."""
+    slow = jax.vmap(lambda k: jax.random.bernoulli(jax.random.fold_in(jax.random.key(42), k)))(cohort.ids)
+    return cohort._replace(progress=jnp.where(slow, 0.5, 2.0))
+
+
+def test_lasting_properties_of_devices_are_no_fault():
+    _law("cohorts", eh.algorithms.fedprox(WORK, mu=0.5), systems=_systems(_slow_devices))()
+
+
+def test_weights_that_nobody_reads_and_votes_of_a_second_phase_are_free():
+    (phase,) = FEDAVG.phases
+
+    def vote(message, client_state, data):
+        return eh.types.Report(jnp.float32(1.0), jnp.float32(jnp.nan))
+
+    voting = phase._replace(report=vote)
+    median = voting._replace(aggregator=eh.aggregators.trimmed_mean(0.2))
+    unread = FEDAVG._replace(phases=(median,))
+    second = FEDAVG._replace(phases=(phase, voting))
+    for method in (unread, second):
+        _law("weights", method)()
+    with pytest.raises(AssertionError, match="not the one of the method's sampling"):
+        _law("weights", FEDAVG._replace(phases=(voting,)))()
+
+
+def test_a_state_that_is_only_read_is_no_fault():
+    """The anchor of a proximal term: each client's first model."""
+    (phase,) = FEDAVG.phases
+
+    def work(message, anchor, data, key):
+        received = FEDAVG.received(message)
+        params, _ = WORK.solve(received, data, key, eh.local.proximal(0.1, anchor))
+        return tree.subtract(params, received), anchor
+
+    method = FEDAVG._replace(phases=(phase._replace(work=work),), init_client=lambda params: params)
+    _law("change models", method)()
+    zeros = FEDAVG._replace(phases=method.phases, init_client=tree.zeros_like)
+    with pytest.raises(AssertionError, match="which stays 0"):
+        _law("change models", zeros)()
 
 
 def test_a_coalition_may_multiply_empty_slots_by_0():

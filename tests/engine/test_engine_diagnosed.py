@@ -1,6 +1,8 @@
 """``Run.diagnosed``: how unlike the clients of a run are and how exactly they work, in its report and its summary."""
 
 import json
+import math
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -111,3 +113,14 @@ def test_the_work_is_that_of_the_round_that_would_come_next():
     before, after = (eh.simulate(method, alone, rounds=rounds) for rounds in (3, 4))
     gamma = eh.evaluation.inexactness(MODEL, before.params, after.params, alone.train, 0)
     assert before.diagnosed().info["diagnostics"]["inexactness"] == pytest.approx(gamma, rel=1e-4)
+
+
+def test_a_proximal_weight_is_checked_kept_and_named_on_the_page(tmp_path):
+    run = eh.simulate(eh.algorithms.fedprox(eh.local.sgd(MODEL, 0.2, epochs=1), mu=1.0), DATA, rounds=1)
+    measured = run.diagnosed(mu=0.5)
+    assert measured.info["diagnostics"]["mu"] == 0.5 and "mu" not in run.diagnosed().info["diagnostics"]
+    assert "γ with mu=0.5" in measured.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    wrong: list[Any] = [-1.0, math.nan, math.inf, None, "a", True]
+    for mu in wrong:
+        with pytest.raises(eh.EvenhandError, match="give the proximal weight, a finite number from 0"):
+            run.diagnosed(mu=mu)

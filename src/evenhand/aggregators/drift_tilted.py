@@ -117,6 +117,8 @@ def drift_tilted(
 
 def _shares(distances: Array, present: Array, tilt: float, squared: bool) -> Array:
     """The clients' weights, the largest of which is 1."""
+    if tilt == 0:  # also of one whose distance overflows
+        return present.astype(jnp.float32)
     powers = tilt * (jnp.square(distances) if squared else distances)
     largest = jnp.max(jnp.where(present, powers, -jnp.inf))
     # Squares may overflow where their differences do not.

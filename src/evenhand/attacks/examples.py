@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from evenhand import tree
 from evenhand.attacks.uploads import check_factor
@@ -188,7 +190,7 @@ def negative(fraction: float = 0.0, *, highest: float = 1.0) -> Attack:
 
     Source: Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022, section V.
     """
-    if not math.isfinite(real_number(highest)):
+    if not isinstance(highest, Tracer) and not math.isfinite(real_number(highest)):
         raise EvenhandError(f"negative(highest={highest!r:.40}): give a finite number.")
     return Attack(fraction, rows=lambda x, y, rng: ((highest - _floats(x, "negative()")).astype(x.dtype), y))
 
@@ -303,7 +305,9 @@ def trigger(
         raise EvenhandError(f"trigger(value={value!r:.40}): give a finite number.")
     if boost is not None:
         check_factor("trigger(boost", boost)
-    expect("trigger(features=)", features, list | tuple | None, "(0, -1)")
+    if isinstance(features, str):
+        raise EvenhandError(f"trigger(features={features!r:.40}): give positions, such as (0, -1).")
+    expect("trigger(features=)", features, Iterable | None, "(0, -1)")
     places = (
         None if features is None else tuple(whole_number("trigger(features=)", i, -(2**31)) for i in features)
     )

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from evenhand import tree
 from evenhand.errors import EvenhandError, real_number
@@ -152,8 +153,8 @@ def false_sum(fraction: float = 0.0, *, scale: float = -1e3) -> Attack:
 
 
 def check_factor(call: str, factor: float) -> None:
-    """Checks that a factor is finite; ``call`` is the attack's, up to the name of the argument."""
-    if not math.isfinite(real_number(factor)):
+    """Checks that a factor is finite, unless it is traced; ``call`` is the attack's, up to the argument's name."""
+    if not isinstance(factor, Tracer) and not math.isfinite(real_number(factor)):
         raise EvenhandError(f"{call}={factor!r:.40}): give a finite factor.")
 
 

@@ -16,7 +16,7 @@ from jax import lax
 from evenhand import local, tree
 from evenhand.aggregators import aggregate
 from evenhand.data import Split
-from evenhand.errors import whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.evaluation._evaluate import Prepared, prepare
 from evenhand.types import Aggregator, Array, ClientData, Model, Params
 
@@ -118,12 +118,14 @@ def inexactness(
       mu: strength of the proximal term; 0 for FedAvg.
 
     Raises:
-      EvenhandError: there is no such client.
+      EvenhandError: there is no such client, or ``mu`` is no finite number from 0.
 
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, Definition 2.
     """
     rows = prepare(rows) if isinstance(rows, Split) else rows
     whole_number("client", client, 0, len(rows.sizes) - 1)
+    if not 0.0 <= real_number(mu) < math.inf:
+        raise EvenhandError(f"mu={mu!r:.40}: give the proximal weight, a finite number from 0.")
     if not rows.sizes[client]:
         return math.nan
     window = (np.int32(rows.offsets[client]), np.int32(rows.sizes[client]))

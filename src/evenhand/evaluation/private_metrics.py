@@ -328,7 +328,11 @@ def summarize(
     """
     check_process()
     numbers = np.asarray(values, np.float64).reshape(-1)
-    shares = np.where(np.isnan(numbers), 0.0, 1.0) if weights is None else np.asarray(weights).reshape(-1)
+    shares = (
+        np.where(np.isnan(numbers), 0.0, 1.0)
+        if weights is None
+        else np.asarray(weights, np.float64).reshape(-1)
+    )
     if not (np.isfinite(shares) & (shares >= 0)).all():
         raise EvenhandError("A weight is negative or not finite: give each client's number of examples.")
     has_value = shares > 0

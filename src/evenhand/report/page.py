@@ -357,14 +357,16 @@ def _diagnostics(subject: Comparison) -> str:
             "–" if "inexactness" not in numbers else f"{100 * numbers['no_progress']:.0f} %",
             "–" if "inexactness" not in numbers else f"{numbers['worked']:,}",
         )
-        rows.append([name, *map(Value, shown)])
+        local = f", γ with mu={numbers['mu']:g}" if "mu" in numbers else ""
+        rows.append([name + local, *map(Value, shown)])
     head = [
         *("Run", "dissimilarity B", "gradient variance", "norm of the global gradient", "clients"),
         *("mean inexactness γ", "no progress (γ ≥ 1)", "clients"),
     ]
     caption = (
         "Measured at the final global model on the training examples of honest clients: B is 1 if all gradients "
-        "are equal; γ is the gradient norm of a client's loss after one more round of local work, relative to before"
+        "are equal; γ is the gradient norm of a client's loss after one more round of local work, relative to before; "
+        "with mu, of its loss and FedProx's proximal term"
     )
     return section("Heterogeneity of the clients", Table(head, rows).html(caption))
 

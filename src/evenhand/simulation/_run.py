@@ -533,7 +533,7 @@ class Run(Results):
                 "inexactness": float(np.mean(gammas)),
                 "no_progress": float(np.mean(np.array(gammas) >= 1.0)),
                 "worked": len(gammas),
-            }
+            } | ({"mu": mu} if mu else {})
         return replace(self, info={**self.info, "diagnostics": numbers})
 
     @property

@@ -39,7 +39,7 @@ from evenhand.testing._check import (
     may_be_assumed,
     toy_data,
 )
-from evenhand.testing._uploads import check_cohorts, check_slots, promised_noise
+from evenhand.testing._uploads import check_cohorts, check_slots, promised_noise, reads_weights
 from evenhand.text import counted
 from evenhand.types import (
     Algorithm,
@@ -93,9 +93,9 @@ def check_algorithm(
       not checked where the effort may be the one that is assumed, a step for each example.
     * A cohort, also one among the clients that are present, holds clients that exist, and none twice unless the
       sampling ``repeats``; ``systems`` only take clients and shares of their work away.
-    * A client's weight is the one of the method's sampling, up to a factor, unless it depends on more than its size.
+    * A client's weight, if read, is the one of the method's sampling, up to a factor, or depends on more than its size.
     * Uploads are finite, also that of a client with a single example.
-    * After all rounds, the model of some client has changed, and so has the state of one if clients have states.  With
+    * After all rounds, the model of some client has changed, and so has the state of one if states begin as 0.  With
       ``continues=True``, work or reports read the state, and no part of it is left unread.
     * Uploads are differences, where there are several clients: with a constant added to all parameters of the model, no
       upload grows by it.
@@ -446,11 +446,13 @@ class _Subject:
         if (attack := self.program.attack) is not None and attack.report is not None:
             return
         expected = np.array(jax.vmap(self.algorithm.sampling.weight)(self.rows.sizes), np.float64)[:, None]
-        for index, (reports, _) in enumerate(self.sent):
-            given = np.array(reports.weight, np.float64).reshape(len(expected), -1)
-            k = self.largest
+        for index, (reports, deltas) in enumerate(self.sent):
+            aggregator, memory = self.algorithm.phases[index].aggregator, self.state.aggregators[index]
+            given, k = np.array(reports.weight, np.float64).reshape(len(expected), -1), self.largest
             is_same = np.allclose(given * expected[k], given[k] * expected, rtol=1e-5, atol=0.0)
-            assert is_same or not self._weighs_by_size(index), (
+            # All phases have one sampling: after the first, clients may have a vote each.
+            is_free = (index and np.all(given == given[k])) or not self._weighs_by_size(index)
+            assert is_same or is_free or not reads_weights(aggregator, Upload(deltas, *reports), memory), (
                 "A client's weight is not the one of the method's sampling, so the average over cohorts is biased: "
                 "report sampling.weight(data.size), with the sampling that Algorithm(sampling=) gets. For other "
                 "weights, such as equal ones, give both a sampling that has them: eh.sampling.uniform(weighted=False)."
@@ -601,14 +603,14 @@ class _Subject:
         models = (algorithm.global_params(state.server) for state in (before, after))
         assert not are_equal(*models) or not are_equal(served(before), served(after)), (
             "No round changes a model that clients are served: global_params, or personal_params, must read the "
-            "parameters that Phase.server, or Phase.work, returns."
+            "parameters that Phase.server, or Phase.work, returns. For a method that moves it later, give more rounds=."
         )
         # What a client keeps of the rest of short uploads may stay 0.
         is_shortened = any(phase.aggregator.compression for phase in algorithm.phases)
         has_states = jax.tree.leaves(before.clients) and algorithm.pooled is None and not is_shortened
-        assert not has_states or not are_equal(before.clients, after.clients), (
-            "No round changes a client's state: Phase.work must return the new state as its second result, or the "
-            "method needs no init_client."
+        is_anchor = any(np.any(leaf) for leaf in jax.tree.leaves(before.clients))
+        assert not has_states or is_anchor or not are_equal(before.clients, after.clients), (
+            "No round changes a client's state, which stays 0: return the new one from Phase.work, or omit init_client."
         )
 
     def check_continued(self) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import evenhand as eh
-from evenhand.errors import expect, nearest, perhaps, real_number, whole_number
+from evenhand.errors import EvenhandError, expect, nearest, perhaps, real_number, whole_number
 
 METHODS = ["fedavg", "fedprox", "feddane", "delta-fl", "qfedavg", "afl", "term"]
 MODEL = eh.models.softmax_regression(3, classes=2)
@@ -362,3 +363,27 @@ def test_a_model_larger_than_the_machine_is_refused_with_its_number_of_parameter
         eh.EvenhandError, match=r"its 2,147,483,647 classes are .* so number the labels from 0"
     ):
         eh.simulate(many, odd, rounds=0)
+
+
+def test_traced_numbers_pass_and_have_derivatives():
+    losses, shares = jnp.array([1.0, 2.0, 3.0]), jnp.ones(3) / 3
+
+    def risk(q):
+        return eh.risks.power(q).value(losses, shares)
+
+    assert float(jax.grad(risk)(0.5)) == pytest.approx(float(risk(0.6) - risk(0.4)) / 0.2, rel=1e-2)
+    eh.attacks.trigger(0.2, label=1, features=np.flatnonzero([1, 1, 0]))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(EvenhandError, match=r"give positions, such as \(0, -1\)"):
+        eh.attacks.trigger(0.2, label=1, features="12")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_traced_factor_of_an_attack_is_computed_with():
+    uploads = eh.types.Upload(jnp.arange(8.0).reshape(4, 2), jnp.ones(4), jnp.ones(4))
+    malicious, present = jnp.arange(4) == 0, jnp.ones(4, bool)
+
+    def sent(z):
+        collude = eh.attacks.alie(0.25, z=z).collude
+        assert collude is not None
+        return collude(uploads, malicious, present, jax.random.key(0))[0]
+
+    np.testing.assert_allclose(jax.vmap(sent)(jnp.array([1.0, 2.0])), [sent(1.0), sent(2.0)], rtol=1e-6)

@@ -412,3 +412,16 @@ def test_a_number_out_of_range_gets_a_sentence(make: object, words: str) -> None
     with pytest.raises(eh.EvenhandError) as caught:
         make()
     assert words in str(caught.value)
+
+
+def test_without_a_tilt_one_huge_upload_leaves_the_median_where_it_is():
+    """Its distance overflows in float32; the median of the four is between the others."""
+    uploads = eh.types.Upload(
+        jnp.array([[1e20, 0.0], [0.0, 1.0], [1.0, 1.0], [0.5, 1.0]]), jnp.ones(4), jnp.ones(4)
+    )
+    for rule, expected in (
+        (eh.aggregators.drift_tilted(0.0, distance="plain", steps=5), [0.5, 1.0]),
+        (eh.aggregators.drift_tilted(0.0, steps=5), [2.5e19, 0.75]),
+    ):
+        direction, _ = rule.apply(uploads, jnp.ones(4, bool), (), jax.random.key(0))
+        np.testing.assert_allclose(direction, expected, rtol=1e-5)
