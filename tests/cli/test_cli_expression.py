@@ -81,7 +81,7 @@ _AFTER = {"mean", "geometric_median", "krum", "trimmed_mean", "centered_clipping
 """Aggregators that may come after one that changes the uploads."""
 
 
-_ELSEWHERE = {"alone", "cyclic", "fit", "fixed", "poisson", *eh.privacy.__all__}
+_ELSEWHERE = {"alone", "cyclic", "fit", "fixed", "poisson", "stratified", *eh.privacy.__all__}
 _ELSEWHERE |= {"mocha", "delta_fl_levels", "fedprox_measured", "fedbn", "quantized", "top_k"}
 """What few others may be around or inside: test_cli_privacy.py, test_cli_fit.py and test_cli_levels.py compose it."""
 
@@ -442,3 +442,11 @@ def test_what_serves_privacy_is_listed_together_and_only_once_among_all(
     assert "  fedavg(" not in shown and "  sgd(" not in shown
     assert main(["list"]) == 0
     assert capsys.readouterr().out.count("  dp_sgd(") == 1
+
+
+def test_the_size_of_a_batch_is_a_whole_number_or_a_share() -> None:
+    for text, size in (("10", 10), ("0.5", 0.5), ("1", 1)):
+        method = read(f"fedavg(sgd(0.1, epochs=1, batch_size={text}))")
+        same = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=size))
+        runs = [eh.simulate(each, DATA, rounds=2).params for each in (method, same)]
+        np.testing.assert_array_equal(*(np.asarray(jax.tree.leaves(params)[0]) for params in runs))

@@ -74,7 +74,7 @@ class Batches(NamedTuple):
 
 
 def batches(
-    *, epochs: int | None = None, steps: int | None = None, batch_size: float | None = None
+    *, epochs: int | None = None, steps: int | None = None, batch_size: int | float | None = None
 ) -> Batches:
     """Consecutive slices of a fresh permutation of the client's examples, one permutation per epoch.
 

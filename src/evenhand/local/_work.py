@@ -243,7 +243,7 @@ def sgd(
     *,
     epochs: int | None = None,
     steps: int | None = None,
-    batch_size: float | None = None,
+    batch_size: int | float | None = None,
     risk: RowRisk | None = None,
     schedule: Schedule | Callable[[Array], Any] | None = None,
     keep_optimiser: bool = False,
