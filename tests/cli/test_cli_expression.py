@@ -448,5 +448,5 @@ def test_the_size_of_a_batch_is_a_whole_number_or_a_share() -> None:
     for text, size in (("10", 10), ("0.5", 0.5), ("1", 1)):
         method = read(f"fedavg(sgd(0.1, epochs=1, batch_size={text}))")
         same = eh.algorithms.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=size))
-        runs = [eh.simulate(each, DATA, rounds=2).params for each in (method, same)]
-        np.testing.assert_array_equal(*(np.asarray(jax.tree.leaves(params)[0]) for params in runs))
+        ours, theirs = (jax.tree.leaves(eh.simulate(one, DATA, rounds=2).params) for one in (method, same))
+        np.testing.assert_array_equal(ours[0], theirs[0])
