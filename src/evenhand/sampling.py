@@ -246,15 +246,11 @@ def _stratified(groups: tuple[int | str, ...]) -> tuple[_Draw, _Among]:
     def by_group(
         sizes: Array, m: int, drawn_of: Callable[[int, npt.NDArray[np.int64], int], Cohort]
     ) -> Cohort:
-        counts = places(sizes.shape[0], m)
-        drawn = [
-            drawn_of(g, ids, count)
-            for g, (ids, count) in enumerate(zip(members.values(), counts, strict=True))
-        ]
-        ids = [
-            jnp.asarray(own, jnp.int32)[part.ids] for own, part in zip(members.values(), drawn, strict=True)
-        ]
-        return Cohort.of(jnp.concatenate(ids), jnp.concatenate([part.present for part in drawn]))
+        parts = list[Cohort]()
+        for g, (ids, count) in enumerate(zip(members.values(), places(sizes.shape[0], m), strict=True)):
+            part = drawn_of(g, ids, count)
+            parts.append(part._replace(ids=jnp.asarray(ids, jnp.int32)[part.ids]))
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
     def draw(key: Key, sizes: Array, m: int) -> Cohort:
         return by_group(
