@@ -80,10 +80,12 @@ _MATRICES = (((1,), (0,)), ((), ()))
 _FEWEST_FEATURES = 128
 _COLUMNS = (2, 32)
 """Fewest and most columns for which the gradient is faster this way."""
+_LARGE, _MOST_ROWS = 2**20, 512
+"""Numbers of a matrix, and rows by it, for which the gradient in the rows is faster with the matrix first."""
 
 
 def product_of_rows(equation: JaxprEqn) -> Callable[[Array, Array], Array] | None:
-    """The rule for ``dot_general`` on the CPU: rows by a matrix that is tall and narrow, or rows in several axes."""
+    """The rule for ``dot_general`` on the CPU: rows in several axes, or by a matrix that is narrow or large."""
     x, w = (cast("Any", operand.aval) for operand in equation.invars)
     last = (((x.ndim - 1,), (0,)), ((), ()))
     if equation.params["dimension_numbers"] != last or jax.default_backend() != "cpu":
@@ -93,10 +95,12 @@ def product_of_rows(equation: JaxprEqn) -> Callable[[Array, Array], Array] | Non
     if not all(jnp.issubdtype(operand.dtype, jnp.floating) for operand in (x, w)):
         return None
     tall = w.shape[0] >= _FEWEST_FEATURES and _COLUMNS[0] <= w.shape[1] <= _COLUMNS[1]
-    matmul = partial(_matmul if tall else _native, {**equation.params, "dimension_numbers": _MATRICES})
+    large = not tall and w.size >= _LARGE and 2 <= x.size // w.shape[0] <= _MOST_ROWS
+    form = _matmul if tall else _by_large if large else _native
+    matmul = partial(form, {**equation.params, "dimension_numbers": _MATRICES})
     if x.ndim > 2:
         return partial(_of_all_rows, matmul)
-    return matmul if tall else None
+    return matmul if tall or large else None
 
 
 def _of_all_rows(matmul: Callable[[Array, Array], Array], x: Array, w: Array) -> Array:
@@ -111,6 +115,11 @@ def _native(params: dict[str, Any], x: Array, w: Array) -> Array:
 def _matmul(params: dict[str, Any], x: Array, w: Array) -> Array:
     # XLA would fold the transpose into the product and make x^T g of it, which is slower than (g^T x)^T.
     return lax.dot_general_p.bind(x, _apart(w.T).T, **params)
+
+
+def _by_large(params: dict[str, Any], x: Array, w: Array) -> Array:
+    # XLA makes (w g^T)^T of the gradient g w^T then, and need not copy w to multiply by its transpose.
+    return lax.dot_general_p.bind(_apart(x.T).T, w, **params)
 
 
 def outer(a: Array, b: Array) -> Array:

@@ -108,6 +108,27 @@ def test_convolutions_of_all_kinds_equal_the_native_ones(case: tuple[Function, j
     close(ours, native)
 
 
+def test_a_convolution_of_one_channel_puts_images_together() -> None:
+    """The kernel's gradient is patches, as columns, times slopes; all derivatives are the native ones."""
+    x, kernel, dx = normal(2, 7, 6, 1), normal(3, 2, 1, 4), normal(2, 7, 6, 1)
+    for options in ({}, {"rhs_dilation": (2, 1)}, {"lhs_dilation": (1, 2)}):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        function = partial(
+            lax.conv_general_dilated,
+            window_strides=(2, 1),
+            padding=[(1, 0), (2, 1)],
+            dimension_numbers=numbers,
+            **options,
+        )
+        ours = program(lowered(function), x, kernel)
+        assert "conv_general_dilated" not in ours and "dimension_numbers=(([0], [0]), ([], []))" in ours
+        for derivative in (
+            gradients,
+            lambda f, x, k: jax.jvp(lambda x: gradients(f, x, k), (x,), (dx,)),
+        ):
+            close(*(derivative(f, x, kernel) for f in (lowered(function), function)))
+
+
 def test_a_wrong_convolution_is_not_close() -> None:
     x, kernel = normal(2, 5, 5, 2), normal(3, 3, 2, 4)
     for wrong in (kernel[::-1], kernel[:, ::-1], kernel.swapaxes(0, 1)):
@@ -228,6 +249,22 @@ def test_pooling_that_is_faster_natively_stays(function: Function) -> None:
 def test_products_with_few_columns_equal_the_native_ones(features: int, columns: int, changes: bool) -> None:
     x, w, dw = normal(4, features), 0.1 * normal(features, columns), normal(features, columns)
     assert ("optimization_barrier" in program(lowered(jnp.matmul), x, w)) == changes
+    for derivative in (gradients, lambda f, x, w: jax.jvp(lambda w: gradients(f, x, w), (w,), (dw,))):
+        ours, native = jax.jit(
+            lambda *o, d=derivative: [d(f, *o) for f in (lowered(jnp.matmul), jnp.matmul)]
+        )(x, w)
+        close(ours, native)
+
+
+@pytest.mark.parametrize(("rows", "features", "turns"), [(2, 4096, True), (2, 4095, False), (513, 4096, False)])
+def test_the_gradient_in_few_rows_is_taken_by_a_large_matrix_from_the_left(
+    rows: int, features: int, turns: bool
+) -> None:
+    """In the compiled program, ``w`` is the first operand of the only product that gives as many numbers as ``x``."""
+    x, w, dw = normal(rows, features), normal(features, 256) / 64, normal(features, 256) / 64
+    text = jax.jit(jax.grad(partial(score, lowered(jnp.matmul)))).lower(x, w).compile().as_text()
+    from_the_left = re.search(rf"f32\[{features},{rows}\]\S* (dot|fusion)\(", text) is not None
+    assert from_the_left == turns
     for derivative in (gradients, lambda f, x, w: jax.jvp(lambda w: gradients(f, x, w), (w,), (dw,))):
         ours, native = jax.jit(
             lambda *o, d=derivative: [d(f, *o) for f in (lowered(jnp.matmul), jnp.matmul)]
