@@ -24,7 +24,7 @@ from evenhand.data._display import as_html, label_figure
 from evenhand.data._features import Features, Form
 from evenhand.data._validation import NDArray, Splitting, generator
 from evenhand.errors import Argument, EvenhandError, perhaps, real_number, whole_number
-from evenhand.text import counted
+from evenhand.text import counted, listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -510,7 +510,7 @@ def build(
                 )
         test_codes = np.array([position[client] for client in test_ids], np.int64)[test_codes]
         splits[2] = _gather(test, test_codes, np.argsort(test_codes, kind="stable"), len(ids))
-    notes = remarks_on_spelling(ids)
+    notes = remarks_on_spelling(ids) + remarks_on_spelling(classes or (), "classes")
     return FederatedDataset(*splits, client_ids=ids, name=name, classes=classes, notes=notes)
 
 
@@ -580,10 +580,15 @@ _PADDED = re.compile(r"(?<![\d.])0+(?=\d)")
 _WHOLE = re.compile(r"(?<=\d)\.0+(?!\d)")
 
 
-def remarks_on_spelling(ids: Iterable[str]) -> tuple[str, ...]:
-    """The sentence about clients whose ids differ only in how they are written, with examples; none without any.
+def remarks_on_spelling(names: Iterable[str], kind: str = "clients", where: str = "") -> tuple[str, ...]:
+    """The sentence about names, such as clients' ids, that differ only in how they are written; none without any.
 
     That is in capitals, blanks, zeros in front or after a point, or compatible characters (Unicode's NFKC).
+
+    Args:
+      names: all of them, each once.
+      kind: what they name, in the plural.
+      where: what follows them in the sentence.
 
     Example:
       >>> remarks_on_spelling(["7", "07", "8"])
@@ -592,16 +597,16 @@ def remarks_on_spelling(ids: Iterable[str]) -> tuple[str, ...]:
       ()
     """
     spellings: dict[str, list[str]] = {}
-    for name in ids:
+    for name in names:
         spellings.setdefault(_bare(name), []).append(name)
-    pairs = [f"{names[0]!r} and {names[1]!r}" for names in spellings.values() if len(names) > 1]
-    if not pairs:
+    groups = [listed([repr(name) for name in group[:3]]) for group in spellings.values() if len(group) > 1]
+    if not groups:
         return ()
-    more = counted(len(pairs) - 1, "other group")
-    others = f" (and {more}, such as {pairs[1]})" if len(pairs) > 1 else ""
+    more = counted(len(groups) - 1, "other group")
+    others = f" (and {more}, such as {groups[1]})" if len(groups) > 1 else ""
     return (
-        f"Clients {pairs[0]}{others} differ only in how they are written: they count as different clients, so write "
-        "their ids in one way if they are the same.",
+        f"{kind.capitalize()} {groups[0]}{others}{where} differ only in how they are written: they count as different "
+        f"{kind}, so write them in one way if they are the same.",
     )
 
 

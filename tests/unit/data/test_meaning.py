@@ -107,7 +107,7 @@ def test_formats_without_declarations_ask_about_numbers_that_are_no_sample_of_cl
         assert read(tmp_path, labels, test_fraction=0).num_classes == labels.max() + 1
 
 
-@pytest.mark.parametrize("read", [from_csv, in_memory, from_leaf, from_libsvm])
+@pytest.mark.parametrize("read", [from_csv, from_npz, in_memory, from_leaf, from_libsvm])
 def test_class_numbers_of_which_some_have_no_example_are_noted(tmp_path, read):
     cure = "if they are amounts, give --regression, in Python regression=True."
     rare = 500 * (np.arange(ROWS) % 3)
@@ -121,6 +121,74 @@ def test_class_numbers_of_which_some_have_no_example_are_noted(tmp_path, read):
         assert note.startswith(
             "The labels are 30 distinct whole numbers from 1 to 30, which are read as the numbers"
         )
+
+
+@pytest.mark.parametrize("read", [from_csv, from_npz, in_memory])
+def test_classes_that_differ_only_in_how_they_are_written_are_noted(tmp_path, read):
+    labels = np.array(["Yes", "no", "YES", "yes"])[np.arange(ROWS) % 4]
+    assert read(tmp_path, labels).notes == (
+        "Classes 'YES', 'Yes' and 'yes' differ only in how they are written: they count as different classes, so write "
+        "them in one way if they are the same.",
+    )
+    assert not read(tmp_path, np.char.lower(labels)).notes
+
+
+def test_categories_that_differ_only_in_how_they_are_written_are_noted():
+    table = frame(np.arange(ROWS) % 2, sex=np.array(["f", "Male", "male", "F"])[np.arange(ROWS) % 4])
+    (note,) = from_frame(table).notes
+    assert note.startswith(
+        "Categories 'F' and 'f' (and 1 other group, such as 'Male' and 'male') of column 'sex' differ only in how"
+    )
+
+
+PEOPLE = [
+    "$5.00",
+    "-$5",
+    "12 €",
+    "USD 1,200",
+    "5.6%",
+    "5 %",
+    "1,234.50",
+    "1.234,5",
+    "1'234",
+    "1 234,5",
+    "−5",
+    "($7.50)",
+]
+TEXTS = ["5-10%", "<5%", "14:30", "10 mg", "A1", "192.168.0.1", "%", "12 34", "1,2 or 3"]
+
+
+@pytest.mark.parametrize("cell", PEOPLE)
+def test_numbers_as_people_write_them_are_no_categories_and_no_classes_in_silence(cell):
+    cells = [cell, "7 %"] * (ROWS // 2)
+    for table, name, kind in ((frame(CLIENT, n=cells), "n", "category"), (frame(cells), "label", "class")):
+        with pytest.raises(
+            EvenhandError, match=r"write a point for the decimals, as in -1234\.5, nothing"
+        ) as raised:
+            from_frame(table)
+        assert f"column {name!r} holds {cell!r}" in str(raised.value)
+        assert str(raised.value).endswith(f"; if each text is a {kind}, give categorical=[{name!r}].")
+        assert from_frame(table, categorical=[name]).num_clients == 3
+    with pytest.raises(EvenhandError, match=r"no signs such as \$ or %\.$"):
+        from_frame(frame(cells), regression=True)
+
+
+@pytest.mark.parametrize("cell", TEXTS)
+def test_other_texts_with_digits_are_categories(cell):
+    data = from_frame(frame(CLIENT, n=[cell, "none"] * (ROWS // 2)))
+    assert data.features.inputs[1:] == tuple(f"n = {text}" for text in sorted([cell, "none"]))
+    assert from_frame(frame([cell, cell] * (ROWS // 2))).classes == (cell,)
+
+
+def test_a_long_column_of_prices_is_not_taken_for_free_text(tmp_path):
+    prices = [f"${i}.50" for i in range(3000)]
+    (tmp_path / "t.csv").write_text(
+        "client,n,label\n" + "".join(f"{i % 3},{p},{i % 2}\n" for i, p in enumerate(prices))
+    )
+    with pytest.raises(
+        EvenhandError, match=r"column 'n' holds texts such as '\$0.50': write a point for the"
+    ):
+        load(tmp_path / "t.csv")
 
 
 def test_a_negative_label_of_leaf_names_what_makes_it_an_amount(tmp_path):

@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
@@ -121,10 +122,12 @@ def _npz_dataset(
     ys = [validation.as_array(arrays[name], str(path), f"array {name!r}") for name in names]
     labels, classes = _labels(path, ys, names, options)
     if len(parts[0]) == 2:
-        return pooled(path, list(zip(xs, labels, strict=True)), classes, options, clients=1)
-    clients = [_client(path, arrays[part[2]], part[2]) for part in parts]
-    rows = [PooledRows(*columns) for columns in zip(xs, labels, clients, strict=True)]
-    return build(rows, options.splitting, name=str(path), classes=classes)
+        data = pooled(path, list(zip(xs, labels, strict=True)), classes, options, clients=1)
+    else:
+        clients = [_client(path, arrays[part[2]], part[2]) for part in parts]
+        rows = [PooledRows(*columns) for columns in zip(xs, labels, clients, strict=True)]
+        data = build(rows, options.splitting, name=str(path), classes=classes)
+    return replace(data, notes=(*data.notes, *validation.remark_on_gaps(np.concatenate(labels), classes)))
 
 
 def _features(path: Path, given: NDArray, name: str) -> NDArray:

@@ -117,7 +117,17 @@ _DAYS = (
 
 _DATE = re.compile(f"({'|'.join(_DAYS)})([T ].*)?", re.IGNORECASE)
 
-_COMMA = re.compile(r"[+-]?\d[\d.]*(,\d+)+")
+_MONEY = r"[$€£¥₹]|USD|EUR|GBP|CHF"
+
+_GROUPED = r"(\d[\d.]*(,\d+)+|\d{1,3}(['’ \u00a0\u202f]\d{3})+)([.,]\d+)?"
+"""Digits in groups or with a decimal comma: 1,234.5 and 1.234,5; 1'234 and 1 234,5."""
+
+_DIGITS = rf"({_GROUPED}|\d*\.?\d+)"
+
+_AMOUNT = re.compile(
+    rf"\(?[+−-]?({_GROUPED}|({_MONEY})\s?-?{_DIGITS}|{_DIGITS}\s?({_MONEY}|%))\)?|−{_DIGITS}"
+)
+"""A number that is written for people: with signs such as $, % and −, groups of digits, or a decimal comma."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -252,7 +262,9 @@ def label_classes(
     """
     if label.name in categorical and not regression:
         label = as_categories(label)
-    elif label.categories is None and not regression:
+    elif label.categories is not None:
+        _check_amounts(source, label, row, "" if regression else "class")
+    elif not regression:
         check_class_numbers(label.values, source, f"column {label.name!r}", *amounts_or_classes(label.name))
 
     def place(i: int) -> str:
@@ -299,8 +311,10 @@ def mixed(
 ) -> EvenhandError:
     """The error for cells that are not of their column's kind, numbers or text; ``cells`` are as in :func:`also`."""
     (where, cell), further = cells[0], also([(where, show(cell)) for where, cell in cells], count)
-    if _COMMA.fullmatch(cell.strip()):
-        return _decimal_comma(source, where, name, cell, further)
+    if _AMOUNT.fullmatch(cell.strip()):
+        return _for_people(
+            f"{source}: {where},", name, f"{show(cell)}{further}", "category" if feature else ""
+        )
     fault = f"{source}: {where}, column {name!r} holds {show(cell)} where other rows hold {others}{further}"
     parts: list[str | Argument] = [f"{fault}: write only numbers, or only text, in the column"]
     if others == "numbers":
@@ -314,6 +328,8 @@ def too_many(source: str, name: str, texts: Sequence[str]) -> EvenhandError:
     """The error for a column whose texts are not categories."""
     if all(_DATE.fullmatch(text) for text in texts[:100]):
         return dates(source, name, f"dates such as {show(texts[0])}")
+    if all(_AMOUNT.fullmatch(text) for text in texts[:100]):
+        return _for_people(f"{source}:", name, f"texts such as {show(texts[0])}")
     fault = f"{source}: column {name!r} holds {len(texts):,} different texts such as {show(texts[0])}"
     cure = "an id or free text rather than categories: learn from its words with "
     group = f" if it is an id, or group them into at most {MOST_CATEGORIES:,}."
@@ -362,9 +378,7 @@ def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) ->
         raise too_many(source, series.name, texts)
     if categorical or not texts:
         return
-    if all(_COMMA.fullmatch(text) for text in texts):
-        where = row(int(np.argmax(codes == used[0])))
-        raise _decimal_comma(source, where, series.name, texts[0])
+    _check_amounts(source, series, row, "category")
     if len(texts) > max(_FEW, len(codes) // 2) or all(_DATE.fullmatch(text) for text in texts):
         raise too_many(source, series.name, texts)
     words = float(np.mean([len(text.split()) for text in texts]))
@@ -372,11 +386,26 @@ def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) ->
         raise _sentences(source, series.name, texts, words)
 
 
-def _decimal_comma(source: str, where: str, name: str, cell: str, further: str = "") -> EvenhandError:
-    return EvenhandError(
-        f"{source}: {where}, column {name!r} holds {show(cell)}{further}: write a point for the decimals, and nothing "
-        "between the thousands."
-    )
+def _check_amounts(source: str, series: Series, row: Row, kind: str) -> None:
+    """Refuses a column of text that holds only numbers as people write them; ``kind`` is what its texts would be."""
+    names = list(series.categories or ())
+    used, first = np.unique(series.values, return_index=True)
+    cells = [(names[code], i) for code, i in zip(used.tolist(), first.tolist(), strict=True) if code >= 0]
+    if all(_AMOUNT.fullmatch(cell) or number(cell) is not None for cell, _ in cells):
+        for cell, i in cells:
+            if _AMOUNT.fullmatch(cell):
+                raise _for_people(f"{source}: {row(i)},", series.name, show(cell), kind)
+
+
+def _for_people(where: str, name: str, content: str, kind: str = "") -> EvenhandError:
+    """The error for numbers as people write them; ``kind`` is what they would be if they are no numbers."""
+    fault = f"{where} column {name!r} holds {content}: write a point for the decimals, as in"
+    parts: list[str | Argument] = [
+        f"{fault} -1234.5, nothing between the thousands, and no signs such as $ or %"
+    ]
+    if kind:
+        parts += [f"; if each text is a {kind}, give ", named("categorical", name)]
+    return EvenhandError(*parts, ".")
 
 
 def _are_names(values: NDArray) -> bool:

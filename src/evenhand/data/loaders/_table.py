@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -355,7 +356,7 @@ def table_dataset(source: str, opened: Opened, options: Options) -> FederatedDat
         name=source,
         classes=classes,
         features=fitted,
-        notes=notes + remark_on_gaps(y, classes) + remarks_on_spelling(assignment.ids) + units,
+        notes=notes + remark_on_gaps(y, classes) + _remarks_on_spelling(assignment, classes, fitted) + units,
         client_column=client_column,
     )
 
@@ -461,6 +462,16 @@ def _without_empty(
         lambda series: series.at(kept), lambda ids: ids[kept], lambda i: table.row(int(kept[i]))
     )
     return left, (note,)
+
+
+def _remarks_on_spelling(
+    assignment: Assignment, classes: tuple[str, ...] | None, features: Features
+) -> tuple[str, ...]:
+    """A sentence each on ids, classes and categories that differ only in how they are written."""
+    notes = remarks_on_spelling(assignment.ids) + remarks_on_spelling(classes or (), "classes")
+    columns = [(column.categories, f" of column {column.name!r}") for column in features.columns]
+    of_columns = [remarks_on_spelling(texts, "categories", where) for texts, where in columns]
+    return notes + tuple(chain.from_iterable(of_columns))
 
 
 _APART = 10.0
