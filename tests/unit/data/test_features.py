@@ -156,7 +156,10 @@ def test_features_survive_json(tmp_path: Path) -> None:
     ("table", "words"),
     [
         ({"age": [1.0], "sex": ["f"], "vip": [True]}, "no column 'zone'"),
-        ({"age": ["old"], "sex": ["f"], "vip": [True], "zone": [1]}, "'age' holds text, but the model"),
+        (
+            {"age": ["old"], "sex": ["f"], "vip": [True], "zone": [1]},
+            "row 0, column 'age' holds 'old', but the model",
+        ),
         ({"age": [None], "sex": ["f"], "vip": [True], "zone": [1]}, "row 0, column 'age' is empty"),
     ],
 )

@@ -133,6 +133,14 @@ def test_classes_that_differ_only_in_how_they_are_written_are_noted(tmp_path, re
     assert not read(tmp_path, np.char.lower(labels)).notes
 
 
+def test_a_label_with_a_class_for_most_rows_is_noted():
+    (note,) = from_frame(frame([f"P{i}" for i in range(ROWS)])).notes
+    assert note.startswith(
+        "Column 'label' makes 60 classes of 60 rows, as an id or free text does: check that"
+    )
+    assert not from_frame(frame([f"P{i // 2}" for i in range(ROWS)])).notes
+
+
 def test_categories_that_differ_only_in_how_they_are_written_are_noted():
     table = frame(np.arange(ROWS) % 2, sex=np.array(["f", "Male", "male", "F"])[np.arange(ROWS) % 4])
     (note,) = from_frame(table).notes
@@ -171,6 +179,16 @@ def test_numbers_as_people_write_them_are_no_categories_and_no_classes_in_silenc
         assert from_frame(table, categorical=[name]).num_clients == 3
     with pytest.raises(EvenhandError, match=r"no signs such as \$ or %\.$"):
         from_frame(frame(cells), regression=True)
+
+
+def test_numbers_that_are_stored_as_text_are_not_taken_for_ids():
+    table = frame(CLIENT, n=[f"{a:.3f}" for a in A])
+    with pytest.raises(
+        EvenhandError, match=r"'n' holds numbers that are stored as text, such as '-1.000': store"
+    ):
+        from_frame(table)
+    codes = frame(CLIENT, n=(np.arange(ROWS) % 4).astype(str))
+    assert from_frame(codes).features.inputs[1:] == ("n = 0", "n = 1", "n = 2", "n = 3")
 
 
 @pytest.mark.parametrize("cell", TEXTS)

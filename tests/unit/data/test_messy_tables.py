@@ -255,7 +255,7 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     assert words.startswith(f"{path} has 6 problems: (1) ") and words.endswith(".") and "\n" not in words
     assert words.count(str(path)) == 1
     for problem in (
-        "line 4 has 2 cells but the header 5, and 1 more lines differ from it",
+        "line 4 has 2 cells but the header 5, and 1 more line differs from it",
         "line 3, column 'v' holds 'oops' where other rows hold numbers",
         "line 5, column 'label' is empty",
         "line 2, column 'w' is empty or NaN",
@@ -359,7 +359,7 @@ def test_faults_of_new_rows_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(EvenhandError, match="'v' holds 'x' where"):
         encode_table(tmp_path / "new.csv", features=features)
     (tmp_path / "new.csv").write_text("v,w,u\n1,,a\n2,2,b\n")
-    with pytest.raises(EvenhandError, match=r"2 problems.*line 2, column 'w' is empty.*'u' holds text"):
+    with pytest.raises(EvenhandError, match=r"2 problems.*line 2, column 'w' is empty.*'u' holds 'a', but"):
         encode_table(tmp_path / "new.csv", features=features)
     with pytest.raises(EvenhandError, match=r"2 problems.*no column 'w'.*no column 'u'"):
         encode_table(pa.table({"v": [1]}), features=features)
@@ -510,7 +510,7 @@ def test_a_row_of_weight_w_is_w_examples(tmp_path: Path) -> None:
 
 def test_a_row_of_weight_0_is_no_example(tmp_path: Path) -> None:
     data = weighted(tmp_path, [1, 0, 1, 1])
-    assert data.notes == ("Dropped 5 of 20 rows: 5 without a weight.",)
+    assert data.notes == ("Dropped 5 of 20 rows: 5 of weight 0.",)
     assert data.train.rows + data.test.rows == 15
 
 

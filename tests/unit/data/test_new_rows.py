@@ -41,6 +41,26 @@ def test_a_table_with_everything(tmp_path: Path) -> None:
     np.testing.assert_array_equal(encode_table(path, features=FEATURES), rows.x)
 
 
+@pytest.mark.parametrize(
+    ("ages", "sentence"),
+    [
+        (
+            "1,5\n2,5",
+            r"line 2, column 'age' holds '1,5', but the model was trained with numbers in it: write num",
+        ),
+        (
+            "50\nold",
+            r"line 3, column 'age' holds 'old' where other rows hold numbers: write numbers, as the model",
+        ),
+    ],
+)
+def test_text_in_a_column_of_numbers_is_named(tmp_path: Path, ages: str, sentence: str) -> None:
+    path = write(tmp_path, "age;work\n" + ages.replace("\n", ";a\n") + ";a\n")
+    with pytest.raises(EvenhandError, match=sentence) as raised:
+        new_rows(path, features=FEATURES)
+    assert "na=" not in str(raised.value)  # which only training reads
+
+
 def test_columns_that_are_absent(tmp_path: Path) -> None:
     path = write(tmp_path, "age,work,region\n50,b,north\n")
     rows = new_rows(path, features=FEATURES, client=["region", "group"])

@@ -307,15 +307,27 @@ def faulty(row: Row, bad: NDArray, text: Callable[[int], str]) -> tuple[tuple[st
 
 
 def mixed(
-    source: str, name: str, cells: Sequence[tuple[str, str]], count: int, others: str, *, feature: bool
+    source: str,
+    name: str,
+    cells: Sequence[tuple[str, str]],
+    count: int,
+    others: str,
+    *,
+    feature: bool,
+    is_trained: bool = False,
 ) -> EvenhandError:
-    """The error for cells that are not of their column's kind, numbers or text; ``cells`` are as in :func:`also`."""
+    """The error for cells that are not of their column's kind, numbers or text; ``cells`` are as in :func:`also`.
+
+    ``is_trained``: the model is already trained, so that no other reading of the column can be chosen.
+    """
     (where, cell), further = cells[0], also([(where, show(cell)) for where, cell in cells], count)
     if _AMOUNT.fullmatch(cell.strip()):
         return _for_people(
             f"{source}: {where},", name, f"{show(cell)}{further}", "category" if feature else ""
         )
     fault = f"{source}: {where}, column {name!r} holds {show(cell)} where other rows hold {others}{further}"
+    if is_trained:
+        return EvenhandError(f"{fault}: write numbers, as the model was trained with numbers in it.")
     parts: list[str | Argument] = [f"{fault}: write only numbers, or only text, in the column"]
     if others == "numbers":
         parts += ["; if this is an empty cell, name it in ", Argument("na", "TEXTS")]
@@ -374,13 +386,19 @@ def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) ->
     codes, names = series.values, list(series.categories or ())
     used = np.unique(codes[codes >= 0])
     texts = [names[code] for code in used.tolist()]
-    if len(texts) > MOST_CATEGORIES:
+    are_many = len(texts) > MOST_CATEGORIES
+    if not categorical and texts:
+        _check_amounts(source, series, row, "category")
+        are_many |= len(texts) > max(_FEW, len(codes) // 2)
+        if are_many and all(number(text) is not None for text in texts):
+            fault = f"{source}: column {series.name!r} holds numbers that are stored as text, such as {show(texts[0])}"
+            cure = f"{fault}: store them as numbers, or leave the column out with "
+            raise EvenhandError(cure, named("drop", series.name), ".")
+        are_many |= all(_DATE.fullmatch(text) for text in texts)
+    if are_many:
         raise too_many(source, series.name, texts)
     if categorical or not texts:
         return
-    _check_amounts(source, series, row, "category")
-    if len(texts) > max(_FEW, len(codes) // 2) or all(_DATE.fullmatch(text) for text in texts):
-        raise too_many(source, series.name, texts)
     words = float(np.mean([len(text.split()) for text in texts]))
     if words >= _SENTENCE and len(texts) > min(_FEW, max(2, len(codes) // 2)):
         raise _sentences(source, series.name, texts, words)
@@ -388,13 +406,13 @@ def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) ->
 
 def _check_amounts(source: str, series: Series, row: Row, kind: str) -> None:
     """Refuses a column of text that holds only numbers as people write them; ``kind`` is what its texts would be."""
-    names = list(series.categories or ())
-    used, first = np.unique(series.values, return_index=True)
-    cells = [(names[code], i) for code, i in zip(used.tolist(), first.tolist(), strict=True) if code >= 0]
-    if all(_AMOUNT.fullmatch(cell) or number(cell) is not None for cell, _ in cells):
-        for cell, i in cells:
-            if _AMOUNT.fullmatch(cell):
-                raise _for_people(f"{source}: {row(i)},", series.name, show(cell), kind)
+    names, codes = list(series.categories or ()), series.values
+    used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(names))).tolist()
+    if all(_AMOUNT.fullmatch(names[code]) or number(names[code]) is not None for code in used):
+        for code in used:
+            if _AMOUNT.fullmatch(names[code]):
+                where = f"{source}: {row(int(np.argmax(codes == code)))},"
+                raise _for_people(where, series.name, show(names[code]), kind)
 
 
 def _for_people(where: str, name: str, content: str, kind: str = "") -> EvenhandError:

@@ -105,7 +105,8 @@ def _full(path: Path, rows: Iterator[_Line], width: int, problems: Problems) -> 
             first, ragged = (first if ragged else (line, len(row))), ragged + 1
     with problems.noted():
         if ragged:
-            others = f", and {ragged - 1:,} more lines differ from it" if ragged > 1 else ""
+            more = "1 more line differs" if ragged == 2 else f"{ragged - 1:,} more lines differ"
+            others = f", and {more} from it" if ragged > 1 else ""
             fault = f"{path}: line {first[0]} has {first[1]} cells but the header {width}{others}"
             raise EvenhandError(f"{fault}: complete the line, or quote cells that hold commas.")
 
@@ -171,6 +172,7 @@ class CellColumn:
       kind: ``"number"``, ``"text"``, or None as long as all cells are empty.
       fixed: whether it is text, whatever its cells spell: client ids, and numbers that are categories.
       feature: whether it is a feature, so that its texts are categories.
+      is_trained: whether it is for a model that is already trained.
       parts: what was read: numbers, or positions in ``texts``.
       texts: the distinct texts.
       strange: where cells of text among numbers are, and what they hold: the first ones.
@@ -182,6 +184,7 @@ class CellColumn:
     kind: str | None = None
     fixed: bool = False
     feature: bool = False
+    is_trained: bool = False
     parts: list[NDArray] = field(default_factory=list[NDArray])
     texts: dict[str, int] = field(default_factory=dict[str, int])
     strange: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -197,7 +200,8 @@ class CellColumn:
         if self.fault is not None:
             raise self.fault
         if self.strange:
-            raise mixed(source, self.name, self.strange, self.count, "numbers", feature=self.feature)
+            kind = {"feature": self.feature, "is_trained": self.is_trained}
+            raise mixed(source, self.name, self.strange, self.count, "numbers", **kind)
         if self.kind != _TEXT and not self.fixed:
             return Series(self.name, np.concatenate([np.zeros(0), *self.parts]))
         codes = self._codes

@@ -22,6 +22,7 @@ from evenhand.data.loaders._cells import (
     check_filled,
     free_text,
     prepared,
+    show,
     with_na,
 )
 from evenhand.data.loaders._frames import open_frame
@@ -237,7 +238,9 @@ def _checked(source: str, column: Column, series: Series, row: Row) -> Series:
     categorical = column.kind == "category"
     series = prepared(source, series, row, categorical=categorical, is_trained=True)
     if not categorical and series.categories is not None:
+        first = int(np.argmax(~series.missing))
+        where = f"{source}: {row(first)}, column {column.name!r} holds {show(str(series.texts[first]))}"
         raise EvenhandError(
-            f"{source}: column {column.name!r} holds text, but the model was trained with numbers in it: write numbers."
+            f"{where}, but the model was trained with numbers in it: write numbers, with a point for the decimals."
         )
     return series

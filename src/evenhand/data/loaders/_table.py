@@ -142,7 +142,12 @@ def open_table(
             def read_text(columns: Columns, problems: Problems) -> Frame:
                 fixed = {*categorical, *text}
                 parsed = {
-                    name: CellColumn(name, fixed=name in fixed, feature=not is_trained and name not in text)
+                    name: CellColumn(
+                        name,
+                        fixed=name in fixed,
+                        feature=not is_trained and name not in text,
+                        is_trained=is_trained,
+                    )
                     for name in columns.features
                 }
                 parsed |= {name: CellColumn(name, fixed=True) for name in columns.client}
@@ -356,7 +361,11 @@ def table_dataset(source: str, opened: Opened, options: Options) -> FederatedDat
         name=source,
         classes=classes,
         features=fitted,
-        notes=notes + remark_on_gaps(y, classes) + _remarks_on_spelling(assignment, classes, fitted) + units,
+        notes=notes
+        + remark_on_gaps(y, classes)
+        + _remark_on_classes(options.label, y, classes)
+        + _remarks_on_spelling(assignment, classes, fitted)
+        + units,
         client_column=client_column,
     )
 
@@ -441,14 +450,15 @@ def _without_empty(
             f"{source}: the table has a header but no rows: add at least one for each client."
         )
     none = np.zeros(rows, bool)
-    absent = {"label": none, "client": none, "weight": none}
+    faults = ("without a label", "without a client", "of weight 0", "without a weight")
+    absent = dict.fromkeys(faults, none)
     if options.drop_empty:
-        absent["label"] = table.label.missing
-        absent["client"] = np.any([none, *map(_no_ids, table.client)], axis=0)
+        absent["without a label"] = table.label.missing
+        absent["without a client"] = np.any([none, *map(_no_ids, table.client)], axis=0)
     if table.weight is not None and table.weight.categories is None:
-        absent["weight"] = table.weight.values == 0
+        absent["of weight 0"] = table.weight.values == 0
         if options.drop_empty:
-            absent["weight"] = absent["weight"] | table.weight.missing
+            absent["without a weight"] = table.weight.missing
     kept = np.flatnonzero(~np.any(list(absent.values()), axis=0))
     if len(kept) == rows:
         return table, ()
@@ -456,12 +466,22 @@ def _without_empty(
         lacking = "a label or a client" if table.weight is None else "a label, a client or a weight"
         fault = f"{source}: all {rows:,} rows lack {lacking}: name other columns with "
         raise EvenhandError(fault, Argument("label", "NAME"), " and ", Argument("client", "NAME"), ".")
-    counts = [f"{mask.sum():,} without a {role}" for role, mask in absent.items() if mask.any()]
+    counts = [f"{mask.sum():,} {fault}" for fault, mask in absent.items() if mask.any()]
     note = f"Dropped {rows - len(kept):,} of {rows:,} rows: {', '.join(counts)}."
     left = table.changed(
         lambda series: series.at(kept), lambda ids: ids[kept], lambda i: table.row(int(kept[i]))
     )
     return left, (note,)
+
+
+def _remark_on_classes(label: str, y: NDArray, classes: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The sentence about a label of which most rows have a text of their own, as an id does."""
+    if classes is None or len(classes) <= max(_FEW_ROWS, len(y) // 2):
+        return ()
+    return (
+        f"Column {label!r} makes {len(classes):,} classes of {len(y):,} rows, as an id or free text does: check that "
+        "it is the column to predict.",
+    )
 
 
 def _remarks_on_spelling(
