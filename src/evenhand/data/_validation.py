@@ -425,10 +425,13 @@ def class_labels(
             wide = values.astype(np.float64)
         return float32(wide, source, place), None
     if values.dtype.kind == "U":
-        if (values == "").any():
-            row, _ = first_bad(values, values == "")
-            raise EvenhandError(f"{source}: {place(row)} is empty: fill it in or drop the row.")
         spellings, codes = np.unique(values, return_inverse=True)
+        # Programs write a missing label among texts like this; NA and None may be names, and a blank a character.
+        absent = [text.lower() in ("", "nan", "<na>", "nat") for text in spellings.tolist()]
+        if any(absent):
+            row, text = first_bad(values, np.array(absent)[codes.reshape(values.shape)])
+            says = f"is {text!r}, which is a missing label" if text else "is empty"
+            raise EvenhandError(f"{source}: {place(row)} {says}: fill it in or drop the row.")
         names, merged = np.unique([composed(text) for text in spellings.tolist()], return_inverse=True)
         codes = merged[codes]
         for code, name in enumerate(names.tolist()):

@@ -133,6 +133,15 @@ def test_classes_that_differ_only_in_how_they_are_written_are_noted(tmp_path, re
     assert not read(tmp_path, np.char.lower(labels)).notes
 
 
+@pytest.mark.parametrize(("text", "fault"), [("nan", "is 'nan', which is a missing label"), ("", "is empty")])
+def test_missing_labels_among_texts_of_arrays_are_no_class(tmp_path, text, fault):
+    labels = np.where(np.arange(ROWS) == 7, text, np.array(["no", "NA"])[np.arange(ROWS) % 2])
+    for read in (from_npz, lambda _, y: from_arrays(A[:, None], y, CLIENT)):
+        with pytest.raises(EvenhandError, match=rf"y\[7\] {fault}: fill it in or drop the row"):
+            read(tmp_path, labels)
+    assert from_npz(tmp_path, np.where(labels == text, "no", labels)).classes == ("NA", "no")
+
+
 def test_a_label_with_a_class_for_most_rows_is_noted():
     (note,) = from_frame(frame([f"P{i}" for i in range(ROWS)])).notes
     assert note.startswith(
