@@ -74,6 +74,21 @@ def test_what_a_fit_shows_is_about_groups(capsys: pytest.CaptureFixture[str]) ->
     assert "client" not in text.lower() and "communication" not in text.lower() and settings
 
 
+def test_warnings_and_notes_of_a_fit_are_about_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Path("ill.csv").read_text().replace("young", "Old", 3).splitlines()
+    Path("few.csv").write_text("\n".join([*lines, "1,2,ancient,yes", "1,2,,no"]))
+    words = ["fit", "--data", "few.csv", *FIT[2:], "--groups", "age", "--out", "f"]
+    assert main(words) == 2
+    assert "column 'age' is empty: give the row a group id or drop it, as --drop-e" in capsys.readouterr().err
+    assert main([*words, "--drop-empty"]) == 0
+    shown = capsys.readouterr()
+    assert "1 without a group." in shown.err and "Groups 'Old' and 'old' differ only in how" in shown.err
+    assert "1 of 4 groups has no test examples and is in none of these numbers. On" in shown.out
+    in_notebook = eh.load_run("f")._repr_html_()
+    assert "client" not in (shown.out + shown.err + in_notebook).lower() and "unseen" not in shown.out
+    assert "cohort" not in in_notebook and "over groups" in in_notebook
+
+
 def test_several_seeds_are_compared_in_one_folder(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", "tilted(t=5)", *FIT, "--groups", "age", "--batch-size", "8", "--learning-rate", "0.05"]
     assert main([*words, "--seeds", "4,7", "--out", "f"]) == 0
@@ -112,8 +127,8 @@ def test_several_seeds_report_what_one_does(capsys: pytest.CaptureFixture[str]) 
         "0.2",
     ]
     assert main([*words, *kept, "--fresh-data"]) == 0
-    shown, sentence = capsys.readouterr(), "kept round 0 of 2: best validation loss, mean over clients"
-    for line in ("Features: 2 columns of numbers", "Dropped 1 of 91 rows: 1 without a client."):
+    shown, sentence = capsys.readouterr(), "kept round 0 of 2: best validation loss, mean over groups"
+    for line in ("Features: 2 columns of numbers", "Dropped 1 of 91 rows: 1 without a group."):
         assert shown.err.count(line) == 1
     for seed in (4, 7):
         assert f", seed {seed}: {sentence}." in shown.out
@@ -209,6 +224,14 @@ def test_a_study_compares_risks_losses_and_weightings(capsys: pytest.CaptureFixt
     assert len(study.outcomes) == 2 * 6
     views = [outcome.seen for outcome in study.outcomes if outcome.seen is not None]
     assert all(sorted(view.client_ids) == ["old", "young"] for view in views)
+    shown, page = capsys.readouterr(), Path("s/study.html").read_text()
+    text = re.sub(r"<style>.*?</style>|<[^>]*>", "", page, flags=re.DOTALL).partition("What was run")[0]
+    in_notebook = "".join(study.under(case)._repr_html_() for case in study.cases)
+    for words in (shown.out + shown.err, text, *re.findall(r'aria-label="([^"]*)"', page), in_notebook):
+        assert "client" not in words.lower()
+    assert (
+        "over 2 groups" in in_notebook and "validation examples per group (median of 2 groups)" in shown.out
+    )
     # Trained by another loss, it is judged by the same: at equal seeds, all begin at one loss.
     begins = {
         (outcome.seed, round(view.history["train_loss"][0], 4))

@@ -190,11 +190,14 @@ class DataOptions:
             with warnings.catch_warnings():
                 if quiet:
                     warnings.simplefilter("ignore", EvenhandWarning)
-                return self._kept(self._loaded())
+                data = self._kept(self._loaded())
+                notes = [_of_groups(note) for note in data.notes]
+                return data if self.groups is None else replace(data, notes=tuple(map(str, notes)))
         except EvenhandError as error:
-            named = [part.name for part in error.parts if isinstance(part, Argument)]
-            if self.groups is None or "client" not in named:
+            if self.groups is None:
                 raise
+            if "clients" not in [part.name for part in error.parts if isinstance(part, Argument)]:
+                raise EvenhandError(*map(_of_groups, error.parts)) from None
             # The column that is missing was given as one of groups.
             first = str(error.parts[0]).replace("client column", "column of groups").partition(": say")[0]
             raise EvenhandError(f"{first}: say which it is with --groups NAME.") from None
@@ -324,6 +327,15 @@ class DataOptions:
         return replace(
             self, **{option: str(path.resolve()) for option, path in paths.items() if path.exists()}
         )
+
+
+def _of_groups(part: str | Argument) -> str | Argument:
+    """A part of a sentence about clients, where ``--groups`` names these; names of users stay as they are."""
+    if isinstance(part, Argument):
+        return Argument("groups", part.value) if part.name == "client" else part
+    for words in ("a client", "Clients '", "different clients", "at client '", "other clients"):
+        part = part.replace(words, words.replace("client", "group").replace("Client", "Group"))
+    return part
 
 
 def remarks(data: FederatedDataset) -> list[str]:

@@ -155,7 +155,8 @@ def show_comparison(
     say(console, *metric_remarks(comparison))
     if (table := difference_table(comparison, baseline)) is not None:
         console.print(table)
-    if len(comparison.methods) > 1 and (sent := communication(comparison, brief=True)) is not None:
+    sent = None if comparison.is_pooled else communication(comparison, brief=True)
+    if len(comparison.methods) > 1 and sent is not None:
         heads = [name.lower() for name in sent.head]
         console.print(_Drawn(f"{COMMUNICATION[:1].lower()}{COMMUNICATION[1:]}", sent._replace(head=heads)))
 
@@ -163,7 +164,7 @@ def show_comparison(
 def kept_rounds(comparison: Comparison) -> list[str]:
     """Which round the numbers of a run are of, a sentence for each run that does not have those of its last one."""
     kept = ((name, run.info.get("kept")) for name, run in comparison.named_runs)
-    return [f"{name}: {words}." for name, words in kept if words is not None]
+    return [f"{name}: {comparison.worded(words)}." for name, words in kept if words is not None]
 
 
 def show_private(run: RunView, console: Console) -> None:

@@ -24,8 +24,7 @@ _WORSE, _MUCH_WORSE, _LATEST = 3.0, 100.0, 3
 _TINY, _STILL = 1e-6, 1e-5
 _LEAST_OF_ONE = 20
 _ODDS, _RARE = 20.0, 0.25
-_APART = 1000.0
-_PERSONAL, _NAMED = 10.0, 5
+_APART, _PERSONAL, _NAMED = 1000.0, 10.0, 5
 
 
 Kind: TypeAlias = (
@@ -118,9 +117,9 @@ def findings(
             return others
 
     def cure(at_once: bool) -> str:
-        return _ROBUST if is_exposed() else _slower(scaled=scaled, at_once=at_once)
+        return _ROBUST if is_exposed() else _slower(scaled=scaled, at_once=at_once, noun=noun)
 
-    worst = _diverged(history, blank, cure, may_rise=may_rise) or _unmoved(history, per_round)
+    worst = _diverged(history, blank, cure, may_rise=may_rise) or _unmoved(history, per_round, noun)
     worst = worst or _one_class(classes.get("train"), class_names, noun)
     # On test examples or, without any, on the next best split.
     if splits := [split for split in reversed(SPLITS) if split in classes and len(classes[split].counts)]:
@@ -273,13 +272,14 @@ _ROBUST = (
 )
 
 
-def _slower(*, scaled: bool, at_once: bool) -> str:
+def _slower(*, scaled: bool, at_once: bool, noun: str = "client") -> str:
     size = "hundred times smaller" if at_once else "smaller"
     cures = f"a {size} client step size, clipped gradients, fewer local epochs or a smaller server step size"
+    cures = f"a {size} step size or fewer steps" if noun == "group" else cures
     return f"Try {cures}." if scaled else f"Bring the features to one scale first; then try {cures}."
 
 
-def _unmoved(history: Columns, per_round: Columns) -> Finding | None:
+def _unmoved(history: Columns, per_round: Columns, noun: str) -> Finding | None:
     """Training has changed nothing.
 
     The rule: at every evaluation, each split's loss differs from its value at round 0 by at most 1e-5 of that value,
@@ -309,7 +309,8 @@ def _unmoved(history: Columns, per_round: Columns) -> Finding | None:
             "the parameters, and that the aggregator does not reject every upload."
         )
     else:
-        text += ". Try a larger client or server step size, unless the model was already trained."
+        step = "step size" if noun == "group" else "client or server step size"
+        text += f". Try a larger {step}, unless the model was already trained."
     return Finding("unmoved", text)
 
 
@@ -339,7 +340,7 @@ def _called(number: int, names: Sequence[str] | None) -> str:
 
 def _whose(cells: ClassMetrics, noun: str) -> str:
     """Whose examples these are, where they are not simply all clients'."""
-    return "" if noun == "client" else f" of {counted(len(np.unique(cells.clients)), noun)}"
+    return "" if noun in ("client", "group") else f" of {counted(len(np.unique(cells.clients)), noun)}"
 
 
 def _constant(against: Baseline | None, noun: str) -> Finding | None:
@@ -358,13 +359,12 @@ def _constant(against: Baseline | None, noun: str) -> Finding | None:
         f"{_text(against.constant)} (means over the {counted(against.clients, noun)} with "
         f"{SPLIT_NAMES[against.split]} examples; the constant is fitted to the training examples)."
     )
-    cure = "Train for more rounds, change the client step size, or check that features and targets belong together."
-    return Finding("guessing", f"{text} {cure}")
+    return Finding("guessing", f"{text} {_slow(noun, 'targets')}")
 
 
-_SLOW = (
-    "Train for more rounds, change the client step size, or check that features and labels belong together."
-)
+def _slow(noun: str, answers: str) -> str:
+    step = "step size" if noun == "group" else "client step size"
+    return f"Train for more rounds, change the {step}, or check that features and {answers} belong together."
 
 
 def _unseen_by_accuracy(
@@ -435,11 +435,12 @@ def _guessing(
             "(--headline auc), measure calibration_error, and choose a threshold on validation examples."
         )
         return Finding("base_rate", text)
+    cure = _slow(noun, "labels")
     if given.only is not None:
         answer = called[given.only] + (" (the most frequent)" if called[given.only] == most else "")
         text = f"The model gives one answer, {answer}, for all {given.total:,.0f} {examples}"
-        return Finding("guessing", f"{text}: it has learnt nothing that distinguishes them. {_SLOW}")
-    return Finding("guessing", f"The model is no better than a guess: {compared}. {_SLOW}")
+        return Finding("guessing", f"{text}: it has learnt nothing that distinguishes them. {cure}")
+    return Finding("guessing", f"The model is no better than a guess: {compared}. {cure}")
 
 
 def headline_of(sizes: Mapping[str, NDArray]) -> str:
@@ -449,12 +450,13 @@ def headline_of(sizes: Mapping[str, NDArray]) -> str:
 
 _SEEN = "The model was trained on these examples, so they do not show how it serves new ones. "
 # Clients that are set aside are divided in the same way, so setting some aside gives no test examples.
-_MORE = "Test numbers need clients with more examples, or a larger share of test examples."
+_MORE = "Test numbers need {}s with more examples, or a larger share of test examples."
+_SINGLE = "Each has one example, which is for training: test numbers need {}s with several."
 _INCLUDED = {
-    "valid": 'Training examples cover all clients: --select train:mean (Python: select=("train", "mean")).',
+    "valid": 'Training examples cover all {}s: --select train:mean (Python: select=("train", "mean")).',
     "test": "To test on new clients, set whole clients aside with --unseen (Python: eh.data.hold_out_clients).",
 }
-"""What helps where a split leaves clients out."""
+"""What helps where a split leaves clients out; a method that has groups in their place cannot set some aside."""
 
 
 def unmeasured(
@@ -491,7 +493,7 @@ def unmeasured(
     count, clients, name = int(np.sum(lacking)), len(lacking), SPLIT_NAMES[split]
     if not count:
         return None
-    many = counted(clients, noun)
+    many, kind = counted(clients, noun), noun.split()[-1]
     if count < clients:
         verbs = ("has", "is") if count == 1 else ("have", "are")
         place = "none of these numbers" if split == "test" else "none of the numbers that choose settings"
@@ -501,10 +503,11 @@ def unmeasured(
         text, instead = f"{subject} {name} examples", headline_of(sizes)
         if split == "valid":
             text += ", so settings cannot be chosen by them."
-            return Finding("unmeasured", f"{text} {_INCLUDED[split]}", split)
+            return Finding("unmeasured", f"{text} {_INCLUDED[split].format(kind)}", split)
         text += f": there are no {name} numbers, and the numbers shown are of {SPLIT_NAMES[instead]} examples"
         if cure is None:
-            cure = f"{_SEEN if instead == 'train' else ''}{_MORE}"
+            are_single = max(np.max(rows) for rows in sizes.values()) <= 1
+            cure = f"{_SEEN if instead == 'train' else ''}{(_SINGLE if are_single else _MORE).format(kind)}"
         if left_out := int(np.sum(np.asarray(sizes[instead]) == 0)):
             text += f", which {left_out:,} of {many} {'lacks' if left_out == 1 else 'lack'}"
         text += "."
@@ -514,7 +517,8 @@ def unmeasured(
             f" On training examples, {'its' if count == 1 else 'their mean'} {metric.replace('_', ' ')} is {means[0]}, "
             f"and the mean over all {many} is {means[1]}."
         )
-    return Finding("unmeasured", f"{text} {_INCLUDED[split] if cure is None else cure}".rstrip(), split)
+    usual = "" if split == "test" and kind == "group" else _INCLUDED[split].format(kind)
+    return Finding("unmeasured", f"{text} {usual if cure is None else cure}".rstrip(), split)
 
 
 def _shown(x: float, metric: str) -> str:

@@ -42,6 +42,7 @@ from evenhand.report._view import (
     statistics,
     swing,
     undefined_sentence,
+    worded,
     write_clients_csv,
 )
 from evenhand.report.page import ReportPath, Summary, run_html, write_report
@@ -94,6 +95,7 @@ __all__ = [
     "swing",
     "undefined_sentence",
     "verdict",
+    "worded",
     "write_clients_csv",
     "write_report",
 ]

@@ -195,7 +195,7 @@ class Comparison(NamedTuple):
         ]
         percent = " in % (variance: %²)" if self.is_share else ""
         over = f"{capital(self.quantity)}{percent} over {self.covered.text}"
-        head = ["method", *(name[:1].lower() + name[1:] for name in COMPARED.values())]
+        head = ["method", *(self.worded(name[:1].lower() + name[1:]) for name in COMPARED.values())]
         notices = notebook.remarks([notice.text for notice in self.notices], "comparison.notices")
         sentences = [verdict(self), caution(self)] if len(self.methods) > 1 else []
         return notebook.piece(
@@ -237,17 +237,16 @@ class Comparison(NamedTuple):
     @property
     def is_pooled(self) -> bool:
         """Whether each run trained one model on the examples of all clients in one place, and nothing was sent."""
-        return all(map(_is_pooled, self.runs))
+        return _view.is_pooled(self.runs)
 
     def worded(self, text: str) -> str:
         """Words about clients, which are called groups if :attr:`is_pooled`; names of users are not among them."""
-        return text.replace("client", "group").replace("Client", "Group") if self.is_pooled else text
+        return _view.worded(self.runs, text)
 
     @property
     def covered(self) -> Coverage:
         """Which clients the numbers cover."""
-        whose = _view.covered(self.runs, self.split, self.metric)
-        return whose._replace(text=self.worded(whose.text), noun=self.worded(whose.noun))
+        return _view.covered(self.runs, self.split, self.metric)
 
     @property
     def notices(self) -> list[Notice]:
@@ -654,12 +653,6 @@ def caution(subject: Comparison) -> str:
         f"{means}; best is marked only where the 95 % interval of the differences at equal seeds to every other method "
         "lies above 0."
     )
-
-
-def _is_pooled(run: RunView) -> bool:
-    sent = (run.info.get("communication") or {}).get("per_client_and_round") or {}
-    is_silent = bool(sent) and not any(way["numbers"] for way in sent.values())
-    return is_silent or bool(run.info.get("pooled"))
 
 
 def tail_name(clients: float) -> str:

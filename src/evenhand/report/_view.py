@@ -186,6 +186,22 @@ class Coverage(NamedTuple):
     noun: str
 
 
+def is_pooled(runs: Sequence[RunView]) -> bool:
+    """Whether each run trained one model on the examples of all clients in one place, and nothing was sent."""
+    return bool(runs) and all(map(_is_pooled, runs))
+
+
+def _is_pooled(run: RunView) -> bool:
+    sent = (run.info.get("communication") or {}).get("per_client_and_round") or {}
+    is_silent = bool(sent) and not any(way["numbers"] for way in sent.values())
+    return is_silent or bool(run.info.get("pooled"))
+
+
+def worded(runs: Sequence[RunView], text: str) -> str:
+    """Words about clients, which are called groups if all runs are pooled; names of users are not among them."""
+    return text.replace("client", "group").replace("Client", "Group") if is_pooled(runs) else text
+
+
 def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     """Which clients the numbers of some runs on a split cover: those that were evaluated and have examples in it.
 
@@ -196,7 +212,8 @@ def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     having = [has_examples(run, split) for run in runs]
     lost = [has & undefined_at(run, split, metric) for has, run in zip(having, runs, strict=True)]
     counts = [int(np.sum(has & ~without)) for has, without in zip(having, lost, strict=True)]
-    all_clients = counted(max(totals), "client")
+    client = worded(runs, "client")
+    all_clients = counted(max(totals), client)
     if min(totals) < max(totals):
         all_clients = f"{min(totals):,} to {all_clients}"
     is_honest = any(run.whole is not None for run in runs)
@@ -205,7 +222,7 @@ def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     examples = f" with {SPLIT_NAMES[split]} examples" if is_lacking else ""
     examples += " for which it is defined" if is_undefined else ""
     is_part = is_honest or is_lacking or is_undefined
-    noun = f"{'honest ' if is_honest else ''}client{examples}"
+    noun = f"{'honest ' if is_honest else ''}{client}{examples}"
     if all(run.malicious is not None for run in runs):
         return Coverage(f"{counted(max(counts), 'client')}, all of them malicious", False, "malicious client")
     if not (is_part or is_sample):
@@ -213,7 +230,7 @@ def covered(runs: Sequence[RunView], split: str, metric: str = "") -> Coverage:
     words = ("the honest ones" if is_honest else "those" if is_part else "drawn for evaluation") + examples
     base = all_clients
     if is_sample and is_part:
-        base = f"the {counted(max(evaluated), 'client')} drawn for evaluation from {max(totals):,}"
+        base = f"the {counted(max(evaluated), client)} drawn for evaluation from {max(totals):,}"
     return Coverage(f"{extent(counts)} of {base}, {words}", False, noun)
 
 

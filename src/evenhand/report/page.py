@@ -163,7 +163,7 @@ def _facts(subject: Comparison) -> str:
     if len(counts) == 1:
         clients = subject.worded(counted(counts.pop(), "client"))
         facts.append(clients + (f", one per {kind}" if kind else ""))
-    facts += [None if rounds is None else counted(rounds, "round"), *_kept(runs)]
+    facts += [None if rounds is None else counted(rounds, "round"), *map(subject.worded, _kept(runs))]
     # Examples in one place have no cohort.
     names = ("seed",) if subject.is_pooled else ("cohort", "seed")
     shared = {name: _shared(runs, name) for name in names}
@@ -467,7 +467,8 @@ def run_html(view: RunView) -> str:
             shown = [*(value(x, name) for x in values), formatting.spread(std, name)]
             rows.append([notebook.escape(title), *map(notebook.escape, shown)])
     rounds, cohort, seed = (view.info.get(name) for name in ("rounds", "cohort", "seed"))
-    facts = f"{_view.covered([view], best).text}, {rounds} rounds, cohort {cohort}, seed {seed}"
+    drawn = "" if _view.is_pooled([view]) else f"cohort {cohort}, "
+    facts = f"{_view.covered([view], best).text}, {rounds} rounds, {drawn}seed {seed}"
     title = f"{'Diverged: ' if _view.diverged(view) else ''}{view.title}"
     return notebook.piece(
         *(notebook.warning(finding.sentence) for finding in view.findings),
@@ -475,7 +476,7 @@ def run_html(view: RunView) -> str:
         notebook.paragraph(escape(facts)),
         _course(view, best, metric),
         _ends(view, best, metric),
-        notebook.table(["over clients", *_COURSES.values(), "spread (std)"], rows),
+        notebook.table([_view.worded([view], "over clients"), *_COURSES.values(), "spread (std)"], rows),
     )
 
 
@@ -519,7 +520,8 @@ def _ends(view: RunView, split: str, metric: str) -> str:
     for word, chosen in (("Worst 10 %", ranked[::-1][:size]), ("Best 10 %", ranked[:size])):
         names = [notebook.name(view.client_ids[k]) for k in chosen[:_NAMED]]
         more = f" and {size - _NAMED:,} more" if size > _NAMED else ""
-        parts.append(f"{word}: {counted(size, 'client')} ({', '.join(names)}{more})")
+        clients = counted(size, _view.worded([view], "client"))
+        parts.append(f"{word}: {clients} ({', '.join(names)}{more})")
     return notebook.paragraph(". ".join(parts) + ".", "note")
 
 

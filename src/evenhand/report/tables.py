@@ -361,7 +361,7 @@ def difference_table(subject: Comparison, baseline: str | None = None) -> str:
         rows.append([name, *_cells(by, subject.metric, len(paired), p=True), Value(gains_text(by.gains))])
     caption = f"{subject.quantity} minus that of {base}{_points(subject)}, over {subject.covered.text}"
     words = (word for name in COMPARED.values() for word in (name, "p"))
-    head = ["Method", *words, "Clients better / worse"]
+    head = ["Method", *map(subject.worded, (*words, "Clients better / worse"))]
     # Of n signs, the two extreme choices are as far from 0 as what was seen: p is at least 2 of 2^n.
     floor = min(1.0, len(rows) * 2.0 ** (1 - seeds))
     few = f", so no difference can be significant: use at least {least} seeds" if seeds < least else ""
@@ -369,8 +369,10 @@ def difference_table(subject: Comparison, baseline: str | None = None) -> str:
         "Differences at equal seeds with their 95 % interval (Student's t), not corrected for multiple "
         "comparisons. If an interval contains 0, the data do not show a difference. "
         f"p: exact test by signs, raised for {counted(len(rows), 'comparison')} "
-        f"(Holm); with {seeds} seeds it is never below {number(floor, 2)}{few}. Clients better / worse: "
-        "clients that are served better, or worse, at every seed."
+        f"(Holm); with {seeds} seeds it is never below {number(floor, 2)}{few}. "
+    )
+    remark += subject.worded(
+        "Clients better / worse: clients that are served better, or worse, at every seed."
     )
     parts = [Table(head, rows).html(capital(caption + _bold(subject, least))), note(remark)]
     return formatting.section("Is the difference real?", *parts, _other_pairs(runs, base, subject))
@@ -389,7 +391,7 @@ def _other_pairs(runs: Mapping[str, Sequence[RunView]], base: str, subject: Comp
     if not rows:
         return ""
     caption = f"Among the other methods{_points(subject)}{_bold(subject, least_pairs(pairs))}"
-    return Table(["Methods", *COMPARED.values()], rows).html(caption)
+    return Table(["Methods", *map(subject.worded, COMPARED.values())], rows).html(caption)
 
 
 def _points(subject: Comparison) -> str:

@@ -208,8 +208,8 @@ class Run(Results):
     @property
     def _noun(self) -> str:
         """What a client that headlines are about is called."""
-        is_attacked = not self._honest.all()
-        return f"{'evaluated ' if self.evaluated is not None else ''}{'honest ' if is_attacked else ''}client"
+        evaluated, honest = "evaluated " * (self.evaluated is not None), "honest " * (not self._honest.all())
+        return f"{evaluated}{honest}{'client' if self.algorithm.pooled is None else 'group'}"
 
     @cached_property
     def baseline(self) -> Baseline | None:

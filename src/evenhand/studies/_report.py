@@ -33,6 +33,7 @@ from evenhand.report import (
     formatting,
     headline_split,
     statistics,
+    worded,
 )
 from evenhand.report.formatting import Cell, Table, escape, factor, over_seeds, svg
 from evenhand.report.page import body, document
@@ -125,7 +126,8 @@ class Figures(NamedTuple):
         only_case([case for case, _ in self.conditions])
         x, y, metric = column(split, "mean"), column(split, "worst10"), self.metric
         looks = draw.looks(None, colors)
-        name, unit = f"{draw.label(metric, split)}, mean over clients", " (%)" if is_share(metric) else ""
+        over = worded([run for runs in self.runs.values() for run in runs], "mean over clients")
+        name, unit = f"{draw.label(metric, split)}, {over}", " (%)" if is_share(metric) else ""
         figure, axes = draw.single_panel(name, f"worst tenth{unit}")
         sound = [setting for setting in self.tried if np.isfinite([setting.mean(x), setting.mean(y)]).all()]
         at = np.array([[setting.mean(x), setting.mean(y)] for setting in sound]).reshape(-1, 2)
@@ -421,7 +423,7 @@ def _figures(part: Study, split: str) -> list[str]:
     figures, at = part.figures, " At the seeds for tuning." if part.tuning_seeds else ""
     drawn: list[str] = []
     if len(part.tried) > 1:
-        title = "All settings: worst-served clients against the average"
+        title = worded(seen(part.outcomes), "All settings: worst-served clients against the average")
         note = (
             "One mark per setting; bars: one standard deviation over seeds. Ringed: chosen. Dashed: settings that no "
             f"other setting beats in both (Pareto front).{at}"
@@ -449,7 +451,8 @@ def _settings(part: Study) -> str:
         first = Cell(escape(tried.setting.method) + chosen, mark)
         rows.append([first, *(cell._replace(classes=f"{cell.classes} {mark}") for cell in cells)])
     seeds = "seeds for tuning" if part.tuning_seeds else "seeds"
-    text = f"{metric} per client: means over the {seeds} ± their standard deviation; bold: chosen"
+    per_client = worded(seen(part.outcomes), "per client")
+    text = f"{metric} {per_client}: means over the {seeds} ± their standard deviation; bold: chosen"
     table = Table(["Setting", *axes, "Runs lost", *titles(names, metric)], rows)
     html = table.html(_caption(text, part, names), "numbers sortable")
     links = _links("settings", settings_files(part.tried, metric))

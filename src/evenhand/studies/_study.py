@@ -23,6 +23,7 @@ from evenhand.report import (
     formatting,
     headline_split,
     undefined_sentence,
+    worded,
 )
 from evenhand.studies import _tables
 from evenhand.studies._selection import Choice, Outcome, Rule, Setting, choose, edge_remarks, only_case, seen
@@ -272,7 +273,9 @@ class Study:
         parts.append(notebook.paragraph(notebook.escape(" · ".join(self.facts))))
         if not views or not any(line.values for line in lines):
             return notebook.piece(*parts, notebook.paragraph("No setting could be chosen: see the remarks."))
-        return notebook.piece(*parts, *_tables.methods_html(lines, self.metric, self.covers, self.baseline))
+        clients = worded(views, "clients")
+        methods = _tables.methods_html(lines, self.metric, self.covers, self.baseline, clients)
+        return notebook.piece(*parts, *methods)
 
     def __repr__(self) -> str:
         done = sum(outcome.status == "done" for outcome in self.outcomes)
@@ -403,7 +406,8 @@ def _without_a_say(outcome: Outcome, split: str) -> Finding | None:
     seen = outcome.seen
     if split != "valid" or seen is None:
         return None
-    return unmeasured(seen.sizes, split=split, noun="client" if seen.whole is None else "honest client")
+    noun = worded([seen], "client") if seen.whole is None else "honest client"
+    return unmeasured(seen.sizes, split=split, noun=noun)
 
 
 def _first(outcomes: Sequence[Outcome]) -> str:

@@ -600,6 +600,7 @@ def _on_few_examples(planned: Sequence[Planned], by: Rule) -> Iterator[str]:
     first = dict[str, FederatedDataset]()
     for run in planned:  # of data that are drawn anew for each seed, the first stand for the others
         first.setdefault(run.setting.case.get("data", ""), run.job.data)
+    client = "group" if all(run.job.algorithm.pooled for run in planned) else "client"
     for name, data in first.items():
         sizes = np.asarray(data.valid.sizes)
         sizes = sizes[sizes > 0]
@@ -609,7 +610,7 @@ def _on_few_examples(planned: Sequence[Planned], by: Rule) -> Iterator[str]:
         tail = f"; worst tenth: {max(1, sizes.size // 10)} of them" if "worst10" in by[1:4] else ""
         yield (
             f"Settings{f' under data {name}' if name else ''} were chosen on {typical:g} validation {examples} per "
-            f"client (median of {counted(sizes.size, 'client')}{tail}): a different validation sample could select "
+            f"{client} (median of {counted(sizes.size, client)}{tail}): a different validation sample could select "
             "other settings."
         )
 

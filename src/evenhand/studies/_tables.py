@@ -349,7 +349,9 @@ def _words(line: Line, cases: Sequence[str]) -> list[str]:
 _GLANCED = {"mean": "mean", "worst10": "worst 10\u202f%", "best10": "best 10\u202f%"}
 
 
-def methods_html(lines: Sequence[Line], metric: str, covers: str, baseline: str) -> list[str]:
+def methods_html(
+    lines: Sequence[Line], metric: str, covers: str, baseline: str, clients: str = "clients"
+) -> list[str]:
     """The methods at their chosen settings, and their differences to the baseline where there are several seeds.
 
     Args:
@@ -357,6 +359,7 @@ def methods_html(lines: Sequence[Line], metric: str, covers: str, baseline: str)
       metric: what the numbers are of.
       covers: the split, the metric and the clients, in words.
       baseline: the method that the others are compared with.
+      clients: what these are called.
     """
     cases = list(dict.fromkeys(name for line in lines for name in line.case))
     seeds = max((len(values) for line in lines for values in line.values.values()), default=0)
@@ -371,7 +374,7 @@ def methods_html(lines: Sequence[Line], metric: str, covers: str, baseline: str)
         return parts
     points = " in percentage points" if percent else ""
     words = f"Minus {notebook.name(baseline)}{points} at equal seeds, with 95 % intervals; p of the worst 10 % (Holm); "
-    words += f"+/−: clients better or worse served at every seed. {_about_bold(lines, seeds)}"
+    words += f"+/−: {clients} better or worse served at every seed. {_about_bold(lines, seeds)}"
     counts = Counter(str(line.case) for line in compared)
     rows = [
         [
@@ -382,7 +385,7 @@ def methods_html(lines: Sequence[Line], metric: str, covers: str, baseline: str)
         ]
         for line in compared
     ]
-    head = ["method", *cases, _GLANCED["mean"], _GLANCED["worst10"], "p", "clients + / −"]
+    head = ["method", *cases, _GLANCED["mean"], _GLANCED["worst10"], "p", f"{clients} + / −"]
     return [*parts, notebook.paragraph(words, "note"), notebook.table(head, rows, texts=len(cases))]
 
 

@@ -223,6 +223,25 @@ def test_without_test_examples_the_split_in_their_place_is_named():
     )
 
 
+def test_one_example_each_leaves_none_for_testing():
+    single = present(unmeasured({"train": np.ones(9, int), "test": np.zeros(9, int)})).sentence
+    assert "Each has one example, which is for training: test numbers need clients with several." in single
+    several = present(
+        unmeasured({"train": np.array([1, 2]), "test": np.zeros(2, int)}, noun="group")
+    ).sentence
+    assert "Test numbers need groups with more examples, or a larger share of test examples." in several
+
+
+def test_findings_of_groups_do_not_name_clients():
+    of_groups = {"per_round": {}, "classes": {}, "blank": 1.0, "noun": "group"}
+    diverged = findings(history(1, 1e9, 1e9), scales=SCALES, **of_groups)
+    unmoved = findings(history(1, 1, 1), **of_groups)
+    lacking = unmeasured({"train": np.array([4, 4]), "test": np.array([1, 0])}, noun="group")
+    for finding in (diverged[0], *unmoved, lacking):
+        assert "client" not in present(finding).sentence and "--unseen" not in present(finding).sentence
+    assert "then try a hundred times smaller step size or fewer steps." in diverged[0].sentence
+
+
 def test_validation_examples_choose_and_are_no_headline():
     sizes = {"train": np.array([4, 4]), "valid": np.array([1, 0]), "test": np.array([1, 1])}
     finding = present(unmeasured(sizes, split="valid"))
