@@ -38,6 +38,11 @@ def from_npz(folder, labels, **options):
     return load(folder / "t.npz", **options)
 
 
+def inputs(data):
+    assert data.features is not None
+    return data.features.inputs
+
+
 def in_memory(folder, labels, **options):
     return from_frame(frame(labels), **options)
 
@@ -197,13 +202,13 @@ def test_numbers_that_are_stored_as_text_are_not_taken_for_ids():
     ):
         from_frame(table)
     codes = frame(CLIENT, n=(np.arange(ROWS) % 4).astype(str))
-    assert from_frame(codes).features.inputs[1:] == ("n = 0", "n = 1", "n = 2", "n = 3")
+    assert inputs(from_frame(codes))[1:] == ("n = 0", "n = 1", "n = 2", "n = 3")
 
 
 @pytest.mark.parametrize("cell", TEXTS)
 def test_other_texts_with_digits_are_categories(cell):
     data = from_frame(frame(CLIENT, n=[cell, "none"] * (ROWS // 2)))
-    assert data.features.inputs[1:] == tuple(f"n = {text}" for text in sorted([cell, "none"]))
+    assert inputs(data)[1:] == tuple(f"n = {text}" for text in sorted([cell, "none"]))
     assert from_frame(frame([cell, cell] * (ROWS // 2))).classes == (cell,)
 
 
