@@ -52,7 +52,7 @@ from evenhand.privacy.accounting import (
 from evenhand.privacy.adadps import adadps, adadps_fl, adas, ideal_adadps
 from evenhand.privacy.audit import Audit, audit_mean, audit_scores, audit_work, least_epsilon
 from evenhand.privacy.client_level import dp_fedadam, dp_fedavg, private, promise
-from evenhand.privacy.dp2 import delayed_rmsprop, dp2, dp2_extra_query
+from evenhand.privacy.dp2 import Staleness, delayed_rmsprop, dp2, dp2_extra_query, staleness
 from evenhand.privacy.dp_delta_fl import dp_delta_fl
 from evenhand.privacy.dp_fed2 import dp_fed2
 from evenhand.privacy.dp_ftrl import (
@@ -88,6 +88,7 @@ __all__ = [
     "Query",
     "Sensitivity",
     "Spent",
+    "Staleness",
     "StreamingMatrix",
     "UpdateRule",
     "account",
@@ -145,6 +146,7 @@ __all__ = [
     "scale_then_privatize",
     "secure_delta_fl",
     "spent",
+    "staleness",
     "steps_for",
     "streamed_noise",
     "tfidf_scales",

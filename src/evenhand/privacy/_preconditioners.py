@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from evenhand import local, tree
 from evenhand._platform import check_process
@@ -28,35 +29,49 @@ from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
 Kind: TypeAlias = Literal["rmsprop", "adam", "adagrad", "yogi"]
 
 
+StepNumber: TypeAlias = float | optax.Schedule
+"""A number, or one for each step: a function of the steps so far, from 0, such as a schedule of optax."""
+
+
+def at_step(number: StepNumber, step: Array | int) -> Any:
+    """The number of a step, counted from 0."""
+    if not callable(number):
+        return number
+    with jax.numpy_dtype_promotion("standard"):  # optax's schedules mix types inside
+        return jnp.asarray(number(step), jnp.float32)
+
+
 class Moment(NamedTuple):
     """A second moment: how it follows squares, and what is added to its root."""
 
     kind: Kind
-    decay: float
-    eps: float
+    decay: StepNumber
+    eps: StepNumber
 
     def checked(self, method: str, kinds: tuple[Kind, ...]) -> Moment:
         """The same moment, if it is one of these kinds and its numbers are as :func:`check_decay` asks."""
         if self.kind not in kinds:
             raise EvenhandError(f"{method}(kind={self.kind!r}): give one of {', '.join(map(repr, kinds))}.")
-        check_decay(method, self.decay, self.eps)
+        check_decay(method, at_step(self.decay, 0), at_step(self.eps, 0))
         return self
 
-    def follow(self, moment: Params, square: Params) -> Params:
-        """The moment after one more square, both trees like the parameters."""
+    def follow(self, moment: Params, square: Params, step: Array | int = 0) -> Params:
+        """The moment after one more square, that of a step, both trees like the parameters."""
+        decay = at_step(self.decay, step)
 
         def follow(v: Array, g2: Array) -> Array:
             if self.kind == "adagrad":
                 return v + g2
             if self.kind == "yogi":
-                return v + (1.0 - self.decay) * jnp.sign(g2 - v) * g2
-            return self.decay * v + (1.0 - self.decay) * g2
+                return (v + (1.0 - decay) * jnp.sign(g2 - v) * g2).astype(v.dtype)
+            return (decay * v + (1.0 - decay) * g2).astype(v.dtype)
 
         return jax.tree.map(follow, moment, square)
 
-    def root(self, moment: Params) -> Params:
-        r""":math:`\sqrt v + \epsilon`."""
-        return jax.tree.map(lambda v: jnp.sqrt(v) + self.eps, moment)
+    def root(self, moment: Params, step: Array | int = 0) -> Params:
+        r""":math:`\sqrt v + \epsilon`, with that of a step."""
+        eps = at_step(self.eps, step)
+        return jax.tree.map(lambda v: (jnp.sqrt(v) + eps).astype(v.dtype), moment)
 
 
 class Moments(NamedTuple):
@@ -110,7 +125,7 @@ class _DelayedState(NamedTuple):
 
 def delayed_rule(
     method: str,
-    step_sizes: tuple[float, float],
+    step_sizes: tuple[StepNumber, StepNumber],
     clips: tuple[float, float],
     delay: int | tuple[int, int],
     moment: Moment,
@@ -159,16 +174,21 @@ def delayed_rule(
     def after(answer: Params, state: _DelayedState, iteration: Iteration) -> tuple[Params, _DelayedState]:
         plain, scales = phase(state)
         direction = tree.divide(answer, scales) if noise_first else answer
+        size = jnp.where(plain, *(at_step(size, state.step) for size in sizes))
         state = _DelayedState(state.step + 1, tree.add(state.total, direction), state.moment)
-        return tree.scale(jnp.where(plain, *sizes), direction), state
+        return tree.scale(size, direction), state
 
     return UpdateRule(method=method, optimiser=1.0, init=init, before=before, after=after)
 
 
-def step_pair(method: str, step_sizes: tuple[float, float]) -> tuple[float, ...]:
-    """The step size of each phase, checked."""
-    sizes = pair(f"{method}(step_sizes", step_sizes, "of SGD and of the adaptive phase")
-    return tuple(checked_step(method, step_size) for step_size in sizes)
+def step_pair(method: str, step_sizes: tuple[StepNumber, StepNumber]) -> tuple[StepNumber, ...]:
+    """The step size of each phase, checked; of a schedule, that of the first step."""
+
+    def checked(size: StepNumber) -> StepNumber:
+        first = checked_step(method, at_step(size, 0))
+        return size if callable(size) else first
+
+    return tuple(map(checked, pair(f"{method}(step_sizes", step_sizes, "of SGD and of the adaptive phase")))
 
 
 def clip_pair(method: str, clips: tuple[float, float]) -> tuple[float, float]:
@@ -295,11 +315,16 @@ def side_information(
         query = Query(divided_by=fitting_scales(method, model, divided_by))
         return Side(lambda params: (), lambda state, iteration: (), lambda state: query)
     moment.checked(method, ("rmsprop", "adam", "adagrad"))
-    if moment.kind == "adam" and moment.decay == 0.0:
+    if moment.kind == "adam" and at_step(moment.decay, 0) == 0.0:
         raise EvenhandError(f"{method}(kind='adam', decay=0): nothing would be left of private gradients.")
     examples = public_examples(method, model, public, batch_size)
     if refresh_every is not None:
         whole_number("refresh_every", refresh_every, 1)
+        if callable(moment.decay) or callable(moment.eps):
+            raise EvenhandError(
+                f"{method}(refresh_every={refresh_every}): decay and eps of scales that do not follow every step are "
+                "numbers: give numbers, or leave refresh_every= out."
+            )
         if moment.kind == "adagrad":
             raise EvenhandError(
                 f"{method}(kind='adagrad', refresh_every={refresh_every}): AdaGrad never starts over."
@@ -331,20 +356,22 @@ def fitting_scales(method: str, model: Model, divided_by: Params) -> Params:
 
 
 def _public_moments(public: Public, moment: Moment, refresh_every: int | None) -> Side:
-    momentum, decay = moment.kind == "adam", moment.decay
+    momentum = moment.kind == "adam"
 
     def init(params: Params) -> Moments:
         zeros = tree.zeros_like(params)
         return Moments(jnp.int32(0), zeros if momentum else None, zeros)
 
     def moved(state: Moments, gradient: Params, second: Params) -> tuple[Params | None, Params]:
-        return tree.mix(decay, state.first, gradient) if momentum else None, second
+        return tree.mix(
+            at_step(moment.decay, state.step), state.first, gradient
+        ) if momentum else None, second
 
     def refresh(state: Moments, iteration: Iteration) -> Moments:
         params, key = iteration.params, iteration.key
         if refresh_every is None:
             gradient = public.gradient(params, key)
-            after = moved(state, gradient, moment.follow(state.second, squares(gradient)))
+            after = moved(state, gradient, moment.follow(state.second, squares(gradient), state.step))
         else:
             after = jax.lax.cond(
                 state.step % refresh_every == 0,
@@ -354,12 +381,15 @@ def _public_moments(public: Public, moment: Moment, refresh_every: int | None) -
         return Moments(state.step + 1, *after)
 
     def query(state: Moments) -> Query:
+        step = state.step - 1  # it has counted the step for which it was refreshed
         if refresh_every is None:
-            scales = moment.root(state.second)
+            scales = moment.root(state.second, step)
         else:
-            scales = jax.tree.map(lambda v: jnp.sqrt(v + moment.eps), state.second)
+            eps = at_step(moment.eps, step)
+            scales = jax.tree.map(lambda v: jnp.sqrt(v + eps), state.second)
         if not momentum:
             return Query(divided_by=scales)
+        decay = at_step(moment.decay, step)
         # (decay g + (1 - decay) M) / A is (g + (1 - decay) / decay M) / (A / decay).
         shift = tree.scale((1.0 - decay) / decay, state.first)
         return Query(divided_by=tree.scale(1.0 / decay, scales), plus=shift)

@@ -39,8 +39,8 @@ def adadps(
     public: PublicExamples | None = None,
     public_batch_size: int | None = None,
     kind: PublicKind = "rmsprop",
-    decay: float = 0.9,
-    eps: float = 1e-3,
+    decay: float | optax.Schedule = 0.9,
+    eps: float | optax.Schedule = 1e-3,
     refresh_every: int | None = None,
 ) -> Work:
     r"""AdaDPS: DP-SGD whose gradients are preconditioned with side information before they are clipped.
@@ -72,8 +72,8 @@ def adadps(
       public: ``(x, y)``, examples that are not among the private ones.
       public_batch_size: how many of them :math:`\hat g^t` is the mean of; None: all.
       kind: how moments follow public gradients.
-      decay: :math:`\beta`.
-      eps: :math:`\epsilon`.
+      decay: :math:`\beta`, or :math:`\beta^t`: a function of the steps so far, from 0, such as a schedule of optax.
+      eps: :math:`\epsilon`, or such a function.
       refresh_every: None: :math:`A` follows every step, as in the paper.  A number of steps, such as those of an epoch:
         :math:`A = \sqrt{v + \epsilon}` is computed afresh that often, :math:`v` being the mean of :math:`\hat g^2` over
         all public mini-batches, as in the authors' code.
@@ -82,7 +82,10 @@ def adadps(
       EvenhandError: a number out of range; both or none of ``divided_by`` and ``public``.
 
     Edge cases: :math:`(A, C, \text{step}) \to (cA, C / c, c \cdot \text{step})` changes nothing, for fixed :math:`A`.
-    Public moments begin at 0 and their bias is not corrected.
+    Public moments begin at 0 and their bias is not corrected.  The paper's theorem for convex losses asks for
+    ``decay=lambda t: 1 - 1 / (t + 1)``, with which :math:`v` is the mean of all :math:`\hat g^2` so far, and steps in
+    proportion to :math:`1 / \sqrt t`, a schedule of the ``optimiser``.  Both begin anew in each round, except with
+    :func:`evenhand.algorithms.alone`.
 
     Differs from the paper: its code clips means of four examples, which doubles what one example can change; shuffles
     where its accountant assumes the Poisson samples of here; and counts public examples among the private ones.
@@ -178,8 +181,8 @@ def adas(
     public: PublicExamples | None = None,
     public_batch_size: int | None = None,
     kind: PublicKind = "rmsprop",
-    decay: float = 0.9,
-    eps: float = 1e-3,
+    decay: float | optax.Schedule = 0.9,
+    eps: float | optax.Schedule = 1e-3,
     refresh_every: int | None = None,
 ) -> Work:
     r"""AdaS: AdaDPS on ordinary mini-batches, without clipping or noise.  It guarantees no privacy.

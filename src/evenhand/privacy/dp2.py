@@ -1,28 +1,49 @@
 """DP^2: preconditioners from noisy gradients of the past, whose noise averages out.
 
-:func:`dp2`, the same steps without privacy (:func:`delayed_rmsprop`), and an ablation that queries every gradient twice
-(:func:`dp2_extra_query`).
+:func:`dp2`, the same steps without privacy (:func:`delayed_rmsprop`), an ablation that queries every gradient twice
+(:func:`dp2_extra_query`), and how far the delay takes the preconditioner from the gradients (:func:`staleness`).
 """
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 
 from evenhand import tree
-from evenhand.errors import whole_number
+from evenhand.errors import EvenhandError, whole_number
 from evenhand.local import Work
-from evenhand.privacy._preconditioners import Moment, clip_pair, delayed_rule, squares, step_pair
-from evenhand.privacy.update_rules import Iteration, Noise, Query, UpdateRule, clean_work, private_work
-from evenhand.types import Array, Model, Params
+from evenhand.privacy._preconditioners import (
+    Moment,
+    PublicExamples,
+    StepNumber,
+    at_step,
+    clip_pair,
+    delayed_rule,
+    public_examples,
+    squares,
+    step_pair,
+)
+from evenhand.privacy.update_rules import (
+    Iteration,
+    Noise,
+    Query,
+    UpdateRule,
+    clean_work,
+    oracle_work,
+    private_work,
+)
+from evenhand.types import Array, Key, Model, Params, PyTree
 
-__all__ = ["delayed_rmsprop", "dp2", "dp2_extra_query"]
+__all__ = ["Staleness", "delayed_rmsprop", "dp2", "dp2_extra_query", "staleness"]
 
 
 def dp2(
     model: Model,
-    step_sizes: tuple[float, float],
+    step_sizes: tuple[StepNumber, StepNumber],
     *,
     clips: tuple[float, float],
     noise_multiplier: float,
@@ -56,7 +77,8 @@ def dp2(
 
     Args:
       model: what is trained.
-      step_sizes: :math:`\alpha` of the SGD phase, and of the adaptive phase.
+      step_sizes: :math:`\alpha` of the SGD phase, and of the adaptive phase; each a number, or a function of the steps
+        of both so far, from 0, such as a schedule of optax.
       clips: :math:`C` of each, the second in the units of a preconditioned gradient.
       noise_multiplier: :math:`z`, the same in both.
       rate: :math:`q`.
@@ -98,7 +120,7 @@ def dp2(
 
 def delayed_rmsprop(
     model: Model,
-    step_sizes: tuple[float, float],
+    step_sizes: tuple[StepNumber, StepNumber],
     *,
     epochs: int | None = None,
     steps: int | None = None,
@@ -142,7 +164,7 @@ class _TwoQueryState(NamedTuple):
 
 def dp2_extra_query(
     model: Model,
-    step_sizes: tuple[float, float],
+    step_sizes: tuple[StepNumber, StepNumber],
     *,
     clips: tuple[float, float],
     noise_multiplier: float,
@@ -216,7 +238,8 @@ def dp2_extra_query(
         learnt = moment.follow(state.moment, squares(mean))
         fresh = _TwoQueryState(state.step + 1, tree.zeros_like(total), jnp.zeros_like(summed), learnt)
         older = _TwoQueryState(state.step + 1, total, summed, state.moment)
-        direction = tree.select(learns, tree.scale(sizes[0], noisy), tree.scale(sizes[1], divided))
+        plain, adaptive = (at_step(size, state.step) for size in sizes)
+        direction = tree.select(learns, tree.scale(plain, noisy), tree.scale(adaptive, divided))
         return direction, tree.select(learns, fresh, older)
 
     def queries(steps: int) -> dict[int, int]:
@@ -227,3 +250,126 @@ def dp2_extra_query(
         method="dp2_extra_query", optimiser=1.0, init=init, before=before, after=after, queries=queries
     )
     return private_work(model, rule, Noise(tuple(clips), noise_multiplier, rate, steps))
+
+
+class Staleness(NamedTuple):
+    """What :func:`staleness` has measured.
+
+    Attributes:
+      largest: :math:`h(s)`.
+      gradients: ``(steps,)``, the norm of the gradient, the numerator.
+      accumulators: ``(steps,)``, the denominator; NaN before the first phase has ended.
+    """
+
+    largest: float
+    gradients: npt.NDArray[np.float32]
+    accumulators: npt.NDArray[np.float32]
+
+
+def staleness(
+    model: Model,
+    step_sizes: tuple[StepNumber, StepNumber],
+    *,
+    public: PublicExamples,
+    clips: tuple[float, float],
+    noise_multiplier: float,
+    rate: float,
+    steps: int,
+    delay: int,
+    kind: Literal["rmsprop", "adagrad", "yogi"] = "rmsprop",
+    decay: float = 0.9,
+    eps: float = 1e-3,
+    runs: int = 5,
+    seed: int = 0,
+) -> Staleness:
+    r"""How far the delay of DP^2 takes its preconditioner from the gradients that it divides.  Not private.
+
+    .. math::
+        h(s) = \max_{t \ge s} \frac{\mathrm E \|g^t\|_1}{\mathrm E \big\| |G| / s + \epsilon \big\|_1}
+
+    with :math:`g^t` the mean gradient of the batch, neither clipped nor noisy, and :math:`G` the last sum of noisy
+    gradients of which :math:`v` was made.  The paper's bound for convex losses grows with :math:`h(s)`.  If a gradient
+    changes by at most :math:`M'` from one step to the next, then :math:`h(s) \le c_1 + s M' / (d \epsilon)`.
+
+    Args:
+      model, step_sizes, clips, noise_multiplier, rate, kind, decay, eps: as in :func:`dp2`.
+      public: ``(x, y)``, what it trains on; see below.
+      steps: in a run; more than the delay.
+      delay: :math:`s`, of both phases.
+      runs: how many of them, each from parameters and with noise of its own, the expectations are means of.
+      seed: of all runs.
+
+    Raises:
+      EvenhandError: a number out of range; examples that are not as many inputs as labels, or not finite.
+
+    Edge cases: the result comes from gradients without noise, so it reveals something of each example, unless these are
+    public.
+
+    Differs from the paper: a first display has :math:`d \epsilon` beside the fraction; here it is in the denominator,
+    as in the proof.
+
+    Example:
+      >>> import evenhand as eh
+      >>> x, y = eh.data.load("digits", clients=1).train.client(0)
+      >>> model = eh.models.softmax_regression(features=64, classes=10)
+      >>> settings = {"clips": (1.0, 5.0), "noise_multiplier": 1.0, "rate": 0.05, "steps": 30}
+      >>> h = staleness(model, (0.5, 0.05), public=(x, y), delay=10, **settings)
+      >>> 2.0 < h.largest < 4.0  # 1.8 with delay=2
+      True
+
+    Source: Li et al., *Differentially Private Adaptive Optimization with Delayed Preconditioners*, ICLR 2023, section 4
+    and appendix.
+    """
+    whole_number("staleness(runs=)", runs, 1)
+    data = public_examples("staleness", model, public, None).data()
+    if whole_number("staleness(steps=)", steps, 1) <= whole_number("staleness(delay=)", delay, 1):
+        raise EvenhandError(
+            f"staleness(steps={steps}, delay={delay}): nothing is divided before step {delay + 1}: give more steps."
+        )
+    moment = Moment(kind, decay, eps).checked("staleness", ("rmsprop", "adagrad", "yogi"))
+    rule = _observed(delayed_rule("staleness", step_sizes, clips, delay, moment), steps, delay, eps)
+    continued = oracle_work(model, rule, Noise(tuple(clips), noise_multiplier, rate, steps)).continued
+    assert continued is not None
+
+    def run(key: Key) -> Array:
+        first, rest = jax.random.split(key)
+        params = model.init(first)
+        _, (_, state) = continued.solve(params, continued.init(params), data, rest)
+        return state.norms
+
+    norms = jax.lax.map(run, jax.random.split(jax.random.key(seed), runs))
+    gradients, accumulators = np.asarray(norms.mean(axis=0))
+    return Staleness(float((gradients / accumulators)[delay:].max()), gradients, accumulators)
+
+
+class _Observed(NamedTuple):
+    """The state of a rule; the last sum of which its moment was made, over the delay; both norms of each step."""
+
+    rule: PyTree
+    mean: Params
+    norms: Array
+
+
+def _observed(rule: UpdateRule, steps: int, delay: int, eps: float) -> UpdateRule:
+    """A delayed rule that also records, in each step, the norms whose ratio is :func:`staleness`."""
+
+    def init(params: Params) -> _Observed:
+        return _Observed(rule.init(params), tree.zeros_like(params), jnp.full((2, steps), jnp.nan))
+
+    def norm(values: Params) -> Array:
+        return jnp.sum(jnp.stack([jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(values)]))
+
+    def before(state: _Observed, iteration: Iteration) -> tuple[tuple[Query, ...] | Query, _Observed]:
+        query, inner = rule.before(state.rule, iteration)
+        step = inner.step
+        mean = tree.select(step % (2 * delay) == delay, tree.scale(1.0 / delay, inner.total), state.mean)
+        scales = jax.tree.map(lambda leaf: jnp.abs(leaf) + eps, mean)
+        scale = jnp.where(step < delay, jnp.nan, norm(scales))
+        norms = state.norms.at[:, step].set(jnp.stack([norm(iteration.gradient()), scale]))
+        return query, _Observed(inner, mean, norms)
+
+    def after(answer: Params, state: _Observed, iteration: Iteration) -> tuple[Params, _Observed]:
+        direction, inner = rule.after(answer, state.rule, iteration)
+        return direction, state._replace(rule=inner)
+
+    return rule._replace(init=init, before=before, after=after)

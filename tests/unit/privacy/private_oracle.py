@@ -144,3 +144,29 @@ def far(params, expected, least=1e-3):
 
 def same(a, b):
     return all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def parabola(bends):
+    """A model whose example ``x`` has the gradient ``bends * w + x``: its loss is ``sum(bends * w^2) / 2 + x w``."""
+    bends = jnp.asarray(bends, jnp.float32)
+    return eh.models.from_functions(
+        init=lambda key: jnp.ones(len(bends)),
+        apply=lambda w, x: x @ w + 0.5 * jnp.sum(bends * w**2),
+        losses=lambda out, y: out,
+    )
+
+
+def centred(rows, d, spread, seed=0) -> Any:
+    """Examples whose mean is 0, so that the loss is the parabola alone; the mean of their squared norms is given."""
+    x = np.random.default_rng(seed).normal(size=(rows, d))
+    x -= x.mean(axis=0)
+    return np.float32(x * spread / np.sqrt(np.mean(np.sum(x**2, axis=1))))
+
+
+def steps_from(work, w, state, x, count, seed=0):
+    """Where each of ``count`` rounds of local work leads from ``w``, with batches and noise of its own."""
+    data = client(x, np.zeros(len(x), np.float32))
+    keys = jax.random.split(jax.random.key(seed), count)
+    return np.asarray(
+        jax.jit(jax.vmap(lambda key: work.continued.solve(w, state, data, key)[0]))(keys), np.float64
+    )

@@ -439,6 +439,20 @@ def test_noise_grows_as_the_root_of_steps_and_with_the_rate():
     assert often / few == pytest.approx(2.0, rel=0.05)
 
 
+def test_noise_in_the_rate_of_theorem_16_falls_with_the_units_and_grows_with_the_root_of_the_scales():
+    """``alpha / sqrt(T) |N|^2_A`` for ``T`` in proportion to ``n^2 / |A|_1``, where rates are small."""
+    batch, orders = 64, [*range(2, 64), *range(64, 320, 8)]
+
+    def rate(units, norm):
+        steps = round(40_000 * (units / 64_000) ** 2 / norm)
+        noise = noise_for(epsilon=0.2, rate=batch / units, steps=steps, delta=1e-5, orders=orders)
+        return noise**2 * norm / (batch**2 * math.sqrt(steps))
+
+    usual = rate(64_000, 1.0)
+    for smaller in (rate(128_000, 1.0), rate(64_000, 0.25)):
+        assert usual / smaller == pytest.approx(2.0, rel=0.05)
+
+
 def test_costs_add_up():
     one, other = Release(1.0, 0.01, times=500), Release(4.0, times=3)
     costs = 500 * rdp(noise_multiplier=1.0, rate=0.01, orders=ORDERS_FINE)

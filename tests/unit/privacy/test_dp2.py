@@ -1,5 +1,6 @@
 """DP^2, its ablations and delayed RMSProp against NumPy loops; schedules, reductions and what they cost."""
 
+import itertools
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from private_oracle import (
     X,
     Y,
     begin,
+    centred,
     client,
     descend,
     examples,
@@ -28,6 +30,7 @@ from private_oracle import (
     loop,
     mean_of,
     near,
+    parabola,
     promised,
     trained,
     tree_map,
@@ -40,6 +43,8 @@ from evenhand._jaxpr.programs import opened, within
 from evenhand.errors import EvenhandError
 from evenhand.privacy import Iteration
 from evenhand.privacy._preconditioners import Moment, delayed_rule
+from evenhand.privacy.dp2 import _observed
+from evenhand.privacy.update_rules import Noise, oracle_work
 
 SIZES, CLIPS, EPS, BETA = (0.3, 0.1), (2.0, 5.0), 0.1, 0.9
 
@@ -110,7 +115,23 @@ def extra_query(s):
     return step
 
 
+def falling(size):
+    return lambda t: size / (1.0 + 0.2 * t)
+
+
+def by_step(step):
+    """The same step, shortened as :func:`falling` shortens step sizes; what it takes before is as long as without."""
+
+    def shortened(w, ask, at):
+        end = step(w, ask, at)
+        return tree_map(lambda before, after: before + (after - before) / (1.0 + 0.2 * at.t), w, end)
+
+    return shortened
+
+
 EXTRA = {"clips": CLIPS, "delay": 4, "eps": EPS, **COMMON}
+DELAYED = {"clips": CLIPS, "delay": (3, 2), "eps": EPS}
+BY_STEP = (falling(SIZES[0]), falling(SIZES[1]))
 CASES = {
     "rmsprop": (dp2(), algorithm()),
     "adagrad": (dp2(kind="adagrad"), algorithm(follow=adagrad)),
@@ -121,6 +142,11 @@ CASES = {
     "adaptive first": (dp2(adaptive_first=True), algorithm(adaptive_first=True)),
     "longer adaptive first": (dp2(adaptive_first=True, delay=(2, 4)), algorithm(2, 4, adaptive_first=True)),
     "extra query": (eh.privacy.dp2_extra_query(MODEL, SIZES, **EXTRA), extra_query(4)),
+    "step sizes by step": (eh.privacy.dp2(MODEL, BY_STEP, **{**DELAYED, **COMMON}), by_step(algorithm())),
+    "extra query, by step": (
+        eh.privacy.dp2_extra_query(MODEL, BY_STEP, **EXTRA),
+        by_step(extra_query(4)),
+    ),
 }
 
 
@@ -313,7 +339,7 @@ def test_no_branch_takes_the_data_of_which_runs_side_by_side_would_each_get_a_co
 # --- what it costs ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "extra query"])
+@pytest.mark.parametrize("name", [name for name in CASES if "extra query" not in name])
 def test_one_query_a_step_costs_what_dp_sgd_costs(name):
     assert promised(CASES[name][0]).releases(7) == (eh.types.Release(NOISE, RATE, times=35),)
 
@@ -351,7 +377,7 @@ def test_numbers_out_of_range_are_refused(changed, match):
 
 
 def test_step_sizes_are_two():
-    refused: list[Any] = [(0.1,), (0.1, -1.0), (np.nan, 0.1)]
+    refused: list[Any] = [(0.1,), (0.1, -1.0), (np.nan, 0.1), (lambda t: -1.0, 0.1)]
     for sizes in refused:
         with pytest.raises(EvenhandError, match="step"):
             eh.privacy.dp2(MODEL, sizes, clips=CLIPS, delay=3, **COMMON)
@@ -367,19 +393,12 @@ def test_the_moment_is_bounded_as_in_lemma_21():
 def test_gradients_of_a_quadratic_are_as_short_as_theorem_22_says():
     """``2 (sqrt(M) + 1) (F(w) / (alpha T) + alpha L (tau^2 / (2 eps^2 b) + d z^2 C^2 / (2 b^2)))``: 29; 1.4 found."""
     d, b, clip, s, eps, size, spread, steps = 10, 4.0, 5.0, 5, 0.5, 0.3, 0.5, 400
-    bends = jnp.linspace(0.1, 1.0, d)
-    x = np.random.default_rng(0).normal(size=(40, d))
-    x -= x.mean(axis=0)
-    x *= spread / np.sqrt(np.mean(np.sum(x**2, axis=1)))
-    model = eh.models.from_functions(
-        init=lambda key: jnp.ones(d),
-        apply=lambda w, x: x @ w + 0.5 * jnp.sum(bends * w**2),
-        losses=lambda out, y: out,
-    )
+    bends, x = jnp.linspace(0.1, 1.0, d), centred(40, d, spread)
+    model = parabola(bends)
     work = eh.privacy.dp2(
         model, (size, size), clips=(clip, clip), delay=s, eps=eps, noise_multiplier=1.0, rate=b / 40, steps=1
     )
-    continued, data = work.continued, client(np.float32(x), np.zeros(40, np.float32))
+    continued, data = work.continued, client(x, np.zeros(40, np.float32))
     assert continued is not None
 
     def step(carry, key):
@@ -394,6 +413,121 @@ def test_gradients_of_a_quadratic_are_as_short_as_theorem_22_says():
     start, noise = 0.5 * float(bends.sum()), d * clip**2 / (2 * b**2)
     bound = 2 * (root + 1) * (start / (size * steps) + size * (spread**2 / (2 * eps**2 * b) + noise))
     assert 28.9 < bound < 29.1 and 1.0 < found < 2.0
+
+
+def test_the_step_sizes_of_theorem_21_fall_by_a_factor_at_each_change_of_phase():
+    """``alpha^(floor(t / 2s) + floor((t + s) / 2s) + 1) / sqrt(t)``; read as a factor, they would grow."""
+    s, alpha = 3, 0.5
+
+    def size(step):
+        t = step + 1
+        return alpha ** (t // (2 * s) + (t + s) // (2 * s) + 1) / np.sqrt(t)
+
+    table = jnp.asarray([size(step) for step in range(4 * s)])
+    sizes = (lambda t: table[t], lambda t: table[t])
+    rule = delayed_rule("test", sizes, (1.0, 1.0), (s, s), Moment("rmsprop", 0.5, 1.0))
+    state, taken = rule.init({"w": jnp.zeros(1)}), []
+    iteration = Iteration({"w": jnp.zeros(1)}, jax.random.key(0), lambda clip: jnp.float32(0.5), lambda: None)
+    for _ in range(4 * s):
+        _, state = rule.before(state, iteration)
+        direction, state = rule.after({"w": jnp.ones(1)}, state, iteration)
+        taken.append(float(direction["w"][0]))
+    np.testing.assert_allclose(taken, [size(step) for step in range(4 * s)], rtol=1e-6)
+    assert np.all(np.diff(taken) < 0)
+    # t counts from 1: without the root, each s-th step is shorter by alpha and all others are as long.
+    ratios = np.diff(np.log(np.array(taken) * np.sqrt(np.arange(1, 4 * s + 1)))) / np.log(alpha)
+    np.testing.assert_allclose(ratios, [float((t + 1) % s == 0) for t in range(1, 4 * s)], atol=1e-5)
+
+
+# --- how far the delay takes the preconditioner from the gradients ---------------------------------------------------
+
+
+def norm1(values):
+    return sum(np.abs(leaf).sum() for leaf in values.values())
+
+
+def seen(s):
+    """Of each step of Algorithm 11: its clean gradient, and the last mean of ``s`` answers that ``v`` is made of."""
+    inner, gradients, means = algorithm(s, s), [], []
+
+    def step(w, ask, at):
+        kept, answers = at.kept, []
+
+        def asked(*arguments):
+            answers.append(ask(*arguments))
+            return answers[-1]
+
+        if at.t % (2 * s) == s:
+            kept["mean"] = tree_map(lambda total: total / s, kept["G"])
+        gradients.append(mean_of(examples(w, X[at.rows], Y[at.rows])))
+        means.append(kept.get("mean"))
+        return inner(w, asked, at)
+
+    loop(step)
+    return gradients, means
+
+
+def test_staleness_is_the_ratio_of_the_norms_of_the_loop():
+    s = 3
+    rule = _observed(
+        delayed_rule("test", SIZES, CLIPS, s, Moment("rmsprop", BETA, EPS)), ROUNDS * STEPS, s, EPS
+    )
+    norms = trained(oracle_work(MODEL, rule, Noise(CLIPS, **COMMON)))[1][1].norms
+    gradients, means = seen(s)
+    wanted = [
+        [norm1(g) for g in gradients],
+        [np.nan if m is None else norm1(tree_map(lambda leaf: np.abs(leaf) + EPS, m)) for m in means],
+    ]
+    np.testing.assert_allclose(norms, wanted, rtol=1e-3)
+    assert np.isnan(norms[1]).sum() == s
+
+
+def test_staleness_is_bounded_as_in_its_proof():
+    """``h(s) <= |b| / (|a + b| + d eps) + s M' / (d eps)``: ``b`` the mean of gradients, ``a`` that of their noise."""
+    s, d = 3, sum(leaf.size for leaf in begin().values())
+    gradients, means = seen(s)
+    change = max(norm1(tree_map(np.subtract, a, b)) for a, b in itertools.pairwise(gradients))
+    for t in range(s, ROUNDS * STEPS):
+        first = (t - s) // (2 * s) * 2 * s
+        clean = tree_map(lambda *leaves: sum(leaves) / s, *gradients[first : first + s])
+        noisy = norm1(means[t]) + d * EPS
+        # Of the last sum, the youngest gradient is 2 s steps old at most.
+        assert norm1(gradients[t]) / noisy <= norm1(clean) / noisy + 3 * s * change / (d * EPS)
+
+
+def test_staleness_grows_with_the_delay_and_has_known_values_without_noise():
+    """On a parabola, ``|g| / (|mean of g| + d eps)`` by hand; gradients shrink, so the first ratio is the largest."""
+    bends, size, eps, s = np.linspace(0.1, 1.0, 5), 0.3, 0.1, 4
+    settings = {"clips": (1e3, 1e3), "noise_multiplier": 0.0, "rate": 1.0, "steps": 12, "runs": 1, "eps": eps}
+    public = np.zeros((3, 5), np.float32), np.zeros(3, np.float32)
+    ratio = eh.privacy.staleness(parabola(bends), (size, 0.0), public=public, delay=s, **settings)
+    path = np.array([bends * (1 - size * bends) ** t for t in range(s + 1)])
+    np.testing.assert_allclose(ratio.gradients[: s + 1], path.sum(axis=1), rtol=1e-5)
+    wanted = path[s].sum() / (path[:s].mean(axis=0).sum() + 5 * eps)
+    assert ratio.largest == pytest.approx(wanted, rel=1e-5)
+    # Noise that is longer than the gradients falls with the root of the delay.
+    noisy = {**settings, "noise_multiplier": 1.0, "clips": (1e2, 1e2), "runs": 20, "steps": 34}
+    short, long = (
+        eh.privacy.staleness(parabola(bends), (1e-4, 1e-4), public=public, delay=s, **noisy).largest
+        for s in (1, 16)
+    )
+    assert 3.0 < long / short < 4.5
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"steps": 3}, "nothing is divided before step 4"),
+        ({"runs": 0}, "runs"),
+        ({"public": (X, Y[:-1])}, "as many inputs as labels"),
+        ({"delay": (3, 3)}, "delay"),
+        ({"kind": "adam"}, "kind"),
+    ],
+)
+def test_a_staleness_that_cannot_be_measured_is_refused(changed: dict[str, Any], words: str):
+    usual: dict[str, Any] = {"public": (X, Y), "clips": CLIPS, "delay": 3, **COMMON}
+    with pytest.raises(EvenhandError, match=words):
+        eh.privacy.staleness(MODEL, SIZES, **{**usual, **changed})
 
 
 @pytest.mark.parametrize(
