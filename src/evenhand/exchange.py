@@ -81,7 +81,11 @@ class ClientHalf(NamedTuple):
         report = self.report(message, state, data, malicious, key)
         delta, state = self.phase.work(message, state, data, key)
         # Aggregators multiply uploads by weights, and give them back in the uploads' precision.
-        delta = rounds.false_delta(self.attack, tree.real(delta), jnp.asarray(malicious), _round(data), key)
+        params, is_malicious = (
+            rounds.received_params(self.algorithm, self.number, message),
+            jnp.asarray(malicious),
+        )
+        delta = rounds.false_delta(self.attack, tree.real(delta), is_malicious, _round(data), key, params)
         return Worked(report, delta, state)
 
     def lift(

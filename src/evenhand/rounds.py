@@ -71,6 +71,7 @@ __all__ = [
     "phase_stream",
     "poisoned",
     "presence",
+    "received_params",
     "roots",
     "server_step",
     "weighed",
@@ -536,13 +537,37 @@ def false_report(
 
 
 def false_delta(
-    attack: Attack | None, delta: PyTree, malicious: Array, round: Array | int, key: Key
+    attack: Attack | None,
+    delta: PyTree,
+    malicious: Array,
+    round: Array | int,
+    key: Key,
+    params: Callable[[], Params] | None = None,
 ) -> PyTree:
-    """What a client sends in ``round``, counted from 0: ``delta`` unless it is ``malicious``; ``key`` is its own."""
-    if attack is None or attack.upload is None:
+    """What a client sends in ``round``, counted from 0: ``delta`` unless it is ``malicious``.
+
+    Args:
+      attack: what malicious clients do.
+      delta: what the client has computed.
+      malicious: whether it is.
+      round: counted from 0.
+      key: the client's own.
+      params: the global model that it has received, see :func:`received_params`.
+    """
+    false = delta
+    if attack is not None and attack.upload is not None:
+        false = attack.upload(false, stream(key, Purpose.ATTACK))
+    if attack is not None and attack.reply is not None and params is not None:
+        false = attack.reply(false, params(), stream(key, Purpose.ATTACK, 3))
+    if attack is None or false is delta:
         return delta
-    chosen = malicious & _is_on(attack, round)
-    return tree.select(chosen, attack.upload(delta, stream(key, Purpose.ATTACK)), delta)
+    return tree.select(malicious & _is_on(attack, round), false, delta)
+
+
+def received_params(algorithm: Algorithm, number: int, message: PyTree) -> Callable[[], Params] | None:
+    """How a client reads the global model off the broadcast of a phase; None before the last: nobody says how."""
+    last = number == len(algorithm.phases) - 1
+    return (lambda: algorithm.received(message)) if last else None
 
 
 def lifted(

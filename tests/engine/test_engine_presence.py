@@ -361,13 +361,14 @@ def test_a_summary_may_leave_malicious_clients_out() -> None:
         eh.simulate(METHODS["fedavg"], DATA, rounds=0).summary("train", who="malicious")
 
 
-@pytest.mark.parametrize("name", ["persistent_outliers", "gaussian", "alie", "label_flip"])
+@pytest.mark.parametrize("name", ["persistent_outliers", "gaussian", "random_model", "alie", "label_flip"])
 def test_engine_and_twin_agree_under_attack(name: str) -> None:
     make = {
         "persistent_outliers": lambda: eh.attacks.persistent_outliers(
             0.5, examples=0.6, pixels=0.5, high=3.0
         ),
         "gaussian": lambda: eh.attacks.gaussian(0.5),
+        "random_model": lambda: eh.attacks.random_model(0.5),
         "alie": lambda: eh.attacks.alie(0.5, z=2.0),
         "label_flip": lambda: eh.attacks.label_flip(0.5, classes=3),
     }

@@ -360,6 +360,7 @@ def test_honest_clients_lose_accuracy_to_wrong_uploads_and_the_dual_still_bounds
     ("attack", "sentence"),
     [
         (eh.attacks.persistent_outliers(0.5), "same examples in every round"),
+        (eh.attacks.random_model(0.5), "receive no model"),
         (eh.types.Attack(0.5, report=lambda report, key: report), "report nothing"),
         (eh.attacks.sign_flip(1.5), "must lie in"),
         ("sign_flip", "model_replacement"),

@@ -19,7 +19,15 @@ from evenhand.attacks.examples import (
     trigger,
     uniform_labels,
 )
-from evenhand.attacks.uploads import false_sum, gaussian, model_replacement, non_finite, sign_flip, zero
+from evenhand.attacks.uploads import (
+    false_sum,
+    gaussian,
+    model_replacement,
+    non_finite,
+    random_model,
+    sign_flip,
+    zero,
+)
 from evenhand.attacks.wrappers import both, by_clients, by_examples, during
 
 __all__ = [
@@ -42,6 +50,7 @@ __all__ = [
     "omniscient",
     "persistent_outliers",
     "random_labels",
+    "random_model",
     "relabel",
     "reversed_text",
     "same_value",

@@ -1,4 +1,4 @@
-"""False uploads that a malicious client makes from its own: noise, other lengths and signs, nothing, no numbers."""
+"""False uploads that a malicious client makes of its own or of the model: noise, other lengths and signs, nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from jax.core import Tracer
 
 from evenhand import tree
 from evenhand.errors import EvenhandError, real_number
-from evenhand.types import Array, Attack, Key, PyTree
+from evenhand.types import Array, Attack, Key, Params, PyTree
 
-__all__ = ["false_sum", "gaussian", "model_replacement", "non_finite", "sign_flip", "zero"]
+__all__ = ["false_sum", "gaussian", "model_replacement", "non_finite", "random_model", "sign_flip", "zero"]
 
 
 def gaussian(fraction: float = 0.0, *, std: float | None = None) -> Attack:
@@ -38,16 +38,53 @@ def gaussian(fraction: float = 0.0, *, std: float | None = None) -> Attack:
         raise EvenhandError(f"gaussian(std={std!r:.40}): give a number of at least 0.")
 
     def upload(delta: PyTree, key: Key) -> PyTree:
-        leaves, structure = jax.tree.flatten(delta)
-        scale = _deviation(leaves) if std is None else jnp.float32(std)
-        keys = jax.random.split(key, len(leaves))
-        noise = [
-            (scale * jax.random.normal(leaf_key, leaf.shape)).astype(leaf.dtype)
-            for leaf_key, leaf in zip(keys, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, noise)
+        return _noise(_deviation(jax.tree.leaves(delta)) if std is None else jnp.float32(std), delta, key)
 
     return Attack(fraction, upload=upload)
+
+
+def random_model(fraction: float = 0.0) -> Attack:
+    r"""Proposes a random model as long as the one that was broadcast: :math:`\Delta_k \leftarrow r - w`.
+
+    .. math:: r = \|w\| \, \frac{z}{\|z\|}, \qquad z \sim \mathcal N(0, I)
+
+    with :math:`w` the model that the client has received.
+
+    Args:
+      fraction: share of the clients that are malicious.
+
+    Raises:
+      EvenhandError: when a run begins, a method whose uploads are not of the form of the model, such as SCAFFOLD's, or
+        that sends only a part of the model, such as FedAlt.
+
+    Edge cases: of a model of zeros, :math:`r = 0`, so malicious clients send zeros until it has been trained.  Of a
+    method of several phases, only the last one's uploads are false.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> w = {"w": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)}
+      >>> sent = random_model(0.2).reply(jax.tree.map(jnp.zeros_like, w), w, jax.random.key(0))
+      >>> round(float(jnp.hypot(jnp.hypot(*(sent["w"] + w["w"])), sent["b"] + w["b"])), 4)
+      5.0
+
+    Source: ``gauss2`` in the code of Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022.
+    """
+
+    def reply(delta: PyTree, params: Params, key: Key) -> PyTree:
+        sent, received = (
+            (jax.tree.structure(values), [leaf.shape for leaf in jax.tree.leaves(values)])
+            for values in (delta, params)
+        )
+        if sent != received:
+            raise EvenhandError(
+                "random_model(): clients of this method do not upload a changed model: give another attack, such as "
+                "gaussian(0.2)."
+            )
+        noise = _noise(jnp.float32(1.0), delta, key)
+        length = tree.norm(params) / jnp.maximum(tree.norm(noise), 1e-30)
+        return jax.tree.map(lambda r, w: (length * r - w).astype(r.dtype), noise, params)
+
+    return Attack(fraction, reply=reply)
 
 
 def model_replacement(fraction: float = 0.0, *, boost: float) -> Attack:
@@ -156,6 +193,17 @@ def check_factor(call: str, factor: float) -> None:
     """Checks that a factor is finite, unless it is traced; ``call`` is the attack's, up to the argument's name."""
     if not isinstance(factor, Tracer) and not math.isfinite(real_number(factor)):
         raise EvenhandError(f"{call}={factor!r:.40}): give a finite factor.")
+
+
+def _noise(scale: Array, like: PyTree, key: Key) -> PyTree:
+    """Normal noise of this standard deviation, a tree like another one."""
+    leaves, structure = jax.tree.flatten(like)
+    keys = jax.random.split(key, len(leaves))
+    noise = [
+        (scale * jax.random.normal(leaf_key, leaf.shape)).astype(leaf.dtype)
+        for leaf_key, leaf in zip(keys, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, noise)
 
 
 def _deviation(leaves: list[Array]) -> Array:

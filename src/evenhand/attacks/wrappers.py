@@ -117,20 +117,29 @@ def both(attack: Attack, then: Attack) -> Attack:
     if all(poisons) or (attack.collude and then.collude):
         clash = "poison examples" if all(poisons) else "are coalitions"
         raise EvenhandError(f"both(): the two attacks {clash}: give one that does, and one of another kind.")
-    if attack.collude and then.upload:
+    if attack.collude and (then.upload or then.reply):
         raise EvenhandError(
             "both(): a coalition replaces uploads after each client has changed its own, so the second attack would "
             "have no effect: give the coalition as the second."
         )
+    depends = attack.reply is not None or then.reply is not None
     return attack._replace(
         rows=attack.rows or then.rows,
-        upload=_chained(attack.upload, then.upload),
+        # One of the two needs the model: both then get it, so that they keep their order.
+        upload=None if depends else _chained(attack.upload, then.upload),
+        reply=_chained(_reply(attack), _reply(then)) if depends else None,
         report=_chained(attack.report, then.report),
         collude=attack.collude or then.collude,
         fresh=attack.fresh or then.fresh,
         lifted=_chained(attack.lifted, then.lifted),
         trigger=attack.trigger or then.trigger,
     )
+
+
+def _reply(attack: Attack) -> Callable[..., Any] | None:
+    """What an attack makes of an upload, also if it does not depend on the model."""
+    upload = attack.upload
+    return _chained(upload and (lambda delta, params, key: upload(delta, key)), attack.reply)
 
 
 def _check(attack: Attack, name: str = "attack") -> None:

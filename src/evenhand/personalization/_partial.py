@@ -116,6 +116,7 @@ def restricted(work: local.Work, parts: Division, factory: str, *, personal: boo
 
 def _refuse(message: PyTree) -> Params:
     raise EvenhandError(
-        "Only a part of this method's model is sent to clients, so that no method that needs the whole model, such as "
-        "ditto(), can be put around it: put finetune() around it, or make a larger part of it personal."
+        "Only a part of this method's model is sent to clients, so that nothing that needs the whole model, such as "
+        "ditto() around it or the attack random_model(), works with it: put finetune() around it, make a larger part "
+        "of it personal, or take another attack."
     )

@@ -213,6 +213,11 @@ def _sending(attack: Attack | None, malicious: NDArray, seed: int) -> Send | Non
     """What the clients send instead of what changed, and which of it is accepted; None: just that."""
     if attack is None:
         return None
+    if attack.reply is not None:
+        raise EvenhandError(
+            "mocha(attack=): its clients receive no model that false uploads could depend on: give another attack, "
+            "such as eh.attacks.gaussian(0.2)."
+        )
     keys, is_malicious = keys_of(seed), jnp.asarray(malicious)
     accepts = jax.vmap(accepts_delta)
 

@@ -668,7 +668,8 @@ class Client(NamedTuple):
                 report, accepted = reported(shared, member, message, state, key)
             delta, state = phase.work(message, state, data(shared, member, key), key)
             malicious = shared.rows.malicious[member.ids]
-            delta = rounds.false_delta(attack, tree.real(delta), malicious, shared.round, key)
+            params = rounds.received_params(algorithm, index, message)
+            delta = rounds.false_delta(attack, tree.real(delta), malicious, shared.round, key, params)
             return Trained(Upload(delta, *report), accepted & rounds.accepts_delta(delta), state)
 
         def noise(shared: Shared, member: Members) -> Key:

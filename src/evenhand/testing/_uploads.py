@@ -498,7 +498,8 @@ def attack_checks(
       ['false uploads have the form of true ones', 'uploads follow their keys']
     """
     made = _Made(attack, classes, is_random, tokens)
-    is_drawn = is_random and attack.upload is None and made.parts
+    sends = attack.upload or attack.reply
+    is_drawn = is_random and sends is None and made.parts
     return checks_of(
         (attack.rows, "poisoned examples have the form of clean ones", made.check_rows_form),
         (attack.rows, "examples follow their stream and are copied", made.check_rows),
@@ -506,8 +507,8 @@ def attack_checks(
         (attack.fresh, "fresh examples have the form of clean ones", made.check_fresh_form),
         (attack.fresh, "fresh examples are the client's own", made.check_fresh),
         (attack.fresh, "fresh examples are finite and of the classes", made.check_fresh_values),
-        (attack.upload, "false uploads have the form of true ones", made.check_upload_form),
-        (attack.upload, "uploads follow their keys", made.check_upload),
+        (sends, "false uploads have the form of true ones", made.check_upload_form),
+        (sends, "uploads follow their keys", made.check_upload),
         (attack.report, "false reports have the form of true ones", made.check_report),
         (attack.collude, "agreed uploads have the form of true ones", made.check_coalition_form),
         (attack.collude, "coalitions ignore empty slots and the order of others", made.check_coalition),
@@ -589,8 +590,9 @@ class _Made:
         self._check_values(self.fresh())
 
     def upload(self, which: int) -> tuple[PyTree, PyTree]:
-        true = tree.take(self.deltas, jnp.int32(0))
-        return self.attack.upload(true, self.keys[which]), true
+        true, params = (tree.take(self.deltas, jnp.int32(client)) for client in (0, 1))
+        sent = true if self.attack.upload is None else self.attack.upload(true, self.keys[which])
+        return sent if self.attack.reply is None else self.attack.reply(sent, params, self.keys[which]), true
 
     def check_upload_form(self) -> None:
         sent, true = self.upload(0)

@@ -649,6 +649,8 @@ class Attack(NamedTuple):
         the first ``size`` are its own; None: every round has the same.
       trigger: that of the backdoor that it plants; a run then measures how often honest clients' examples with it get
         its label; None: there is no backdoor.
+      reply: ``(delta, params, key) -> delta`` replaces what a malicious client uploads, after ``upload``, for an attack
+        that depends on the global model that the client has received; in the last phase of a round only.
     """
 
     fraction: float = 0.0
@@ -662,4 +664,5 @@ class Attack(NamedTuple):
     fresh: Callable[[Array, Array, Array, Key], tuple[Array, Array]] | None = None
     lifted: Callable[[PyTree, PyTree, Key], PyTree] | None = None
     trigger: Trigger | None = None
+    reply: Callable[[PyTree, Params, Key], PyTree] | None = None
     __repr__ = short

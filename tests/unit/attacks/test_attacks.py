@@ -338,6 +338,72 @@ def test_one_upload_becomes_what_each_attack_says() -> None:
             attacks.both(*pair)
 
 
+def norm_of(*trees: Any) -> float:
+    """Over all arrays of the sum of the trees."""
+    summed = jax.tree.map(lambda *leaves: sum(np.asarray(leaf, np.float64) for leaf in leaves), *trees)
+    return float(np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(summed))))
+
+
+def test_a_random_model_is_as_long_as_the_one_received_and_points_anywhere() -> None:
+    params = {"w": jnp.linspace(-1.0, 3.0, 3000), "b": jnp.full(1000, 5.0)}
+    honest = jax.tree.map(jnp.ones_like, params)
+
+    def reply(attack: Attack, key: int = 0, of: Any = params) -> Any:
+        assert attack.reply is not None and attack.upload is None
+        return attack.reply(honest, of, jax.random.key(key))
+
+    sent = reply(attacks.random_model())
+    assert norm_of(sent, params) == pytest.approx(norm_of(params), rel=1e-5)
+    # Not of the length of each array: equally long in all directions.
+    proposed = {name: np.asarray(sent[name] + params[name]) for name in params}
+    scale = norm_of(params) / np.sqrt(4000)
+    assert np.std(proposed["w"]) == pytest.approx(scale, rel=0.05)
+    assert np.std(proposed["b"]) == pytest.approx(scale, rel=0.1)
+    other = reply(attacks.random_model(), 1)
+    cosine = sum(np.vdot(proposed[name], other[name] + params[name]) for name in params)
+    assert abs(cosine) < 0.1 * norm_of(params) ** 2
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    assert norm_of(reply(attacks.random_model(), 0, zeros)) == 0.0
+    # On top of another attack, and beneath it.
+    boost = attacks.model_replacement(boost=3.0)
+    for pair, factor in (((attacks.random_model(), boost), 3.0), ((boost, attacks.random_model()), 1.0)):
+        both = reply(attacks.both(*pair))
+        doubled = jax.tree.map(lambda leaf, factor=factor: leaf / factor, both)
+        assert norm_of(doubled, params) == pytest.approx(norm_of(params), rel=1e-5)
+    shifted = Attack(upload=add_one, reply=lambda delta, params, key: eh.tree.add(delta, params))
+    chained = attacks.both(shifted, boost).reply
+    assert chained is not None
+    assert chained(honest, params, jax.random.key(0))["b"][0] == 3.0 * (1.0 + 1.0 + 5.0)
+    with pytest.raises(eh.EvenhandError, match="give the coalition as the second"):
+        attacks.both(attacks.mimic(), attacks.random_model())
+
+
+def test_in_a_run_random_models_keep_the_length_of_the_model_and_replace_it() -> None:
+    data, work = eh.testing.toy_data(), eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1)
+    method = eh.algorithms.fedavg(work)
+    start, honest = (eh.simulate(method, data, rounds=rounds, cohort=1).params for rounds in (0, 3))
+    attack = attacks.random_model(1.0)
+    (one, three) = (
+        eh.simulate(method, data, rounds=rounds, cohort=1, attack=attack).params for rounds in (1, 3)
+    )
+    for params in (one, three):
+        assert norm_of(params) == pytest.approx(norm_of(start), rel=1e-4)
+        assert norm_of(params, jax.tree.map(jnp.negative, start)) > 0.5 * norm_of(start)
+    assert norm_of(honest) != pytest.approx(norm_of(start), rel=1e-3)
+    late = eh.simulate(method, data, rounds=3, cohort=1, attack=attacks.during(attack, first=4)).params
+    assert all(map(np.array_equal, jax.tree.leaves(late), jax.tree.leaves(honest)))
+    # Gradients, which clients of FedDane upload first, are no models.
+    dane = eh.algorithms.feddane(work, mu=0.1)
+    sent = [eh.simulate(dane, data, rounds=1, attack=of).params for of in (None, attack)]
+    assert norm_of(sent[1], jax.tree.map(jnp.negative, sent[0])) > 0.1
+    for refused, words in (
+        (eh.algorithms.scaffold(work), "do not upload a changed model"),
+        (eh.personalization.fedalt(work, personal="b"), "or take another attack"),
+    ):
+        with pytest.raises(eh.EvenhandError, match=words):
+            eh.simulate(refused, data, rounds=1, attack=attacks.random_model(0.5))
+
+
 def test_clients_are_named_by_id_or_by_position() -> None:
     """Ids of a run's data, also where an id is the text of another client's position."""
     ids = ("north", "3", "0", "south")
@@ -415,7 +481,9 @@ def test_every_attack_obeys_the_contract(name: str) -> None:
         "trigger": lambda: attacks.trigger(0.2, patch=1, boost=2.0),
     }
     attack = made.get(name, lambda: vars(attacks)[name](0.2))()
-    eh.testing.check_attack(attack, is_random=name in ("gaussian", "both"), tokens=name == "reversed_text")
+    eh.testing.check_attack(
+        attack, is_random=name in ("gaussian", "random_model", "both"), tokens=name == "reversed_text"
+    )
 
 
 def test_a_broken_attack_is_found_out() -> None:
