@@ -40,8 +40,8 @@ def delta_fl(
 
     Args:
       work: local work, as in ``fedavg``.
-      theta: the tail fraction in (0, 1]: 1 is FedAvg, and near 0 only the worst client of a cohort counts.  Older
-        papers give the level ``1 - theta``.
+      theta: the tail fraction in (0, 1]: 1 is FedAvg, and near 0 only the worst client of a cohort counts, as at 0
+        itself, which ``filtered`` does not take.  Older papers give the level ``1 - theta``.
       nu: strength of the smoothing by relative entropy, in units of loss; 0: exact reweighting.
       filtered: use the paper's first algorithm, which keeps only the clients whose loss is above the cohort's quantile.
       strict: with ``filtered``; False: also keep clients whose loss equals the quantile, as printed in the paper; if

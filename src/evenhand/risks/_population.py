@@ -116,7 +116,9 @@ def bisected(low: Array, high: Array, steps: int, is_low: Callable[[Array], Arra
     return jax.lax.fori_loop(0, steps, halve, (low, high))
 
 
-def check_tail(theta: float, name: str) -> None:
-    """Checks that ``theta`` is a fraction in (0, 1]."""
-    if not 0.0 < real_number(theta) <= 1.0:
-        raise EvenhandError(f"{name}(theta={theta}): the tail fraction must lie in (0, 1].")
+def check_tail(theta: float, name: str, *, zero: bool = False) -> None:
+    """Checks that ``theta`` is a fraction in (0, 1], or 0 if that has a meaning."""
+    if not 0.0 <= real_number(theta) <= 1.0 or (theta == 0.0 and not zero):
+        raise EvenhandError(
+            f"{name}(theta={theta}): the tail fraction must lie in {'[' if zero else '('}0, 1]."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +28,11 @@ def superquantile(theta: float) -> Risk:
     ``ceil(theta n)`` have a weight.
 
     Args:
-      theta: the tail fraction in (0, 1]; 1 is the mean, ``theta <= min p`` the maximum.  Older papers and codes
-        give the level ``1 - theta`` instead.
+      theta: the tail fraction in [0, 1]; 1 is the mean, ``theta <= min p`` the maximum, and so is 0.  Older papers and
+        codes give the level ``1 - theta`` instead.
 
     Raises:
-      EvenhandError: ``theta`` outside (0, 1].
+      EvenhandError: ``theta`` outside [0, 1].
 
     Edge cases: losses tied at the boundary share the remaining weight in proportion to ``p``, so that the weights do
     not depend on the order of the losses.
@@ -47,7 +48,7 @@ def superquantile(theta: float) -> Risk:
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, section 3.3; Rockafellar and Uryasev, *Optimization of Conditional Value-at-Risk*, 2000.
     """
-    check_tail(theta, "superquantile")
+    check_tail(theta, "superquantile", zero=True)
     return linear(lambda losses, p: _capped_weights(losses, p, theta))
 
 
@@ -80,21 +81,30 @@ def _capped_weights(losses: Array, p: Array, theta: float) -> Array:
     """The exact weights of :func:`superquantile`, for weights ``p`` that sum to 1."""
     if theta == 1.0:
         return p
-    falling = -pinned(losses)
+    falling, tail = -pinned(losses), _binding(theta, p)
     order = jnp.argsort(falling)
-    mass = jnp.concatenate([jnp.zeros(1, p.dtype), jnp.cumsum(p[order])]) / theta
+    mass = jnp.concatenate([jnp.zeros(1, p.dtype), jnp.cumsum(p[order])]) / tail
     ranked = falling[order]
     above = mass[jnp.searchsorted(ranked, falling, side="left")]
     tied = mass[jnp.searchsorted(ranked, falling, side="right")] - above
     left = 1.0 - above
     # Where the boundary falls between two losses, the remainder is only the rounding error of the sum.
     share = jnp.where(left > 8 * jnp.finfo(p.dtype).eps, left, 0.0) / jnp.where(tied > 0, tied, 1.0)
-    weights = p / theta * jnp.clip(share, 0.0, 1.0)
+    weights = p / tail * jnp.clip(share, 0.0, 1.0)
     return weights / jnp.where(jnp.any(p > 0), jnp.sum(weights), 1.0)
+
+
+def _binding(theta: float, p: Array) -> Any:
+    """A tail fraction with the same weights by which one can divide: below the smallest ``p``, no cap binds."""
+    if theta >= _LEAST:
+        return theta
+    return jnp.maximum(theta, jnp.min(jnp.where(p > 0, p, 1.0)))
 
 
 # --- smoothed by a penalty on weights that differ from the base weights ------------------------------------------
 
+_LEAST = 1e-6
+"""Tail fractions from here on can divide weights, and bound an interval that floats can halve."""
 _STEEPEST = 1e30
 """The steepest slope of a weight in its loss; a steeper one would overflow a float32."""
 _NEAR = 0.1
@@ -114,12 +124,12 @@ def smoothed_superquantile(theta: float, nu: float) -> Risk:
     capped losses are the largest ones, and for each number of them it has a closed form.
 
     Args:
-      theta: the tail fraction in (0, 1]; once ``theta <= min p`` no cap binds and this is ``tilted(1 / nu)``.
+      theta: the tail fraction in [0, 1]; once ``theta <= min p``, no cap binds and this is ``tilted(1 / nu)``.
       nu: the strength of the penalty, > 0, in units of loss; near 0 this is the superquantile, towards infinity the
         mean.
 
     Raises:
-      EvenhandError: ``theta`` outside (0, 1], or ``nu`` not a finite number above 0.
+      EvenhandError: ``theta`` outside [0, 1], or ``nu`` not a finite number above 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -156,11 +166,11 @@ def squared_superquantile(theta: float, nu: float) -> Risk:
     for ``n`` losses; with equal :math:`p_i = 1/n` the penalty is :math:`\frac{\nu}{2n} \|\pi - p\|^2`.
 
     Args:
-      theta: the tail fraction in (0, 1].
+      theta: the tail fraction in [0, 1]; at 0, no weight is capped.
       nu: the strength of the penalty, > 0.
 
     Raises:
-      EvenhandError: ``theta`` outside (0, 1], or ``nu`` not a finite number above 0.
+      EvenhandError: ``theta`` outside [0, 1], or ``nu`` not a finite number above 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -185,7 +195,7 @@ def squared_superquantile(theta: float, nu: float) -> Risk:
 
 
 def _check(theta: float, nu: float, name: str) -> None:
-    check_tail(theta, name)
+    check_tail(theta, name, zero=True)
     if not 1e-37 < real_number(nu) < math.inf:
         raise EvenhandError(
             f"{name}(nu={nu}): the strength of smoothing must be a finite number above 1e-37."
@@ -195,7 +205,7 @@ def _check(theta: float, nu: float, name: str) -> None:
 def _entropic_weights(losses: Array, p: Array, theta: float, nu: float) -> Array:
     if theta == 1.0:
         return p
-    losses = pinned(losses)
+    losses, tail = pinned(losses), _binding(theta, p)
     order = jnp.argsort(-losses)
     ranked, base = losses[order], p[order]
     # For each loss, the weight of it and the smaller ones relative to its own: from differences of neighbours, since
@@ -208,28 +218,28 @@ def _entropic_weights(losses: Array, p: Array, theta: float, nu: float) -> Array
 
     _, below = jax.lax.scan(add, jnp.zeros((), p.dtype), (base, fall), reverse=True)
     # With the first k capped, the others share what is left.
-    left = 1.0 - jnp.concatenate([jnp.zeros(1, p.dtype), jnp.cumsum(base)[:-1]]) / theta
+    left = 1.0 - jnp.concatenate([jnp.zeros(1, p.dtype), jnp.cumsum(base)[:-1]]) / tail
     possible = (left > 8 * jnp.finfo(p.dtype).eps) & (below > 0)
-    fits = possible & (left <= below / theta)
+    fits = possible & (left <= below / tail)
     first = jnp.argmax(fits)
     free = losses <= ranked[first]
     shares = jnp.where(free, p * jnp.exp(jnp.where(free, losses - ranked[first], 0.0) / nu), 0.0)
     total = jnp.sum(shares)
-    weights = jnp.where(free, left[first] * shares / jnp.where(total > 0, total, 1.0), p / theta)
+    weights = jnp.where(free, left[first] * shares / jnp.where(total > 0, total, 1.0), p / tail)
     return jnp.where(jnp.any(fits), weights, _capped_weights(losses, p, theta))
 
 
 def _squared_weights(losses: Array, p: Array, theta: float, slope: Array) -> Array:
-    losses = pinned(losses)
+    losses, tail = pinned(losses), _binding(theta, p)
 
     def weights_at(eta: Array) -> Array:
-        return p * jnp.clip(1.0 + slope * (losses - eta), 0.0, 1.0 / theta)
+        return p * jnp.clip(1.0 + slope * (losses - eta), 0.0, 1.0 / tail)
 
     # Relative to the quantile, whose weight is neither 0 nor capped: relative to a distant loss the differences of the
     # others would be rounded away.
-    losses = jnp.where(p > 0, losses - jnp.where(jnp.any(p > 0), quantile(losses, p, theta), 0.0), 0.0)
+    losses = jnp.where(p > 0, losses - jnp.where(jnp.any(p > 0), quantile(losses, p, tail), 0.0), 0.0)
     # At the upper end only losses above the quantile have weight; at the lower end all from the quantile up are capped.
-    low, high = -(1.0 / theta - 1.0) / slope, 1.0 / slope
+    low, high = -(1.0 / tail - 1.0) / slope, 1.0 / slope
     low, high = bisected(low, high, _STEPS, lambda eta: jnp.sum(weights_at(eta)) > 1.0)
     # Interpolated linearly: where nu is small, the weights at two neighbouring floats may be far apart.
     heavy, light = weights_at(low), weights_at(high)

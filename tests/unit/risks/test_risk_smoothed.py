@@ -181,9 +181,24 @@ def test_wrong_strengths_and_fractions_are_refused(factory: Any) -> None:
     for nu in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(eh.EvenhandError, match=f"{factory.__name__}.nu={nu}"):
             factory(0.5, nu)
-    for theta in (0.0, 2.0):
+    for theta in (-0.1, 2.0):
         with pytest.raises(eh.EvenhandError, match=f"{factory.__name__}.theta={theta}"):
             factory(theta, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("factory", [smoothed_superquantile, squared_superquantile])
+def test_tails_below_every_weight_are_those_of_the_smallest(factory: Any, dtype: type) -> None:
+    """No cap binds any more: at 0, and at fractions by which no float32 can be divided."""
+    p = [1.0, 2.0, 0.0, 3.0, 4.0]
+    nu = 1.0 if factory is smoothed_superquantile else 20.0
+    least = measure(factory(0.1, nu), _FIVE, p, dtype=dtype)
+    for theta in (0.0, 1e-42, 1e-30, 1e-7):
+        found = measure(factory(theta, nu), _FIVE, p, dtype=dtype)
+        np.testing.assert_allclose(found.weights, least.weights, atol=1e-6)
+        assert found.value == pytest.approx(least.value, rel=1e-6)
+    far = measure(factory(0.9, nu), _FIVE, p, dtype=dtype)
+    assert np.abs(far.weights - least.weights).max() > 0.01
 
 
 @pytest.mark.parametrize("far", [1e6, 1e8, 1e30])

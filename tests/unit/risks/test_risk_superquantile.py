@@ -29,6 +29,8 @@ _FIVE = (1.0, 2.0, 3.0, 4.0, 5.0)
         (0.3, (0, 0, 0, 1 / 3, 2 / 3), 14 / 3),
         (0.2, (0, 0, 0, 0, 1), 5.0),
         (0.01, (0, 0, 0, 0, 1), 5.0),
+        (1e-40, (0, 0, 0, 0, 1), 5.0),
+        (0.0, (0, 0, 0, 0, 1), 5.0),
     ],
 )
 def test_superquantiles_of_five_losses(theta: float, weights: tuple[float, ...], value: float) -> None:
@@ -168,13 +170,25 @@ def test_quantiles_at_both_ends() -> None:
     assert [value_of(kth_smallest(k), f, p) for k in (1, 2, 3, 4, 10)] == [2.0, 4.0, 9.0, 9.0, 9.0]
 
 
+def test_at_a_fraction_of_zero_the_largest_losses_share_all_weight() -> None:
+    """In proportion to their weights, if these are small and if a larger loss has none."""
+    found = measure(superquantile(0.0), [3.0, 1.0, 9.0, 3.0], [1.0, 9.0, 0.0, 3.0])
+    np.testing.assert_allclose(found.weights, [0.25, 0.0, 0.0, 0.75], atol=1e-14)
+    assert found.value == 3.0
+    rare = measure(superquantile(0.0), [1.0, 3.0], [1.0, 1e-20])
+    np.testing.assert_allclose(rare.weights, [0.0, 1.0], atol=1e-14)
+
+
 @pytest.mark.parametrize("factory", [superquantile, value_at_risk])
-@pytest.mark.parametrize("theta", [0.0, 2.0, -0.1, float("nan")])
+@pytest.mark.parametrize("theta", [2.0, -0.1, float("nan")])
 def test_fractions_outside_their_range_are_refused(factory: Any, theta: float) -> None:
-    """A sentence with the name and the fraction; 1 is a fraction."""
+    """A sentence with the name and the fraction; 1 is a fraction, and 0 that of a maximum."""
     with pytest.raises(eh.EvenhandError, match=rf"{factory.__name__}\(theta={theta}\): the tail fraction"):
         factory(theta)
     factory(1.0)
+    superquantile(0.0)
+    with pytest.raises(eh.EvenhandError, match=r"value_at_risk\(theta=0.0\): the tail fraction"):
+        value_at_risk(0.0)
 
 
 def test_other_numbers_outside_their_range_are_refused() -> None:
