@@ -178,6 +178,23 @@ def test_consecutive_numbers_are_log_normal_within_a_class() -> None:
     assert sizes.sum() == 70_000 and sizes.min() >= 10 and sizes.std() > 100
 
 
+def test_consecutive_numbers_may_be_even_over_the_classes_of_a_client() -> None:
+    """As FedProx spreads letters: sizes are log-normal, and of its five classes a client holds similar numbers."""
+    y = np.repeat(np.arange(10), 40_000)
+    for even in (True, False):
+        client = partition.consecutive(y, 200, 5, sigma=1.0, least=2, seed=4, even=even)
+        check_cover(client, len(y), 200)
+        table = np.zeros((200, 10), int)
+        np.add.at(table, (client, y), 1)
+        assert (np.count_nonzero(table, axis=1) == 5).all() and table[table > 0].min() >= 2
+        logs = np.log(np.where(table > 2, table - 2, 1))
+        within = np.std([row[row > 0] for row in logs], axis=1).mean()
+        sizes = np.log(table.sum(axis=1)).std()
+        assert (within < 0.15 and sizes > 0.85) if even else (within > 0.6 and sizes < 0.7)
+    equal = partition.consecutive(y, 200, 5, sigma=0.0, least=2, even=True)
+    assert np.ptp(np.bincount(equal)) <= 5
+
+
 def test_shards_are_of_similar_size_and_mixed() -> None:
     y = np.repeat(np.arange(10), 100)
     client = partition.shards(y, 50, 2, seed=0)
