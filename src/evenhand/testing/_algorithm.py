@@ -17,18 +17,17 @@ from evenhand._platform import check_process
 from evenhand.aggregators import reduce_uploads
 from evenhand.communication import compressed
 from evenhand.data import FederatedDataset
-from evenhand.devices import everywhere, here, over
 from evenhand.errors import EvenhandError
-from evenhand.exchange import Worked
 from evenhand.network.in_process import federation, states_of
 from evenhand.network.terms import check_deployable
 from evenhand.rounds import PerExample
-from evenhand.simulation import Job, engine, setup, store, twin
-from evenhand.simulation.program import EXECUTED, Program, Rows
+from evenhand.simulation import Job
+from evenhand.simulation.program import Program, Rows
 from evenhand.streams import keys_of
 from evenhand.systems import Systems, bound
 from evenhand.testing._check import (
     Check,
+    Subject,
     are_close,
     are_equal,
     check_all,
@@ -45,11 +44,8 @@ from evenhand.types import (
     Algorithm,
     Array,
     Attack,
-    ClientData,
-    Key,
     Params,
     PyTree,
-    Report,
     Upload,
 )
 
@@ -224,169 +220,8 @@ def algorithm_checks(
     )
 
 
-class _Subject:
-    """A method under test: its laws, and what they share, each computed when the first of them asks for it."""
-
-    def __init__(
-        self,
-        program: Program,
-        data: FederatedDataset,
-        ways: tuple[tuple[int, int], ...],
-        spare: int,
-        tolerance: float,
-    ) -> None:
-        self.program, self.data, self.ways, self.tolerance = program, data, ways, tolerance
-        self.spare = spare
-        self.algorithm = program.algorithm
-
-    # What the laws share.
-
-    @cached_property
-    def arguments(self) -> tuple[Params, Rows, PyTree]:
-        """Parameters, rows and copies of both, from before anything saw them."""
-        rows = setup.device_rows(self.data, self.program.attack, 0)
-        params = self.algorithm.model.init(jax.random.key(7))
-        return params, rows, jax.tree.map(np.array, (params, rows))
-
-    @property
-    def params(self) -> Params:
-        return self.arguments[0]
-
-    @property
-    def rows(self) -> Rows:
-        return self.arguments[1]
-
-    @cached_property
-    def parts(self) -> list[twin.PhaseParts]:
-        return twin.parts_of(self.program)
-
-    @cached_property
-    def wires(self) -> Any:
-        rows, capacity = (self.rows.x, self.rows.y), self.program.capacity
-        return protocol.wires(self.algorithm, self.params, rows, capacity, self.data.num_clients)
-
-    def begin(self, params: Params) -> protocol.RoundState:
-        capacity = self.program.capacity
-        state = protocol.begin(self.algorithm, params, self.data.num_clients, self.wires, capacity)
-        if self.algorithm.pooled is not None:
-            state = state._replace(clients=self.algorithm.pooled(params, self.rows.x, self.rows.y))
-        return state._replace(clients=store.stored(state.clients, self.data.num_clients))
-
-    @cached_property
-    def state(self) -> protocol.RoundState:
-        return self.begin(self.params)
-
-    @cached_property
-    def roomy(self) -> tuple[protocol.RoundState, Any]:
-        """A run for larger clients than there are."""
-        return self.run(self.ways[0], spare=self.spare)
-
-    @cached_property
-    def room(self) -> int:
-        """By how much the engine's capacity is above the largest client: nothing where that changes a number."""
-        if not self.spare:
-            return 0
-        return self.spare if are_close(self.roomy, self.plain, self.tolerance) else 0
-
-    @cached_property
-    def first(self) -> tuple[protocol.RoundState, Any]:
-        """The run with which others are compared."""
-        return self.roomy if self.room == self.spare else self.run(self.ways[0])
-
-    @cached_property
-    def plain(self) -> tuple[protocol.RoundState, Any]:
-        """The run of the readable twin."""
-        return self.run(None)
-
-    @cached_property
-    def sent(self) -> list[tuple[Report, PyTree]]:
-        """What every client reports and uploads in each phase of the first round."""
-        return [self.uploads(self.state, index) for index in range(len(self.parts))]
-
-    @cached_property
-    def largest(self) -> int:
-        """The client with the most examples."""
-        return int(np.argmax(self.rows.sizes))
-
-    def own(self, k: int, progress: float = 1.0) -> ClientData:
-        """The examples of a client in the first round."""
-        rows = self.rows
-        window = (rows.starts[k], rows.sizes[k], jnp.float32(progress), self.program.capacity)
-        return ClientData(rows.x, rows.y, *window, round=jnp.int32(0))
-
-    def given(self, index: int) -> tuple[PyTree, PyTree]:
-        """What the largest client gets and has kept in a phase of the first round."""
-        k = jnp.int32(self.largest)
-        message = self.algorithm.phases[index].broadcast(self.state.server, k)
-        return message, tree.take(self.state.clients, k)
-
-    def traced_work(self, index: int) -> Any:
-        """The program of what the largest client reports and does, given its state and key."""
-        phase, (message, memory), data = (
-            self.algorithm.phases[index],
-            self.given(index),
-            self.own(self.largest),
-        )
-
-        def work(memory: PyTree, key: Key) -> Any:
-            return phase.report(message, memory, data), phase.work(message, memory, data, key)
-
-        return jax.make_jaxpr(work)(memory, jax.random.key(3))
-
-    def worked(
-        self,
-        index: int,
-        k: int | None = None,
-        *,
-        rows: Rows | None = None,
-        progress: float = 1.0,
-        seed: int = 3,
-        spare: int = 0,
-    ) -> Worked:
-        """What a client, the largest for None, reports, uploads and keeps in a phase of the first round."""
-        part, client = self.parts[index], jnp.int32(self.largest if k is None else k)
-        if spare:
-            part = twin.parts_of(self.program._replace(capacity=self.program.capacity + spare))[index]
-        message = self.algorithm.phases[index].broadcast(self.state.server, client)
-        memory, key = tree.take(self.state.clients, client), jax.random.key(seed)
-        rows = self.rows if rows is None else rows
-        return part.client(rows, message, memory, client, jnp.float32(progress), 0, key)
-
-    def uploads(self, state: protocol.RoundState, index: int) -> tuple[Report, PyTree]:
-        phase, part, uploads = self.algorithm.phases[index], self.parts[index], list[tuple[Report, PyTree]]()
-        for k in map(jnp.int32, range(self.data.num_clients)):
-            message, memory = phase.broadcast(state.server, k), tree.take(state.clients, k)
-            key = jax.random.fold_in(jax.random.key(4), k)
-            uploads.append(part.client(self.rows, message, memory, k, jnp.float32(1.0), 0, key)[:2])
-        return tree.stack(uploads)
-
-    def run(
-        self,
-        way: tuple[int, int] | None,
-        *,
-        seed: int = 0,
-        rounds: int | None = None,
-        masks: bool = True,
-        spare: int | None = None,
-    ) -> tuple[protocol.RoundState, Any]:
-        """All rounds, or so many, on so many lanes and devices, or of the readable twin where ``way`` is None.
-
-        ``spare`` is the engine's capacity above the largest client; None: as in the run with which it is compared.
-        """
-        keys, count = protocol.roots(self.algorithm, keys_of(seed)), rounds or self.program.buffer
-        if way is None:
-            end, infos = twin.run_rounds(self.program, self.state, self.rows, keys, 0, count, self.parts)
-        else:
-            lane_count, device_count = way
-            mesh = over(device_count)
-            # A copy: the engine reuses the memory of its state.
-            fresh, placed = everywhere(mesh, (jax.tree.map(jnp.copy, self.state), self.rows))
-            capacity = self.program.capacity + (self.room if spare is None else spare)
-            program = self.program._replace(lanes=lane_count, mesh=mesh, masks=masks, capacity=capacity)
-            end, infos = engine.run_rounds(program, fresh, placed, keys, 0, count)
-        return here(end), {name: info[:count] for name, info in infos.items() if name != EXECUTED}
-
-    # The laws.
+class _Subject(Subject):
+    """The laws of a method under test."""
 
     def check_forms(self) -> None:
         algorithm, params = self.algorithm, self.params
