@@ -265,3 +265,64 @@ def test_a_coalition_may_multiply_empty_slots_by_0():
         run = eh.simulate(method, eh.testing.toy_data(), rounds=2, attack=attack)
     assert run.per_round["rejected"].tolist() == [1.0, 1.0]
     assert jnp.isfinite(tree.norm(run.params))
+
+
+def _regression(params, x):
+    return x @ params["w"] + params["b"]
+
+
+REGRESSION = eh.Model(
+    lambda key: {"w": 0.3 * jax.random.normal(key, (4,)), "b": jnp.zeros(())},
+    _regression,
+    lambda outputs, y: 0.5 * (outputs - y.astype(jnp.float32)) ** 2,
+    {},
+)
+"""Gradients of its bias grow as much as the bias, and those of its weights even more."""
+
+
+def _sending(upload, method=FEDAVG):
+    """FedAvg with other uploads, made of the trained model, how it changed, and the number of examples."""
+    (phase,) = method.phases
+
+    def work(message, client_state, data, key):
+        delta, client_state = phase.work(message, client_state, data, key)
+        size = data.size.astype(jnp.float32)
+        return upload(tree.add(message.params, delta), delta, size), client_state
+
+    def server(state, direction, reported, key):
+        return state, {}
+
+    return method._replace(phases=(phase._replace(work=work, server=server),))
+
+
+REGRESSING = eh.local.sgd(REGRESSION, 0.1, epochs=1, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        eh.algorithms.scaffold(REGRESSING),
+        eh.algorithms.feddane(REGRESSING, mu=0.1),
+        _sending(lambda trained, delta, size: tree.scale(-10.0, delta), eh.algorithms.fedavg(REGRESSING)),
+        _sending(lambda trained, delta, size: tree.scale(-size / size, delta)),  # NaN without examples
+        eh.personalization.local_only(WORK),  # which sends nothing
+    ],
+    ids=["scaffold", "feddane", "gradients", "gradients by size", "nothing"],
+)
+def test_gradients_may_grow_with_the_parameters(method):
+    _law("uploads are differences", method)()
+
+
+@pytest.mark.parametrize(
+    "upload",
+    [
+        lambda trained, delta, size: (tree.scale(size, trained), size),  # summands of a weighted mean
+        lambda trained, delta, size: (delta, tree.scale(size / size, trained)),  # NaN without examples
+        lambda trained, delta, size: jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(trained)]),
+        lambda trained, delta, size: {**delta, "b": trained["b"]},
+    ],
+    ids=["times the size", "beside a difference", "flat", "in part"],
+)
+def test_parameters_are_found_in_whatever_form_they_are_sent(upload):
+    with pytest.raises(AssertionError, match="a client sends parameters"):
+        _law("uploads are differences", _sending(upload))()

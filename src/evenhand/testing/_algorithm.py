@@ -34,6 +34,7 @@ from evenhand.testing._check import (
     check_close,
     check_same_form,
     checks_of,
+    grow_with_parameters,
     makes_keys,
     may_be_assumed,
     toy_data,
@@ -58,7 +59,9 @@ _APART = 1e-4
 _SPARE = 3
 """Rows by which a program is made for larger clients than there are."""
 _SHIFT = 2.0**-6
-"""What is added to all parameters; a softmax does not change where all of its inputs grow by the same."""
+"""What is added to all parameters."""
+_SENDERS = 4
+"""Clients whose uploads are compared where parameters have grown."""
 
 
 def check_algorithm(
@@ -94,7 +97,8 @@ def check_algorithm(
     * After all rounds, the model of some client has changed, and so has the state of one if states begin as 0.  With
       ``continues=True``, work or reports read the state, and no part of it is left unread.
     * Uploads are differences, where there are several clients: with a constant added to all parameters of the model, no
-      upload grows by it.
+      upload of a client without examples grows by it; nor, as a whole, that of one with a single example, if it is not
+      finite without any, nor, times their sizes, those of all.
     * Empty slots have no vote: the direction with some slots filled is that of these uploads alone.
     * Clients outside the cohort, and those that drop out of it, keep their state.
     * The compiled engine and the plain loop agree, for every number of lanes and devices.
@@ -396,22 +400,30 @@ class _Subject(Subject):
 
     def check_differences(self) -> None:
         """Uploads at a model, and at one whose parameters are all larger by a constant."""
+        # Of clients as large as there are, that are honest.
+        sizes = np.where(self.rows.malicious, 0, self.rows.sizes)
+        ids = np.argsort(-sizes, stable=True)[: min(_SENDERS, np.count_nonzero(sizes))]
+        if self.data.num_clients == 1 or not len(ids):
+            return
         statistics = self.algorithm.model.statistics
         # They are measured behind parameters that are larger, and grow with these.
         measured = () if statistics is None else statistics.paths
         moved = self.begin(jax.tree.map(lambda leaf: leaf + jnp.asarray(_SHIFT, leaf.dtype), self.params))
-        for index, (reports, deltas) in enumerate(self.sent):
-            _, shifted = self.uploads(moved, index)
-            leaves = zip(jax.tree.leaves_with_path(deltas), jax.tree.leaves(shifted), strict=True)
-            for (path, before), after in leaves:
-                if named_path(path).endswith(measured):
-                    continue
-                grown = np.mean(np.array(after, np.float64) - np.array(before, np.float64)) / _SHIFT
-                # A model that is trained from further away comes back at most: its difference shrinks.
-                assert len(reports.weight) == 1 or not grown > 0.5, (
-                    "An upload grows by what is added to the parameters: a client sends parameters, not how they "
-                    "changed."
-                )
+
+        def learnt(params: PyTree) -> list[Any]:
+            paths = jax.tree.leaves_with_path(params)
+            return [leaf for path, leaf in paths if not named_path(path).endswith(measured)]
+
+        def grown(index: int, most: int) -> list[Any]:
+            rows = self.rows._replace(sizes=jnp.minimum(self.rows.sizes, most))
+            both = (self.uploads(state, index, rows, ids)[1] for state in (self.state, moved))
+            before, after = (map(partial(np.array, dtype=np.float64), learnt(deltas)) for deltas in both)
+            return [(b - a) / _SHIFT for a, b in zip(before, after, strict=True)]
+
+        for index in range(len(self.parts)):
+            assert not grow_with_parameters(partial(grown, index), sizes[ids], len(learnt(self.params))), (
+                "An upload grows by what is added to the parameters: a client sends parameters, not how they changed."
+            )
 
     def check_slots(self) -> None:
         for index, (reports, deltas) in enumerate(self.sent):

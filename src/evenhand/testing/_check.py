@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import optax
 
 from evenhand import rounds as protocol
@@ -24,6 +25,8 @@ from evenhand.simulation import engine, setup, store, twin
 from evenhand.simulation.program import EXECUTED, Program, Rows
 from evenhand.streams import keys_of
 from evenhand.types import Array, ClientData, Effort, Key, Model, Params, PyTree, Report
+
+NDArray = npt.NDArray[Any]
 
 
 class Check(NamedTuple):
@@ -107,6 +110,35 @@ def check_close(a: PyTree, b: PyTree, tolerance: float, subject: str) -> None:
             f"The results of {subject} differ by {gap:.3g}. The usual reason is a function that is not pure: it reads "
             "numpy.random, a clock or a variable that changes, so it is another each time that it is compiled."
         )
+
+
+def grow_with_parameters(grown: Callable[[int], list[NDArray]], sizes: NDArray, count: int) -> bool:
+    """Whether the uploads of clients of these sizes hold parameters, and not only how these change.
+
+    Args:
+      grown: ``most -> leaves``, with an axis of clients first: how uploads grow where all parameters grow by 1, if no
+        client has more than so many examples.
+      sizes: of the clients.
+      count: leaves of the parameters.
+    """
+
+    def hold(leaves: list[NDArray], times: NDArray) -> bool:
+        """Whether most grow by about ``times`` as much: a model trained from further away comes back in part."""
+        flat = np.hstack([np.zeros((len(sizes), 0)), *(leaf.reshape(len(sizes), -1) for leaf in leaves)])
+        gaps = np.linalg.norm(flat / times[:, None] - 1.0, axis=1)
+        return bool(np.median(gaps) < 0.5 * np.sqrt(flat.shape[1]))
+
+    # Gradients grow with parameters too, but there are none without examples.
+    empty, single, largest = grown(0), grown(1), int(sizes.max())
+    # With examples, all that may be the parameters is compared: a bias may be a gradient that grows so.
+    wholes = [slice(i, i + count) for i in range(max(1, len(single) - count + 1))]
+    is_held = any(hold(single[whole], np.ones(len(sizes))) for whole in wholes)
+    if not all(np.isfinite(leaf).all() for leaf in empty):
+        return is_held
+    if any(leaf.size and leaf.mean() > 0.5 for leaf in empty):
+        return True
+    # A summand of a weighted mean is the parameters times the size, and nothing without examples.
+    return is_held and largest > 2 and any(hold(grown(largest)[whole], sizes) for whole in wholes)
 
 
 def makes_keys(program: Any) -> bool:
@@ -204,7 +236,8 @@ class Subject:
     @cached_property
     def sent(self) -> list[tuple[Report, PyTree]]:
         """What every client reports and uploads in each phase of the first round."""
-        return [self.uploads(self.state, index) for index in range(len(self.parts))]
+        everybody = range(self.data.num_clients)
+        return [self.uploads(self.state, index, self.rows, everybody) for index in range(len(self.parts))]
 
     @cached_property
     def largest(self) -> int:
@@ -255,12 +288,14 @@ class Subject:
         rows = self.rows if rows is None else rows
         return part.client(rows, message, memory, client, jnp.float32(progress), 0, key)
 
-    def uploads(self, state: protocol.RoundState, index: int) -> tuple[Report, PyTree]:
+    def uploads(
+        self, state: protocol.RoundState, index: int, rows: Rows, ids: Iterable[int]
+    ) -> tuple[Report, PyTree]:
         phase, part, uploads = self.algorithm.phases[index], self.parts[index], list[tuple[Report, PyTree]]()
-        for k in map(jnp.int32, range(self.data.num_clients)):
+        for k in map(jnp.int32, ids):
             message, memory = phase.broadcast(state.server, k), tree.take(state.clients, k)
             key = jax.random.fold_in(jax.random.key(4), k)
-            uploads.append(part.client(self.rows, message, memory, k, jnp.float32(1.0), 0, key)[:2])
+            uploads.append(part.client(rows, message, memory, k, jnp.float32(1.0), 0, key)[:2])
         return tree.stack(uploads)
 
     def run(
