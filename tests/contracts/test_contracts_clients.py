@@ -326,3 +326,36 @@ def test_gradients_may_grow_with_the_parameters(method):
 def test_parameters_are_found_in_whatever_form_they_are_sent(upload):
     with pytest.raises(AssertionError, match="a client sends parameters"):
         _law("uploads are differences", _sending(upload))()
+
+
+def _straggling(work, change=lambda delta: delta, least=0.0):
+    """FedProx, whose stragglers do at least such a share of the work."""
+    method = eh.algorithms.fedprox(work, mu=0.5)
+    (phase,) = method.phases
+
+    def done(message, client_state, data, key):
+        data = data._replace(progress=jnp.maximum(data.progress, least))
+        delta, client_state = phase.work(message, client_state, data, key)
+        return change(delta), client_state
+
+    return method._replace(phases=(phase._replace(work=done),))
+
+
+WARMING = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4, schedule=eh.local.warm_up(10))
+SIGNS = partial(jax.tree.map, jnp.sign)
+
+
+def test_stragglers_may_warm_up_or_send_signs():
+    """All steps of the first round have length 0; signs are the same after one step and after all."""
+    short = eh.local.sgd(MODEL, 1e-3, epochs=4)
+    for method in (_straggling(WARMING), _straggling(short, SIGNS)):
+        _law("do a part of the work", method)()
+    whole = eh.algorithms.fedprox(short, mu=0.5)
+    (phase,) = whole.phases
+
+    def finishes(message, client_state, data, key):
+        return SIGNS(phase.work(message, client_state, data._replace(progress=jnp.float32(1.0)), key))
+
+    for method in (_straggling(WARMING, least=1.0), whole._replace(phases=(phase._replace(work=finishes),))):
+        with pytest.raises(AssertionError, match="does all of the work"):
+            _law("do a part of the work", method)()

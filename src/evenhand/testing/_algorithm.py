@@ -29,6 +29,7 @@ from evenhand.testing._check import (
     Check,
     Subject,
     are_close,
+    are_coarse,
     are_equal,
     check_all,
     check_close,
@@ -58,6 +59,8 @@ _APART = 1e-4
 """Above what rounding does to the work of one round."""
 _SPARE = 3
 """Rows by which a program is made for larger clients than there are."""
+_LATER = (0, 1, 10)
+"""Rounds in which stragglers are compared: steps may be of length 0 in the first."""
 _SHIFT = 2.0**-6
 """What is added to all parameters."""
 _SENDERS = 4
@@ -88,8 +91,10 @@ def check_algorithm(
     * Randomness comes from the keys that are passed in.  Where its key has no effect, a client's work that depends on
       the order of its examples makes no key of its own, nor does a server that moves the model without any upload.
       Another key gives another model if an aggregator has a ``release``.
-    * With ``partial_work=True``, a straggler whose ``effort`` has fewer steps does other work than one with all steps;
-      not checked where the effort may be the one that is assumed, a step for each example.
+    * With ``partial_work=True``, a straggler whose ``effort`` has fewer steps does other work than one with all steps,
+      in the first round or, if its steps have length 0 there, a later one; not checked where the effort may be the one
+      that is assumed, a step for each example.  Of uploads with one size of number, such as signs, work must only read
+      the progress.
     * A cohort, also one among the clients that are present, holds clients that exist, and none twice unless the
       sampling ``repeats``; ``systems`` only take clients and shares of their work away.
     * A client's weight, if read, is the one of the method's sampling, up to a factor, or depends on more than its size.
@@ -381,10 +386,22 @@ class _Subject(Subject):
             # Of two epochs, a half and more is both.
             whole, part = (phase.effort(self.own(self.largest, done)) for done in (1.0, 0.25))
             is_part = part.steps < whole.steps and not may_be_assumed(phase.effort, self.own(self.largest))
-            assert not is_part or not are_equal(self.worked(index), self.worked(index, progress=0.25)), (
+            assert not is_part or self._shows_progress(index), (
                 "A straggler does all of the work: data.progress changes its effort, but not what it uploads or keeps. "
                 "Take effort(data).steps steps, as eh.local.over_batches does."
             )
+
+    def _shows_progress(self, index: int) -> bool:
+        """Whether a part of the work gives another result, of some client, also after a schedule has warmed up."""
+        for round in _LATER:
+            for k in np.argsort(-np.array(self.rows.sizes), stable=True)[:_SENDERS]:
+                whole, part = (self.worked(index, k, progress=done, round=round) for done in (1.0, 0.25))
+                if not are_equal(whole, part):
+                    return True
+                if not are_coarse(whole.delta):
+                    return False
+        # Signs may be the same after each step; and a schedule may begin later.
+        return programs.used_inputs(self.traced_work(index))[-2]
 
     def check_finite(self) -> None:
         for _, deltas in self.sent:
@@ -463,14 +480,15 @@ class _Subject(Subject):
     def check_continued(self) -> None:
         _, memory = self.given(0)
         traced = map(self.traced_work, range(len(self.parts)))
-        is_read = np.any([programs.used_inputs(program)[:-1] for program in traced], axis=0)
+        count = len(jax.tree.leaves(memory))
+        is_read = np.any([programs.used_inputs(program)[:count] for program in traced], axis=0)
         assert is_read.any(), (
             "A client starts anew in each round, though continues=True: neither Phase.work nor Phase.report reads the "
             "state that it kept."
         )
         if (serve := self.algorithm.personal_params) is not None:
             served = jax.make_jaxpr(serve)(self.state.server, memory)
-            is_read |= programs.used_inputs(served)[-len(is_read) :]
+            is_read |= programs.used_inputs(served)[-count:]
         for (path, _), is_useful in zip(jax.tree.leaves_with_path(memory), is_read, strict=True):
             assert is_useful, (
                 f"Nothing reads {named_path(path)!r} of a client's state, though continues=True: read it in "

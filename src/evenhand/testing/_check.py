@@ -69,6 +69,12 @@ def are_equal(a: PyTree, b: PyTree) -> bool:
     return all(np.array_equal(np.asarray(x), np.asarray(y), equal_nan=True) for x, y in pairs)
 
 
+def numbers(leaf: Any) -> NDArray:
+    """A leaf as an array of NumPy; a key as the numbers that it is made of."""
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
 def check_form(a: PyTree, b: PyTree, words: str) -> None:
     """Checks that the first tree has the form of the second, with these words before what differs."""
     if form(a) == form(b):
@@ -146,6 +152,14 @@ def makes_keys(program: Any) -> bool:
     constants = programs.opened(program)[1]
     is_key = [jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key) for value in constants]
     return any(is_key) or programs.has_primitive(program, {"random_seed", "random_wrap"})
+
+
+def are_coarse(upload: PyTree) -> bool:
+    """Whether an upload is zeros, or has one number and its opposite only, as signs do."""
+    sizes = np.concatenate(
+        [np.zeros(1), *(np.abs(numbers(leaf)).ravel() for leaf in jax.tree.leaves(upload))]
+    )
+    return np.unique(sizes[sizes != 0]).size <= 1
 
 
 def may_be_assumed(effort: Callable[[ClientData], Effort], data: ClientData) -> bool:
@@ -257,17 +271,18 @@ class Subject:
         return message, tree.take(self.state.clients, k)
 
     def traced_work(self, index: int) -> Any:
-        """The program of what the largest client reports and does, given its state and key."""
+        """The program of what the largest client reports and does, given its state, message, progress and key."""
         phase, (message, memory), data = (
             self.algorithm.phases[index],
             self.given(index),
             self.own(self.largest),
         )
 
-        def work(memory: PyTree, key: Key) -> Any:
-            return phase.report(message, memory, data), phase.work(message, memory, data, key)
+        def work(memory: PyTree, message: PyTree, progress: Array, key: Key) -> Any:
+            given = message, memory, data._replace(progress=progress)
+            return phase.report(*given), phase.work(*given, key)
 
-        return jax.make_jaxpr(work)(memory, jax.random.key(3))
+        return jax.make_jaxpr(work)(memory, message, data.progress, jax.random.key(3))
 
     def worked(
         self,
@@ -276,17 +291,18 @@ class Subject:
         *,
         rows: Rows | None = None,
         progress: float = 1.0,
+        round: int = 0,
         seed: int = 3,
         spare: int = 0,
     ) -> Worked:
-        """What a client, the largest for None, reports, uploads and keeps in a phase of the first round."""
+        """What a client, the largest for None, reports, uploads and keeps in a phase, as the states are at first."""
         part, client = self.parts[index], jnp.int32(self.largest if k is None else k)
         if spare:
             part = twin.parts_of(self.program._replace(capacity=self.program.capacity + spare))[index]
         message = self.algorithm.phases[index].broadcast(self.state.server, client)
         memory, key = tree.take(self.state.clients, client), jax.random.key(seed)
         rows = self.rows if rows is None else rows
-        return part.client(rows, message, memory, client, jnp.float32(progress), 0, key)
+        return part.client(rows, message, memory, client, jnp.float32(progress), round, key)
 
     def uploads(
         self, state: protocol.RoundState, index: int, rows: Rows, ids: Iterable[int]
