@@ -359,3 +359,17 @@ def test_stragglers_may_warm_up_or_send_signs():
     for method in (_straggling(WARMING, least=1.0), whole._replace(phases=(phase._replace(work=finishes),))):
         with pytest.raises(AssertionError, match="does all of the work"):
             _law("do a part of the work", method)()
+
+
+def test_a_weight_that_depends_on_data_may_be_above_that_of_the_own_size():
+    (phase,) = FEDAVG.phases
+
+    def labels(scale, message, client_state, data):
+        rows, inside = eh.rounds.own_rows(data), jnp.arange(data.capacity) < data.size
+        count = jnp.sum(jnp.where(inside & (rows.y == rows.y[0]), 1.0, 0.0))
+        return eh.types.Report(scale * jnp.minimum(count, 2.0), jnp.float32(jnp.nan))
+
+    own = "know their own rows"
+    _law(own, FEDAVG._replace(phases=(phase._replace(report=partial(labels, 8.0)),)))()
+    with pytest.raises(AssertionError, match="above that of its sampling"):
+        _law(own, FEDAVG._replace(phases=(phase._replace(report=partial(labels, 9.0)),)))()

@@ -268,7 +268,7 @@ class _Subject(Subject):
         algorithm, state, rows = self.algorithm, self.state, self.rows
         for index, phase in enumerate(algorithm.phases):
             clean, corrupted = self.worked(index, k), self.worked(index, k, rows=others)
-            largest = protocol.largest_weight(algorithm, int(rows.sizes[k]))
+            largest = protocol.largest_weight(algorithm, self.program.capacity)
             assert protocol.accepts_report(phase.aggregator, clean[0], largest), (
                 "A client reports a weight that is below 0 or above that of its sampling, or a loss that is not finite "
                 "for an aggregator with needs_loss: report sampling.weight(data.size), and the loss "
