@@ -373,3 +373,33 @@ def test_a_weight_that_depends_on_data_may_be_above_that_of_the_own_size():
     _law(own, FEDAVG._replace(phases=(phase._replace(report=partial(labels, 8.0)),)))()
     with pytest.raises(AssertionError, match="above that of its sampling"):
         _law(own, FEDAVG._replace(phases=(phase._replace(report=partial(labels, 9.0)),)))()
+
+
+def _in_half_precision(dtype):
+    def init(key):
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), MODEL.init(key))
+
+    model = MODEL._replace(init=init, apply=lambda params, x: MODEL.apply(params, x.astype(dtype)))
+    return eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=2, batch_size=4))
+
+
+@pytest.mark.parametrize(("law", "dtype"), [("no vote", jnp.float16), ("readable twin", jnp.bfloat16)])
+def test_half_precision_is_no_fault(law, dtype):
+    """An upload of norm 1e18 has no place in float16, and sums are rounded more coarsely in bfloat16."""
+    with jax.numpy_dtype_promotion("standard"):
+        _law(law, _in_half_precision(dtype))()
+
+
+def test_a_fault_is_found_in_half_precision():
+    method = _in_half_precision(jnp.float16)
+    (phase,) = method.phases
+
+    def squared(uploads, present, state, key):
+        return jax.tree.map(lambda leaf: jnp.sum(leaf * leaf, axis=0), uploads.delta), state
+
+    stack = eh.types.Stack(lambda like, clients: (), squared)
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        pytest.raises(AssertionError, match="not finite if its norm is 16376"),
+    ):
+        _law("no vote", method._replace(phases=(phase._replace(aggregator=stack),)))()

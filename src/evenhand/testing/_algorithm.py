@@ -38,6 +38,7 @@ from evenhand.testing._check import (
     grow_with_parameters,
     makes_keys,
     may_be_assumed,
+    rounding,
     toy_data,
 )
 from evenhand.testing._uploads import check_cohorts, check_slots, promised_noise, reads_weights
@@ -56,7 +57,7 @@ from evenhand.types import (
 
 _NETWORK_TOLERANCE = 1e-6
 _APART = 1e-4
-"""Above what rounding does to the work of one round."""
+"""Above what rounding does to the work of one round, in float32."""
 _SPARE = 3
 """Rows by which a program is made for larger clients than there are."""
 _LATER = (0, 1, 10)
@@ -121,7 +122,8 @@ def check_algorithm(
       attack: what malicious clients do; None: nobody is malicious.
       lanes: numbers of lanes to run with; the plain loop is as good as one lane.
       devices: numbers of devices to run with, each with all the lanes.
-      tolerance: relative difference allowed between two orders of summation.
+      tolerance: relative difference allowed between two orders of summation; for parameters in half precision, four
+        units of their rounding, if that is more.
       continues: whether clients continue from the state that they kept, as with a control variate or in Ditto; False:
         not checked, as personal models may also be trained anew in each round.
 
@@ -202,7 +204,7 @@ def algorithm_checks(
     has_room = attack is None and algorithm.pooled is None and not is_by_example
     spare = min(_SPARE, len(data.train.x) - capacity) if has_room else 0
     is_masked = any(phase.aggregator.unmasked is not phase.aggregator for phase in algorithm.phases)
-    subject = _Subject(program, data, ways, spare, tolerance)
+    subject = _Subject(program, data, ways, spare, max(tolerance, rounding(params)))
     return checks_of(
         (True, "parameters have the form of the model", subject.check_forms),
         (True, "cohorts hold clients that may take part", lambda: check_cohorts(program, subject.rows.sizes)),
@@ -231,6 +233,11 @@ def algorithm_checks(
 
 class _Subject(Subject):
     """The laws of a method under test."""
+
+    @property
+    def apart(self) -> float:
+        """A gap above what rounding does to the work of one round."""
+        return max(_APART, rounding(self.params))
 
     def check_forms(self) -> None:
         algorithm, params = self.algorithm, self.params
@@ -318,7 +325,7 @@ class _Subject(Subject):
             usual, roomy = self.worked(index), self.worked(index, spare=self.spare)
             draws = not are_equal(usual[1:], self.worked(index, seed=5)[1:])
             compared = 1 if draws else len(usual)  # numbers drawn for another capacity may be others
-            assert are_close(usual[:compared], roomy[:compared], _APART), (
+            assert are_close(usual[:compared], roomy[:compared], self.apart), (
                 "Padding counts: a client's work or report changes with data.capacity, which is only the largest size "
                 "that a client can have; divide by data.size."
             )
@@ -339,7 +346,7 @@ class _Subject(Subject):
             made_with = self.worked(index), self.worked(index, seed=5), self.worked(index, rows=turned)
             # The upload, and then what the client keeps.
             for made, again, other in list(zip(*made_with, strict=True))[1:]:
-                is_fixed = are_equal(made, again) and not are_close(made, other, _APART)
+                is_fixed = are_equal(made, again) and not are_close(made, other, self.apart)
                 assert not is_fixed or not makes_keys(self.traced_work(index)), (
                     "A client's work draws from a key of its own: it must draw from the key that it gets, which is "
                     "another in each round."
@@ -527,7 +534,12 @@ class _Subject(Subject):
             server.train_round()
         state = states_of(server, nodes)._replace(last_round=())
         shown = {name: np.array(server.progress.per_round[name]) for name in self.plain[1]}
-        check_close(self.plain, (state, shown), _NETWORK_TOLERANCE, "the readable twin and a network")
+        check_close(
+            self.plain,
+            (state, shown),
+            max(_NETWORK_TOLERANCE, rounding(self.params)),
+            "the readable twin and a network",
+        )
         check_close(self.first, (state, shown), self.tolerance, "the engine and a network")
 
     def check_same_seed(self) -> None:

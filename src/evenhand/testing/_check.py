@@ -162,6 +162,12 @@ def are_coarse(upload: PyTree) -> bool:
     return np.unique(sizes[sizes != 0]).size <= 1
 
 
+def rounding(params: PyTree) -> float:
+    """What rounding may do to numbers around 1: a few units in the last place of the coarsest parameter."""
+    kinds = {leaf.dtype for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    return max((4 * float(jnp.finfo(kind).eps) for kind in kinds), default=0.0)
+
+
 def may_be_assumed(effort: Callable[[ClientData], Effort], data: ClientData) -> bool:
     """Whether an effort may be the one that is assumed where it is unknown, a step for each example, or a multiple."""
     for size, progress in ((8, 0.25), (5, 0.5)):

@@ -422,10 +422,16 @@ def check_slots(aggregator: Aggregator, uploads: Upload, ids: Any, state: PyTree
     )
     if all(need.works(1) for need in aggregator.needs):
         _check_finite(direction(uploads, state, whole, whole == 0, zero), "if it is the only one of a round")
-    # As large as an upload can be whose norm is finite.
-    factor = 1e18 / jnp.maximum(tree.norm(tree.take(uploads.delta, jnp.int32(0))), 1e-6)
-    large = jax.tree.map(lambda leaf: leaf.at[0].multiply(factor.astype(leaf.dtype)), uploads.delta)
-    _check_finite(direction(uploads._replace(delta=large), state, whole, filled, zero), "if its norm is 1e18")
+    # As large as an upload can be whose norm is finite, and whose numbers have room in their dtype.
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(uploads.delta)}
+    size = min([1e18, *(float(jnp.finfo(dtype).max) / 4 for dtype in dtypes)])
+    factor = size / jnp.maximum(tree.norm(tree.take(uploads.delta, jnp.int32(0))), 1e-6)
+
+    def enlarged(leaf: Array) -> Array:
+        return leaf.at[0].set((factor * leaf[0].astype(jnp.float32)).astype(leaf.dtype))
+
+    large = uploads._replace(delta=jax.tree.map(enlarged, uploads.delta))
+    _check_finite(direction(large, state, whole, filled, zero), f"if its norm is {size:g}".replace("e+", "e"))
     if isinstance(aggregator, Stack) and aggregator.skips_absent:
         # A rejected upload stays in its slot.
         for filler in (np.float32(np.nan), np.float32(1e30)):
