@@ -403,3 +403,25 @@ def test_a_fault_is_found_in_half_precision():
         pytest.raises(AssertionError, match="not finite if its norm is 16376"),
     ):
         _law("no vote", method._replace(phases=(phase._replace(aggregator=stack),)))()
+
+
+def _with_a_key(of_state):
+    """FedAvg whose clients keep a key, and split it in each round."""
+    (phase,) = FEDAVG.phases
+
+    def work(message, own, data, key):
+        delta, _ = phase.work(message, (), data, jax.random.fold_in(key, jax.random.bits(own)))
+        return delta, of_state(own)
+
+    return FEDAVG._replace(
+        phases=(
+            phase._replace(report=lambda message, own, data: phase.report(message, (), data), work=work),
+        ),
+        init_client=lambda params: jax.random.key(5),
+    )
+
+
+def test_clients_may_keep_keys():
+    method = _with_a_key(lambda own: jax.random.split(own)[0])
+    for law in ("own rows", "readable twin", "change models", "absent clients"):
+        _law(law, method)()

@@ -38,6 +38,7 @@ from evenhand.testing._check import (
     grow_with_parameters,
     makes_keys,
     may_be_assumed,
+    numbers,
     rounding,
     toy_data,
 )
@@ -479,7 +480,7 @@ class _Subject(Subject):
         # What a client keeps of the rest of short uploads may stay 0.
         is_shortened = any(phase.aggregator.compression for phase in algorithm.phases)
         has_states = jax.tree.leaves(before.clients) and algorithm.pooled is None and not is_shortened
-        is_anchor = any(np.any(leaf) for leaf in jax.tree.leaves(before.clients))
+        is_anchor = any(np.any(numbers(leaf)) for leaf in jax.tree.leaves(before.clients))
         assert not has_states or is_anchor or not are_equal(before.clients, after.clients), (
             "No round changes a client's state, which stays 0: return the new one from Phase.work, or omit init_client."
         )
@@ -564,8 +565,8 @@ class _Subject(Subject):
             drawn = protocol.cohort(self.algorithm, systems, sizes, m, keys, 0, index)
             took_part |= set(np.array(drawn.ids)[np.array(drawn.present)].tolist())
         absent = np.array([k for k in range(self.data.num_clients) if k not in took_part], int)
-        kept = jax.tree.map(lambda a, b: np.array_equal(a[absent], b[absent]), before.clients, after.clients)
-        assert all(jax.tree.leaves(kept)), (
+        kept = (jax.tree.map(lambda leaf: leaf[absent], state.clients) for state in (before, after))
+        assert are_equal(*kept), (
             "A client outside the cohort lost or changed its state, which only its own Phase.work may."
         )
 

@@ -66,7 +66,7 @@ def form(tree: PyTree) -> Any:
 def are_equal(a: PyTree, b: PyTree) -> bool:
     """Whether the leaves of two trees are the same, to the bit; NaN is the same as NaN."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.array_equal(np.asarray(x), np.asarray(y), equal_nan=True) for x, y in pairs)
+    return all(np.array_equal(numbers(x), numbers(y), equal_nan=True) for x, y in pairs)
 
 
 def numbers(leaf: Any) -> NDArray:
@@ -97,7 +97,7 @@ def check_same_form(a: PyTree, b: PyTree, subject: str) -> None:
 def _gaps(a: PyTree, b: PyTree) -> Iterator[tuple[float, float]]:
     """The largest gap of each pair of leaves, and the larger of 1 and their entries."""
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        x, y = np.array(x, np.float64), np.array(y, np.float64)
+        x, y = (numbers(leaf).astype(np.float64) for leaf in (x, y))
         scale = max(1.0, float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)))
         # Equal infinities, such as a step size that a line search has not found yet, have no gap, nor have two NaN.
         same = (x == y) | (np.isnan(x) & np.isnan(y))
