@@ -425,3 +425,74 @@ def test_clients_may_keep_keys():
     method = _with_a_key(lambda own: jax.random.split(own)[0])
     for law in ("own rows", "readable twin", "change models", "absent clients"):
         _law(law, method)()
+
+
+def _sharing_draws(as_seed=lambda key: key, as_key=lambda seed: seed):
+    """FedAvg whose clients all draw from one key, which the server draws for them."""
+    (phase,) = FEDAVG.phases
+
+    def begin(params, clients):
+        return FEDAVG.init(params, clients)._replace(extra=as_seed(jax.random.key(5)))
+
+    def work(message, client_state, data, key):
+        return phase.work(message[0], client_state, data, as_key(message[1]))
+
+    def server(state, direction, reported, key):
+        state, info = phase.server(state, direction, reported, key)
+        return state._replace(extra=as_seed(jax.random.fold_in(key, 100))), info
+
+    shared = phase._replace(
+        broadcast=lambda state, client: (phase.broadcast(state, client), state.extra),
+        report=lambda message, client_state, data: phase.report(message[0], client_state, data),
+        work=work,
+        server=server,
+    )
+    return FEDAVG._replace(init=begin, phases=(shared,), received=lambda message: message[0].params)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [_sharing_draws(), _sharing_draws(jax.random.key_data, jax.random.wrap_key_data)],
+    ids=["a key", "its numbers"],
+)
+def test_clients_may_draw_from_a_key_that_the_server_sends(method):
+    _law("randomness", method)()
+
+
+def test_a_key_of_its_own_is_found_inside_a_loop():
+    """Beside operands that come from the server's key."""
+    (phase,) = FEDAVG.phases
+    always = jax.random.key_data(jax.random.key(0))
+
+    def work(message, client_state, data, key):
+        def once(i, delta):
+            own = jax.random.wrap_key_data(always)
+            return tree.add(delta, phase.work(message, client_state, data, own)[0])
+
+        return jax.lax.fori_loop(0, 2, once, tree.zeros_like(message.params)), client_state
+
+    with pytest.raises(AssertionError, match="draws from a key of its own"):
+        _law("randomness", FEDAVG._replace(phases=(phase._replace(work=work),)))()
+
+
+def _in_turns(work):
+    """FedAvg with full cohorts in a fixed order."""
+
+    def scheduled(key, round, sizes, m):
+        return _cohort_of((jnp.arange(m, dtype=jnp.int32) + round * m) % len(sizes))
+
+    sampling = eh.types.Sampling(lambda key, sizes, m: scheduled(key, 0, sizes, m), UNIFORM.weight)
+    return eh.algorithms.fedavg(work, sampling=sampling._replace(scheduled=scheduled))
+
+
+def test_another_seed_changes_nothing_where_nothing_is_drawn():
+    fixed = _in_turns(eh.local.sgd(MODEL, 0.1, epochs=2))
+    _law("another seed", fixed)()
+    drawing = _in_turns(WORK)
+    (phase,) = drawing.phases
+
+    def draws_alone(message, client_state, data, key):
+        return phase.work(message, client_state, data, jax.random.key(0))
+
+    with pytest.raises(AssertionError, match="Another seed gave the same"):
+        _law("another seed", drawing._replace(phases=(phase._replace(work=draws_alone),)))()

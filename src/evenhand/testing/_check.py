@@ -148,10 +148,35 @@ def grow_with_parameters(grown: Callable[[int], list[NDArray]], sizes: NDArray, 
 
 
 def makes_keys(program: Any) -> bool:
-    """Whether a traced program has keys that are not among its inputs."""
-    constants = programs.opened(program)[1]
-    is_key = [jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key) for value in constants]
-    return any(is_key) or programs.has_primitive(program, {"random_seed", "random_wrap"})
+    """Whether a traced program has keys that come from none of its inputs."""
+    return _makes_keys(program, [True] * len(programs.opened(program)[0].invars))
+
+
+def _makes_keys(program: Any, given: list[bool]) -> bool:
+    """As above; ``given``: which inputs come from those of the whole program."""
+    jaxpr, constants = programs.opened(program)
+    if any(jnp.issubdtype(jnp.result_type(value), jax.dtypes.prng_key) for value in constants):
+        return True
+    derived = {id(variable) for variable, is_given in zip(jaxpr.invars, given, strict=True) if is_given}
+    for equation in jaxpr.eqns:
+        operands = [id(atom) in derived for atom in equation.invars]
+        if equation.primitive.name in ("random_seed", "random_wrap") and not any(operands):
+            return True
+        for part in programs.within(equation.params):
+            count = len(programs.opened(part)[0].invars)
+            # Of a loop or a branch, the last operands; what has others is not looked into.
+            last = operands[max(0, len(operands) - count) :]
+            if _makes_keys(part, [True] * (count - len(last)) + last):
+                return True
+        derived |= {id(result) for result in equation.outvars if any(operands)}
+    return False
+
+
+def is_random(program: Any) -> bool:
+    """Whether a traced program draws random numbers, or reads those that a key is made of."""
+    return programs.has_primitive(
+        program, {"random_bits", "random_gamma", "random_unwrap", "rng_bit_generator"}
+    )
 
 
 def are_coarse(upload: PyTree) -> bool:
