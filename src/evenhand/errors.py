@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import FunctionType, UnionType
-from typing import NamedTuple, SupportsFloat
+from typing import NamedTuple
 
+import numpy as np
 from jax.core import Tracer
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "nearest",
     "perhaps",
     "real_number",
+    "truth_value",
     "warn_caller",
     "whole_number",
 ]
@@ -124,16 +126,26 @@ def is_truth_value(value: object) -> bool:
     return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"
 
 
-def real_number(value: object) -> float:
-    """``value`` as a float; NaN, which lies in no range, if it is no single number, or a truth value.
+def truth_value(name: str, value: object) -> bool:
+    """``value`` as a bool if it is a single truth value, else an error: Python takes ``"no"`` for true."""
+    if not is_truth_value(value) or np.ndim(value):  # pyright: ignore[reportArgumentType]  (a truth value by now)
+        raise EvenhandError(Argument(name, _described(value)), ": give True or False.")
+    return bool(value)
 
-    A traced value is returned as it is: its derivative is wanted, or JAX says where it has no value.
+
+def real_number(value: object) -> float:
+    """``value`` as a float; NaN, which lies in no range, if it is no single number of Python, NumPy or JAX.
+
+    Fractions and decimals, which arrays cannot be multiplied by, and truth values are no such numbers.  A traced value
+    is returned as it is: its derivative is wanted, or JAX says where it has no value.
     """
     if isinstance(value, Tracer):
         return value  # pyright: ignore[reportReturnType]
+    kind = getattr(getattr(value, "dtype", None), "kind", "")  # "V" is bfloat16 and its like
+    is_scalar = isinstance(value, int | float) or (kind in {*"iufV"} and not getattr(value, "ndim", 0))
     try:
-        return float(value) if isinstance(value, SupportsFloat) and not is_truth_value(value) else math.nan
-    except (TypeError, OverflowError):  # an array of several, or a whole number of 400 digits
+        return float(value) if is_scalar and not is_truth_value(value) else math.nan  # pyright: ignore
+    except (TypeError, OverflowError):  # a record, or a whole number of 400 digits
         return math.nan
 
 

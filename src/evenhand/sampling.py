@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from evenhand.errors import EvenhandError, real_number, whole_number
+from evenhand.errors import EvenhandError, real_number, truth_value, whole_number
 from evenhand.streams import permutation_words, permute
 from evenhand.types import Array, Cohort, Key, Sampling
 
@@ -65,6 +65,8 @@ def uniform(*, replace: bool = False, weighted: bool = True) -> Sampling:
       >>> len(set(cohort.ids.tolist()))
       10
     """
+    replace = truth_value("replace", replace)
+    weighted = truth_value("weighted", weighted)
     weight = _rows if weighted else _one
     return Sampling(_uniform(replace), weight, repeats=replace, among=_uniform_among(replace))
 
@@ -122,6 +124,8 @@ def proportional(*, replace: bool = True, weighted: bool = False) -> Sampling:
       >>> proportional().draw(jax.random.key(0), sizes, 5).ids.tolist().count(2) >= 3
       True
     """
+    replace = truth_value("replace", replace)
+    weighted = truth_value("weighted", weighted)
     draw, look_up = _proportional(replace)
     return Sampling(
         draw=draw,
@@ -205,6 +209,7 @@ def stratified(groups: tuple[int | str, ...], *, weighted: bool = True) -> Sampl
       >>> sorted((cohort.ids >= 6).tolist())
       [False, False, True]
     """
+    weighted = truth_value("weighted", weighted)
     names = np.asarray(groups)
     if names.ndim != 1 or names.dtype.kind not in "biuU" or not 1 <= len(np.unique(names)) <= _MOST_GROUPS:
         raise EvenhandError(

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, expect, perhaps, real_number, whole_number
+from evenhand.errors import EvenhandError, expect, perhaps, real_number, truth_value, whole_number
 from evenhand.streams import Purpose, client_stream, permutation_words, permute, stream
 from evenhand.text import counted, listed, short
 from evenhand.types import Array, Cohort, Key
@@ -175,6 +175,7 @@ def diurnal(period: int, groups: int, *, smooth: bool = False) -> Systems:
 
     Source: the turns are those of Eichner et al., *Semi-Cyclic Stochastic Gradient Descent*, ICML 2019.
     """
+    smooth = truth_value("smooth", smooth)
     period = whole_number("diurnal(period=)", period, 1, _LONGEST_DAY)
     return _diurnal(period, whole_number("diurnal(groups=)", groups, 1, period), bool(smooth))
 

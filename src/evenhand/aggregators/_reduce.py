@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from evenhand import tree
 from evenhand._platform import check_process
 from evenhand.aggregators.stacked import is_large, suits_products
-from evenhand.errors import EvenhandError, expect
+from evenhand.errors import EvenhandError, expect, truth_value
 from evenhand.streams import Purpose, stream
 from evenhand.types import (
     Aggregator,
@@ -74,6 +74,7 @@ def aggregate(
       >>> aggregate(mean(), jnp.array([[0.0, 2.0], [4.0, 2.0]]), weights=jnp.array([3.0, 1.0])).tolist()
       [1.0, 2.0]
     """
+    masks = truth_value("masks", masks)
     check_process()
     aggregator = aggregator if masks else aggregator.unmasked
     given = jax.tree.map(jnp.asarray, deltas)

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from evenhand.aggregators.stacked import flattened, robust
-from evenhand.errors import EvenhandError, real_number
+from evenhand.errors import EvenhandError, real_number, truth_value
 from evenhand.types import Array, Key, Need, PyTree, Stack, Upload
 
 __all__ = ["around_median", "coordinate_median", "meamed", "trimmed_mean"]
@@ -49,6 +49,7 @@ def coordinate_median(*, weighted: bool = False) -> Stack:
     Source: Yin, Chen, Ramchandran and Bartlett, *Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates*, ICML 2018, definition 1.
     """
+    weighted = truth_value("weighted", weighted)
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         weights = jnp.where(present, uploads.weight if weighted else 1.0, 0.0)
@@ -96,6 +97,7 @@ def trimmed_mean(fraction: float, *, weighted: bool = False) -> Stack:
 
     Source: Yin, Chen, Ramchandran and Bartlett, *Byzantine-Robust Distributed Learning*, ICML 2018, definition 2.
     """
+    weighted = truth_value("weighted", weighted)
     if not 0.0 <= real_number(fraction) < 0.5:
         raise EvenhandError(f"trimmed_mean(fraction={fraction!r:.40}): give a share from 0 to below 0.5.")
 
@@ -146,6 +148,7 @@ def meamed(malicious: int, *, weighted: bool = False) -> Stack:
 
     Source: Xie, Koyejo and Gupta, *Generalized Byzantine-Tolerant SGD*, 2018, definition 7.
     """
+    weighted = truth_value("weighted", weighted)
 
     def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         accepted = present.astype(jnp.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from evenhand.aggregators.stacked import least, mean_of, norms, robust
+from evenhand.errors import truth_value
 from evenhand.types import Array, Key, PyTree, Stack, Upload
 
 __all__ = ["loss_filter", "norm_filter"]
@@ -41,6 +42,7 @@ def norm_filter(malicious: int, *, weighted: bool = False) -> Stack:
     Source: Li, Hu, Beirami and Smith, *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021,
     appendix D.4.
     """
+    weighted = truth_value("weighted", weighted)
 
     def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         kept = least(norms(uploads.delta), present, jnp.sum(present) - malicious)
@@ -83,6 +85,8 @@ def loss_filter(malicious: int, *, several: bool = False, weighted: bool = False
 
     Source: Li, Hu, Beirami and Smith, *Ditto*, ICML 2021, section 4.3 and appendix D.4.
     """
+    several = truth_value("several", several)
+    weighted = truth_value("weighted", weighted)
 
     def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         count = jnp.sum(present) - malicious

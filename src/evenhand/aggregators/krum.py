@@ -8,7 +8,7 @@ from jax import lax
 from evenhand import tree
 from evenhand.aggregators.coordinatewise import around_median
 from evenhand.aggregators.stacked import distances, mean_of, robust
-from evenhand.errors import whole_number
+from evenhand.errors import truth_value, whole_number
 from evenhand.types import Array, Key, PyTree, Stack, Upload
 
 __all__ = ["bulyan", "krum", "multi_krum"]
@@ -84,6 +84,7 @@ def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = Fals
 
     Source: Blanchard et al., *Machine Learning with Adversaries*, NeurIPS 2017, section 6.
     """
+    weighted = truth_value("weighted", weighted)
     if keep is not None:
         whole_number("multi_krum(keep=)", keep, 1)
 

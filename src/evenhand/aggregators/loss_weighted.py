@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from evenhand import risks, tree
 from evenhand.aggregators.mean import mean, reciprocal
-from evenhand.errors import EvenhandError, expect, real_number
+from evenhand.errors import EvenhandError, expect, real_number, truth_value
 from evenhand.risks.power import positive
 from evenhand.types import Array, Cohort, Key, PyTree, Report, Risk, Sum, Upload
 
@@ -48,6 +48,7 @@ def risk_weighted(risk: Risk, *, of_slots: bool = False) -> Sum:
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, algorithm 3 and section 6.
     """
+    of_slots = truth_value("of_slots", of_slots)
     expect("risk_weighted(risk=)", risk, Risk, "eh.risks.superquantile(0.5)")
 
     def weigh(reports: Report, cohort: Cohort, state: PyTree) -> tuple[Array, PyTree]:
@@ -92,6 +93,7 @@ def ascending_mixture(step_size: float, *, unbiased: bool = False) -> Sum:
     Source: Mohri et al., *Agnostic Federated Learning*, ICML 2019, in the deterministic form that q-FFL is compared to;
     ``unbiased``: Collins, Mokhtari and Shakkottai, *Task-Robust Model-Agnostic Meta-Learning*, NeurIPS 2020.
     """
+    unbiased = truth_value("unbiased", unbiased)
     if not 0.0 <= real_number(step_size) < math.inf:
         raise EvenhandError(f"ascending_mixture(step_size={step_size!r:.40}): give a finite number >= 0.")
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from evenhand.aggregators.stacked import distances, mean_of, robust
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 from evenhand.types import Array, Key, PyTree, Stack, Upload
 
 __all__ = ["mda"]
@@ -52,6 +52,7 @@ def mda(malicious: int, *, weighted: bool = False) -> Stack:
     Source: El Mhamdi, Guerraoui, Guirguis, Hoang and Rouault, *Genuinely Distributed Byzantine Machine Learning*,
     PODC 2020, section 3; Rousseeuw, *Multivariate Estimation with High Breakdown Point*, 1985.
     """
+    weighted = truth_value("weighted", weighted)
 
     def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         squares = distances(uploads.delta, present, key)

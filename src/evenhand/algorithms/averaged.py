@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, expect, real_number
+from evenhand.errors import EvenhandError, expect, real_number, truth_value
 from evenhand.types import Algorithm, Array, Info, Key, Params, Phase, PyTree
 
 __all__ = ["averaged"]
@@ -60,6 +60,7 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, theorem 5; Mohri et al., *Agnostic Federated Learning*, ICML 2019.
     """
+    initial = truth_value("initial", initial)
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
     if not 1.0 <= real_number(growth) < math.inf:
         raise EvenhandError(

@@ -7,7 +7,7 @@ import optax
 from evenhand import risks
 from evenhand.aggregators import risk_weighted
 from evenhand.algorithms.fedavg import staying, variant
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 from evenhand.local import Work
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Sampling
@@ -89,6 +89,9 @@ def delta_fl(
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, algorithms 1 and 3, equations 14 and 15.
     """
+    filtered = truth_value("filtered", filtered)
+    strict = truth_value("strict", strict)
+    follow = truth_value("follow", follow)
     if filtered and nu != 0:
         raise EvenhandError(
             "delta_fl() got filtered=True and nu=: a filter has no smoothing, so give only one of them."

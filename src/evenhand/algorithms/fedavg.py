@@ -12,7 +12,7 @@ from evenhand._paths import Named, division
 from evenhand.aggregators import mean
 from evenhand.algorithms import averaging
 from evenhand.algorithms.averaging import Message, ServerState
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 from evenhand.local import Work
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Info, Key, Params, PyTree, Sampling
@@ -115,7 +115,7 @@ def variant(
         global_params=averaging.global_params,
         sampling=sampling,
         init_client=averaging.kept_state(work),
-        partial_work=keep_partial,
+        partial_work=truth_value("keep_partial", keep_partial),
         privacy=work.privacy,
         name=name,
     )

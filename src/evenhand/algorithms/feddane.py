@@ -9,7 +9,7 @@ from evenhand import local, tree
 from evenhand.aggregators import mean
 from evenhand.algorithms.averaging import Message, ServerState
 from evenhand.algorithms.fedavg import variant
-from evenhand.errors import EvenhandError, real_number
+from evenhand.errors import EvenhandError, real_number, truth_value
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Effort, Info, Key, Params, Sampling
 
@@ -66,6 +66,7 @@ def feddane(
     Source: Li et al., *FedDANE: A Federated Newton-Type Method*, Asilomar 2019, algorithm 2; compared with FedProx in
     Li et al., MLSys 2020, appendix B.
     """
+    fresh_cohort = truth_value("fresh_cohort", fresh_cohort)
     if not 0.0 <= real_number(mu) < float("inf"):
         raise EvenhandError(f"feddane(mu={mu}): the proximal weight must be a finite number >= 0.")
 

@@ -13,7 +13,7 @@ from evenhand._paths import Named
 from evenhand.aggregators.mean import reciprocal
 from evenhand.algorithms import averaging
 from evenhand.algorithms.averaging import Message
-from evenhand.errors import ModelError, expect
+from evenhand.errors import ModelError, expect, truth_value
 from evenhand.sampling import uniform
 from evenhand.types import (
     Algorithm,
@@ -153,7 +153,7 @@ def fedex_lora(work: local.Work, *, sampling: Sampling = uniform(), keep_partial
         phases=(phase,),
         global_params=served,
         sampling=sampling,
-        partial_work=keep_partial,
+        partial_work=truth_value("keep_partial", keep_partial),
         name="fedex_lora",
     )
 

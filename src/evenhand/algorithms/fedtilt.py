@@ -11,7 +11,7 @@ from evenhand.aggregators import drift_tilted, mean
 from evenhand.algorithms.beside import beside, check_same
 from evenhand.algorithms.fedavg import fedavg
 from evenhand.algorithms.fedprox import fedprox
-from evenhand.errors import EvenhandError, real_number, whole_number
+from evenhand.errors import EvenhandError, real_number, truth_value, whole_number
 from evenhand.risks import hierarchical, tilted
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, Params, Risk
@@ -87,8 +87,8 @@ def fedtilt(
     Source: Zhang et al., *FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning*, 2025,
     equations 8 to 11 and algorithm 1.
     """
-    whole_number("classes", 1 if classes is None else classes, 1, 10**6)
-    whole_number("server_steps", server_steps, 1, 10**6)
+    tied, server_steps = truth_value("tied", tied), whole_number("server_steps", server_steps, 1, 10**6)
+    classes = None if classes is None else whole_number("classes", classes, 1, 10**6)
     if not real_number(prox_mu) >= 0.0:
         raise EvenhandError(
             f"fedtilt(prox_mu={prox_mu}): the proximal weight must be a number >= 0, or infinite."
@@ -139,8 +139,8 @@ def fedtilt(
 def _at_server(aggregator: Aggregator | None, tilt: float, steps: int) -> Aggregator:
     """What reduces the uploads: the given one, or that of the tilt; refused if both are given."""
     if aggregator is None:
-        return mean() if tilt == 0 else drift_tilted(tilt, steps=steps)
-    if tilt != 0 or steps != 1:
+        return mean() if real_number(tilt) == 0 else drift_tilted(tilt, steps=steps)
+    if real_number(tilt) != 0 or steps != 1:
         raise EvenhandError(
             f"fedtilt(aggregator=..., tilt_server={tilt}, server_steps={steps}): give the aggregator the tilt and the "
             "steps, as in eh.aggregators.drift_tilted(1.0, steps=10)."

@@ -10,7 +10,7 @@ import optax
 from evenhand import aggregators, local, tree
 from evenhand.algorithms.averaging import REPORTS_LOSS, ServerState, of_sums
 from evenhand.algorithms.fedavg import fedavg, staying, variant
-from evenhand.errors import EvenhandError, real_number
+from evenhand.errors import EvenhandError, real_number, truth_value
 from evenhand.sampling import proportional
 from evenhand.types import Algorithm, Array, Info, Key, Model, Params, PyTree, Sampling, Sum, Upload
 
@@ -67,6 +67,7 @@ def qfedavg(
 
     Source: Li et al., *Fair Resource Allocation in Federated Learning*, ICLR 2020, algorithm 2.
     """
+    summed = truth_value("summed", summed)
     scheduled = None
     if lipschitz is None:
         step_size = local.check_work(work, keeps=True, statistics_stay=True, objection=REPORTS_LOSS).step_size

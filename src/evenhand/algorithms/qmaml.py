@@ -9,7 +9,7 @@ from jax import lax
 
 from evenhand import aggregators, local, tree
 from evenhand.algorithms.fedavg import fedavg
-from evenhand.errors import EvenhandError, real_number, whole_number
+from evenhand.errors import EvenhandError, real_number, truth_value, whole_number
 from evenhand.sampling import proportional
 from evenhand.types import (
     Aggregator,
@@ -101,6 +101,7 @@ def qmaml(
     Levine, ICML 2017; TR-MAML: Collins, Mokhtari and Shakkottai, *Task-Robust Model-Agnostic Meta-Learning*, NeurIPS
     2020; TERM-MAML: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, section on fair meta-learning.
     """
+    adapt, second_order = truth_value("adapt", adapt), truth_value("second_order", second_order)
     _check(step_size, lipschitz, support, finetune_steps)
     curvature = 1.0 / step_size if lipschitz is None else lipschitz
 
@@ -132,11 +133,9 @@ def qmaml(
         rows = support_set.size + query.size if adapt else query.size
         return Effort(rows, rows + support_set.size if second_order and adapt else rows)
 
+    rule = _one_of(q, curvature, aggregator)
     method = fedavg(
-        local.Work(model, solve, effort),
-        server_opt=server_opt,
-        aggregator=_one_of(q, curvature, aggregator),
-        sampling=sampling,
+        local.Work(model, solve, effort), server_opt=server_opt, aggregator=rule, sampling=sampling
     )
     (phase,) = method.phases
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.aggregators import in_parts
-from evenhand.errors import EvenhandError, expect
+from evenhand.errors import EvenhandError, expect, truth_value
 from evenhand.local import in_turn, step_per_row
 from evenhand.streams import root_key
 from evenhand.text import of_model
@@ -58,6 +58,7 @@ def side_by_side(methods: Mapping[str, Algorithm], *, by_level: bool = False) ->
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, figure 1 and section 4.1.
     """
+    by_level = truth_value("by_level", by_level)
     expect("methods", methods, Mapping, '{"fedavg": eh.algorithms.fedavg(work), ...}')
     members, names = list(methods.values()), list(methods)
     first = _check(members)

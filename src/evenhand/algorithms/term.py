@@ -8,7 +8,7 @@ from evenhand import risks
 from evenhand.aggregators import reference_tilt, risk_weighted, running_tilt
 from evenhand.algorithms.averaging import of_sums
 from evenhand.algorithms.fedavg import staying, variant
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 from evenhand.local import Work
 from evenhand.sampling import uniform
 from evenhand.types import Algorithm, Sampling
@@ -74,6 +74,8 @@ def term(
     Source: Li et al., *Tilted Empirical Risk Minimization*, ICLR 2021, section on fair federated learning, and
     *On Tilted Losses in Machine Learning*, JMLR 2023.
     """
+    reference = truth_value("reference", reference)
+    summed = truth_value("summed", summed)
     if reference and running is not None:
         raise EvenhandError(
             "term() got reference=True and running=: they are two normalisers, so give only one of them."

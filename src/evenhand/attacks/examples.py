@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 from evenhand import tree
 from evenhand.attacks.uploads import check_factor
-from evenhand.errors import EvenhandError, expect, real_number, whole_number
+from evenhand.errors import EvenhandError, expect, real_number, truth_value, whole_number
 from evenhand.types import Array, Attack, Key, Trigger
 
 __all__ = [
@@ -225,6 +225,7 @@ def reversed_text(fraction: float = 0.0, *, next_token: bool = True) -> Attack:
 
     Source: Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, 2022, section V.
     """
+    next_token = truth_value("next_token", next_token)
 
     def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
         x, y = np.asarray(x), np.asarray(y)
@@ -428,6 +429,8 @@ def persistent_outliers(
     Source: Zhang et al., *FedTilt: Towards Multi-Level Fairness-Preserving and Robust Federated Learning*, 2025,
     section IV-B.
     """
+    bounded = truth_value("bounded", bounded)
+    once = truth_value("once", once)
     for name, share in (("examples", examples), ("pixels", pixels)):
         if not 0.0 <= real_number(share) <= 1.0:
             raise EvenhandError(f"persistent_outliers({name}={share!r:.40}): give a share from 0 to 1.")

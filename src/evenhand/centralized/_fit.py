@@ -25,7 +25,7 @@ from evenhand._platform import check_process
 from evenhand.centralized._solver import Solver, check_model, check_risk
 from evenhand.centralized._solvers import batch
 from evenhand.centralized.quasi_newton import quasi_newton
-from evenhand.errors import EvenhandError, expect, real_number, whole_number
+from evenhand.errors import EvenhandError, expect, real_number, truth_value, whole_number
 from evenhand.live import line
 from evenhand.lowering import lowered
 from evenhand.report import RunView, write_report
@@ -167,6 +167,7 @@ def fit(
 
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, sections on the solvers of TERM.
     """
+    progress = truth_value("progress", progress)
     check_process()
     if seed is None:
         seed = 0 if after is None else after.seed

@@ -18,7 +18,7 @@ import optax
 
 from evenhand import tree
 from evenhand.centralized._solver import Solver, check_parts, check_risk, weighted_gradient
-from evenhand.errors import EvenhandError, real_number, whole_number
+from evenhand.errors import EvenhandError, real_number, truth_value, whole_number
 from evenhand.risks import tilted
 from evenhand.types import Array, Key, Model, Params, PyTree, Risk
 
@@ -138,6 +138,7 @@ def stochastic(
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, the stochastic solver of TERM and its
     two-batch variant.
     """
+    two_batches = truth_value("two_batches", two_batches)
     check_parts(model, optimiser)
     tilt = ramped("t", t, "stochastic")
     check_batches("stochastic", rate, batch_size)

@@ -10,7 +10,7 @@ import numpy as np
 
 from evenhand.data._dataset import FederatedDataset, PooledRows, build
 from evenhand.data._validation import NDArray, Splitting, generator
-from evenhand.errors import EvenhandError, real_number, whole_number
+from evenhand.errors import EvenhandError, real_number, truth_value, whole_number
 
 _FEATURES = 60
 _CLASSES = 10
@@ -85,6 +85,7 @@ def synthetic(
       >>> bool((synthetic(0.0, 1.0, clients=5, max_size=200).train.y == data.train.y).all())
       True
     """
+    iid = truth_value("iid", iid)
     shared = clients if iid else iid_clients
     _check(alpha, beta, clients, shared, size_sigma, max_size)
     random = generator(seed, "synthetic")

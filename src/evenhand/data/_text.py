@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data._features import BUCKETS, NDArray
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, truth_value, whole_number
 
 # --- words --------------------------------------------------------------------------------------------------
 
@@ -63,6 +63,7 @@ def most_frequent(texts: Iterable[Any], count: int, *, lower: bool = True) -> tu
       >>> most_frequent(["to be or not to be", "that is not it"], 3)
       ('be', 'not', 'to')
     """
+    lower = truth_value("lower", lower)
     whole_number("count", count, 1)
     counts: Counter[str] = Counter()
     for text in texts:
@@ -105,6 +106,7 @@ def encode_counts(words: Sequence[str], *, lower: bool = True) -> Callable[[Any]
     Source: the bags of words of StackOverflow in Li et al., *Ditto: Fair and Robust Federated Learning Through
     Personalization*, ICML 2021.
     """
+    lower = truth_value("lower", lower)
     places = {word: i for i, word in enumerate(words)}
     if len(places) < len(words) or not words:
         raise EvenhandError("encode_counts: a word is listed twice, or there is none: list each word once.")
@@ -240,6 +242,7 @@ def encode_words(
 
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020 (Sent140).
     """
+    lower = truth_value("lower", lower)
     whole_number("length", length, 1)
     places, other = {word: i for i, word in enumerate(vectors.words)}, len(vectors.words)
 
@@ -265,6 +268,7 @@ def encode_vectors(
       >>> encode_vectors(vectors, length=4)("not bad, good").ravel()
       array([ 0., -1.,  0.,  1.], dtype=float32)
     """
+    lower = truth_value("lower", lower)
     tokens = encode_words(vectors, length=length, lower=lower)
     return lambda text: vectors.vectors[tokens(text)]
 
@@ -285,6 +289,7 @@ def encode_mean(vectors: WordVectors, *, lower: bool = False) -> Callable[[Any],
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, section 7.1 (Sent140).
     """
+    lower = truth_value("lower", lower)
     places, other = {word: i for i, word in enumerate(vectors.words)}, len(vectors.words)
 
     def encode(text: Any) -> npt.NDArray[np.float32]:

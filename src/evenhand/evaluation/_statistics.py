@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, real_number
+from evenhand.errors import EvenhandError, real_number, truth_value
 
 Vector = npt.NDArray[np.float64]
 
@@ -90,6 +90,7 @@ def summarize(
     10 %); Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023 (errors); Jain, Chiu and Hawe, DEC-TR-301, 1984 (Jain's index).
     """
+    higher_is_better = truth_value("higher_is_better", higher_is_better)
     a, c = _counted(values, weights)
     report = {"clients": float(a.size)}
     if a.size == 0 or np.isnan(a).any():
@@ -122,6 +123,7 @@ def evenness(
       >>> {name: round(value, 4) for name, value in evenness([0.5, 0.7, 0.9, 1.0]).items()}
       {'mean': 0.775, 'worst10': 0.5, 'best10': 1.0, 'variance': 0.0369}
     """
+    higher_is_better = truth_value("higher_is_better", higher_is_better)
     a, _ = _counted(values, weights)
     if a.size == 0 or np.isnan(a).any():
         return dict.fromkeys(("mean", "worst10", "best10", "variance"), float("nan"))
@@ -145,6 +147,7 @@ def worst(values: npt.ArrayLike, fraction: float = 0.1, *, higher_is_better: boo
       >>> worst([0.9, 0.2, 0.8]), worst([0.9, 0.2, 0.8], higher_is_better=False)
       (0.2, 0.9)
     """
+    higher_is_better = truth_value("higher_is_better", higher_is_better)
     ordered = np.sort(_vector(values))
     if not ordered.size or np.isnan(ordered[-1]):
         return float("nan")
@@ -160,6 +163,7 @@ def best(values: npt.ArrayLike, fraction: float = 0.1, *, higher_is_better: bool
       >>> best([0.9, 0.2, 0.8])
       0.9
     """
+    higher_is_better = truth_value("higher_is_better", higher_is_better)
     return worst(values, fraction, higher_is_better=not higher_is_better)
 
 

@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, expect, perhaps
+from evenhand.errors import EvenhandError, expect, perhaps, truth_value
 from evenhand.evaluation._classes import CLASS_COLUMNS, NDArray
 from evenhand.text import measured
 from evenhand.types import Trigger
@@ -333,6 +333,7 @@ def from_function(
       >>> measure([top2], np.array([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), np.array([1, 2]))
       {'top2': 0.5}
     """
+    higher_is_better = truth_value("higher_is_better", higher_is_better)
 
     def values(outputs: NDArray, labels: NDArray, offsets: NDArray) -> Vector:
         ends = itertools.pairwise(offsets)

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand._platform import check_process
-from evenhand.errors import EvenhandError, real_number, whole_number
+from evenhand.errors import EvenhandError, real_number, truth_value, whole_number
 from evenhand.evaluation._statistics import Vector, evenness
 from evenhand.secure import masked_words
 from evenhand.text import counted
@@ -192,6 +192,7 @@ def statistics(
       >>> report["mean"].low <= 0.68 <= report["mean"].high
       True
     """
+    higher_is_better = truth_value("higher_is_better", higher_is_better)
     ends = _checked_edges(edges)
     total, clipped, unknown = _checked_counts(counts, len(ends) - 1, clients)
     number = int(total.sum()) + unknown
@@ -326,6 +327,7 @@ def summarize(
       >>> print(report["p10"], "exact:", round(float(np.percentile(accuracy, 10)), 4))
       0.553 ± 0.005 exact: 0.55
     """
+    higher_is_better = truth_value("higher_is_better", higher_is_better)
     check_process()
     numbers = np.asarray(values, np.float64).reshape(-1)
     shares = (

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from evenhand.errors import EvenhandError, expect
+from evenhand.errors import EvenhandError, expect, truth_value
 from evenhand.local._batches import Batch, Batches, batches, over_batches, step_per_row
 from evenhand.local._gradients import Estimator, RowRisk, batch_gradient, spared
 from evenhand.local._schedules import ClientOpt, Schedule, by_round, schedule_from
@@ -292,6 +292,7 @@ def sgd(
       >>> work.schedule
       <Schedule steps(0.5, every=20)>
     """
+    keep_optimiser = truth_value("keep_optimiser", keep_optimiser)
     check_model(model)
     optimiser, step_size = _optimiser(client_opt)
     optimiser, factors = marked(optimiser), schedule_from(schedule)

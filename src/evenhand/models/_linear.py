@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import Argument, EvenhandError, real_number, whole_number
+from evenhand.errors import Argument, EvenhandError, real_number, truth_value, whole_number
 from evenhand.models._flax import from_flax
 from evenhand.models._modules import State
 from evenhand.models.losses import LossName, binary_accuracy, hinge
@@ -65,6 +65,7 @@ def softmax_regression(features: int, *, classes: int, bias: bool = True) -> Mod
       >>> sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
       610
     """
+    bias = truth_value("bias", bias)
     check_sizes({"features": features, "classes": classes})
     name = f"softmax_regression(features={features}, classes={classes}{'' if bias else ', bias=False'})"
     return named_model(name, Affine(features, classes, glorot_uniform, bias), features)

@@ -13,7 +13,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand._paths import Division, Named
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 from evenhand.types import Algorithm, Array, ClientData, Effort, Info, Key, Params, PyTree, Report
 
 # --- methods on the shared ones ----------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def partial(
       name: of the result.
     """
     (phase,) = method.phases
-    sends_fresh = sends_fresh or not stateful
+    sends_fresh = sends_fresh or not truth_value("stateful", stateful)
 
     def init(params: Params, clients: int) -> _Server:
         inner = method.init(parts.part(params, personal=False), clients)

@@ -11,7 +11,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.algorithms.beside import beside, check_method, non_negative
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 from evenhand.streams import Purpose, stream
 from evenhand.types import Algorithm, Array, ClientData, Key, Params, PyTree
 
@@ -92,6 +92,8 @@ def ditto(
 
     Source: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, algorithms 1, 2.
     """
+    same_batches = truth_value("same_batches", same_batches)
+    implicit = truth_value("implicit", implicit)
     check_method("ditto", method, work, keeps=True)
     non_negative("ditto", "lam", lam, infinite=True)
     if implicit and work.step_size is None:

@@ -10,7 +10,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.algorithms.beside import beside, check_method, non_negative
-from evenhand.errors import EvenhandError, expect, real_number, whole_number
+from evenhand.errors import EvenhandError, expect, real_number, truth_value, whole_number
 from evenhand.streams import Purpose, stream
 from evenhand.types import Algorithm, Array, ClientData, Effort, Key, Params
 
@@ -81,7 +81,7 @@ def dynamic_ditto(
     """
     check_method("dynamic_ditto", method, work)
     lams, few_lam = _penalties(lams, few_lam, few, held_out, strong_attack=strong_attack)
-    if not per_run and work.step_size is None:
+    if not truth_value("per_run", per_run) and work.step_size is None:
         raise EvenhandError(
             "dynamic_ditto() needs work with a plain step size, e.g. eh.local.sgd(model, 0.1, ...), or per_run=True."
         )
@@ -157,7 +157,9 @@ def _penalties(
     lams: tuple[float, ...] | None, few_lam: float | None, few: int, held_out: float, *, strong_attack: bool
 ) -> tuple[tuple[float, ...], float]:
     """The candidates in rising order, and the penalty of clients with few examples: the paper's, if not given."""
-    usual, rare = ((0.05, 0.1, 0.2), 0.1) if strong_attack else ((0.1, 1.0, 2.0), 1.0)
+    usual, rare = (
+        ((0.05, 0.1, 0.2), 0.1) if truth_value("strong_attack", strong_attack) else ((0.1, 1.0, 2.0), 1.0)
+    )
     if lams is not None:
         expect("lams", lams, list | tuple, "(0.1, 1.0)")
     lams = usual if lams is None else tuple(sorted(lams))

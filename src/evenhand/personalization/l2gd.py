@@ -12,7 +12,7 @@ from evenhand.aggregators import mean
 from evenhand.algorithms import fedavg
 from evenhand.algorithms.averaging import Message
 from evenhand.algorithms.beside import non_negative
-from evenhand.errors import EvenhandError, real_number
+from evenhand.errors import EvenhandError, real_number, truth_value
 from evenhand.sampling import uniform
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Info, Key, Model, Params, PyTree
 
@@ -139,6 +139,7 @@ def l2sgd(work: local.Work, *, lam: float, exact: bool = True, aggregator: Aggre
     Source: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, appendix C.2; the
     objective: Hanzely and Richtarik, *Federated Learning of a Mixture of Global and Local Models*, 2020.
     """
+    exact = truth_value("exact", exact)
     non_negative("l2sgd", "lam", lam)
     local.check_work(work)
     method = fedavg(work, aggregator=aggregator, sampling=uniform(weighted=False))

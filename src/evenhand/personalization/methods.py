@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, real_number, whole_number
+from evenhand.errors import EvenhandError, real_number, truth_value, whole_number
 from evenhand.personalization._dual_ascent import Linear, by_client, linear_form, related
 from evenhand.rounds import PerExample
 from evenhand.sampling import uniform
@@ -149,7 +149,7 @@ def mocha(
         sampling=sampling,
         init_client=PerExample(newcomer),
         personal_params=personal,
-        partial_work=keep_partial,
+        partial_work=truth_value("keep_partial", keep_partial),
         received=lambda message: linear.params(message.weights),
         name=f"mocha(lam={lam:g})",
     )

@@ -9,7 +9,7 @@ import optax
 from evenhand import local, tree
 from evenhand.aggregators import mean
 from evenhand.algorithms.fedavg import variant
-from evenhand.errors import EvenhandError, real_number
+from evenhand.errors import EvenhandError, real_number, truth_value
 from evenhand.sampling import uniform
 from evenhand.streams import Purpose, stream
 from evenhand.types import Aggregator, Algorithm, ClientData, Key, Params, PyTree, Sampling
@@ -69,6 +69,7 @@ def per_fedavg(
     Source: Fallah, Mokhtari and Ozdaglar, *Personalized Federated Learning with Theoretical Guarantees*, NeurIPS 2020,
     algorithm 1 and section 4.3.
     """
+    first_order = truth_value("first_order", first_order)
     if not 0.0 <= real_number(alpha) < float("inf") or not 0.0 < real_number(delta) < float("inf"):
         raise EvenhandError(
             f"per_fedavg(alpha={alpha}, delta={delta}): give finite numbers, alpha >= 0 and delta > 0."

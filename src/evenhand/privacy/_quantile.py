@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from evenhand._platform import check_process
-from evenhand.errors import EvenhandError, EvenhandWarning, real_number, whole_number
+from evenhand.errors import EvenhandError, EvenhandWarning, real_number, truth_value, whole_number
 from evenhand.privacy._discrete_gaussian import NDArray, checked_sigma, discrete_gaussian, psi
 from evenhand.secure import masked_words
 from evenhand.types import Array, Key, PyTree, Release, Sum, Summation, Upload
@@ -189,6 +189,7 @@ def histogram(
       >>> counting.encode(2.2, jax.random.key(0)).tolist()
       [0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
     """
+    flat = truth_value("flat", flat)
     whole_number("histogram(bins=)", bins, 2, _MOST_BINS)
     if bins & (bins - 1):
         raise EvenhandError(f"histogram(bins={bins}): give a power of two.")
@@ -486,6 +487,7 @@ def histogram_for(
 
     Source: Pillutla et al., 2023, theorem 6; how ``c`` and ``sigma`` are chosen is ours.
     """
+    flat = truth_value("flat", flat)
     if not 0.0 < real_number(rho) < math.inf:
         raise EvenhandError(f"histogram_for(rho={rho}): give a number above 0.")
     whole_number("histogram_for(clients=)", clients, 1)
@@ -565,6 +567,7 @@ def quantile_sum(
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, algorithm 2.
     """
+    at_server = truth_value("at_server", at_server)
     check_tails("quantile_sum", theta)
     whole_number("quantile_sum(fewest=)", fewest, 1)
     everybody = theta == 1.0 or (isinstance(theta, tuple) and min(theta) == 1.0)

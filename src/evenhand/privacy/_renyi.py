@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 from evenhand.privacy import _checks as checks
 from evenhand.privacy._checks import NDArray, Orders, Scheme
 
@@ -208,6 +208,7 @@ def epsilon_of_rdp(
     Source: Canonne, Kamath and Steinke, *The Discrete Gaussian for Differential Privacy*, NeurIPS 2020, proposition 12;
     classic: Mironov, *Renyi Differential Privacy*, CSF 2017, proposition 3.
     """
+    classic = truth_value("classic", classic)
     delta, alpha = checks.probability("delta", delta), checks.orders(orders)
     costs = np.asarray(divergences, np.float64)
     if costs.shape != alpha.shape or not np.all(costs >= 0.0):
@@ -252,6 +253,7 @@ def epsilon_of_zcdp(rho: float, *, delta: float, classic: bool = False) -> float
     Source: Bun and Steinke, *Concentrated Differential Privacy*, TCC 2016, proposition 1.3; Canonne, Kamath and
     Steinke, NeurIPS 2020, corollary 13.
     """
+    classic = truth_value("classic", classic)
     delta = checks.probability("delta", delta)
     if not rho >= 0.0:
         raise EvenhandError(

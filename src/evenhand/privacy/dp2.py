@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, truth_value, whole_number
 from evenhand.local import Work
 from evenhand.privacy._preconditioners import (
     Moment,
@@ -113,6 +113,9 @@ def dp2(
     Source: Li et al., *Differentially Private Adaptive Optimization with Delayed Preconditioners*, ICLR 2023,
     algorithm 1 and appendix; :math:`\beta` from its code.
     """
+    unbiased = truth_value("unbiased", unbiased)
+    noise_first = truth_value("noise_first", noise_first)
+    adaptive_first = truth_value("adaptive_first", adaptive_first)
     moment = Moment(kind, decay, eps).checked("dp2", ("rmsprop", "adagrad", "yogi"))
     rule = delayed_rule("dp2", step_sizes, clips, delay, moment, unbiased, noise_first, adaptive_first)
     return private_work(model, rule, Noise(tuple(clips), noise_multiplier, rate, steps))

@@ -6,7 +6,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand.algorithms.averaging import Message, ServerState
-from evenhand.errors import EvenhandError, expect, whole_number
+from evenhand.errors import EvenhandError, expect, truth_value, whole_number
 from evenhand.privacy._checks import positive
 from evenhand.privacy._discrete_gaussian import discrete_mean
 from evenhand.privacy._quantile import Histogram, histogram, histogram_for, quantile_sum
@@ -107,6 +107,7 @@ def dp_delta_fl(
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, algorithms 2 and 4, appendix D.
     """
+    at_server = truth_value("at_server", at_server)
     levels = levels_of("dp_delta_fl", theta)
     positive("dp_delta_fl(share=)", share)
     positive("dp_delta_fl(noise_multiplier=)", noise_multiplier)

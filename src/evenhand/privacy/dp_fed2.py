@@ -10,7 +10,7 @@ import optax
 
 from evenhand import tree
 from evenhand.algorithms import fedavg
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 from evenhand.local import Work
 from evenhand.privacy._checks import check_sampled_noise, checked_clip, pair
 from evenhand.privacy._preconditioners import Moment, delayed_rule
@@ -102,6 +102,8 @@ def dp_fed2(
     algorithm 1, for clients instead of examples, which the authors leave open; correlated noise: Kairouz et al.,
     *Practical and Private (Deep) Learning without Sampling or Shuffling*, ICML 2021.
     """
+    unbiased = truth_value("unbiased", unbiased)
+    noise_first = truth_value("noise_first", noise_first)
     moment = Moment(kind, decay, eps).checked("dp_fed2", ("rmsprop", "adagrad", "yogi"))
     first, second = _pair(clips)
     rule = delayed_rule("dp_fed2", step_sizes, (first, second), delay, moment, unbiased, noise_first)

@@ -13,7 +13,7 @@ import optax
 from evenhand import tree
 from evenhand.aggregators import secure
 from evenhand.algorithms.averaging import Message, ServerState, server_step
-from evenhand.errors import EvenhandError, expect
+from evenhand.errors import EvenhandError, expect, truth_value
 from evenhand.local import Work, check_work
 from evenhand.privacy._quantile import Histogram, histogram, quantile_sum
 from evenhand.privacy._tails import (
@@ -159,7 +159,9 @@ def secure_delta_fl(
     # A quantile that everybody is above needs no exchange.
     first = () if min(levels.theta) == 1.0 else (counts(work, levels, counting, quantiles),)
     method = method_of(levels, work, server_opt=server_opt, phases=(*first, training), sampling=sampling)
-    return method._replace(partial_work=keep_partial, name=f"secure_delta_fl(theta={levels.shown})")
+    return method._replace(
+        partial_work=truth_value("keep_partial", keep_partial), name=f"secure_delta_fl(theta={levels.shown})"
+    )
 
 
 def _sums() -> Sum:

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from evenhand._figure import ShownFigure
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 from evenhand.evaluation import SPLIT_NAMES, is_share
 from evenhand.report.formatting import GRID, INK, MUTED, PALETTE
 from evenhand.text import visible
@@ -117,6 +117,7 @@ def looks(panels: bool | None, colors: Mapping[str, str] | None) -> Looks:
     Raises:
       EvenhandError: a colour that matplotlib does not know.
     """
+    panels = None if panels is None else truth_value("panels", panels)
     for name, color in (colors or {}).items():
         if not is_color_like(color):
             words = "matplotlib knows no such colour: give a name or a code, such as 'black' or '#0072b2'"

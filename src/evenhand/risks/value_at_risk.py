@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from evenhand.errors import whole_number
+from evenhand.errors import truth_value, whole_number
 from evenhand.risks._population import among, check_tail, linear, pinned
 from evenhand.types import Array, Risk
 
@@ -97,6 +97,7 @@ def tail_mean(theta: float, *, strict: bool = False) -> Risk:
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, algorithm 1 and equation 10.
     """
+    strict = truth_value("strict", strict)
     check_tail(theta, "tail_mean")
 
     def weigh(losses: Array, p: Array) -> Array:

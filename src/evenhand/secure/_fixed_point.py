@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evenhand.errors import EvenhandError, real_number, whole_number
+from evenhand.errors import EvenhandError, real_number, truth_value, whole_number
 from evenhand.secure._primitives import NDArray
 from evenhand.types import Array, Key, PyTree
 
@@ -185,6 +185,7 @@ def fixed_point(
       >>> fixed_point(32, largest=1.0, cohort=100).fraction
       24
     """
+    stochastic = truth_value("stochastic", stochastic)
     if bits not in (32, 64):
         raise EvenhandError(f"fixed_point(bits={bits}): give 32 or 64.")
     if whole_number("fixed_point(cohort=)", cohort, 1) > _MOST_CLIENTS:

@@ -18,7 +18,7 @@ from evenhand import evaluation, tree
 from evenhand._platform import check_process
 from evenhand.data import FederatedDataset, Form
 from evenhand.devices import local, over
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 from evenhand.evaluation import Baseline, ClassMetrics, Finding, Metric, Prepared, of_global, unmeasured
 from evenhand.evaluation.metrics import BACKDOOR, SPLITS
 from evenhand.privacy import Account, account
@@ -586,7 +586,7 @@ class Run(Results):
         Raises:
           EvenhandError: the folder is not empty, it cannot be written, or the run has released its clients' states.
         """
-        save(self, Path(folder), overwrite=overwrite, unseen=unseen)
+        save(self, Path(folder), overwrite=truth_value("overwrite", overwrite), unseen=unseen)
         return Path(folder)
 
     @property

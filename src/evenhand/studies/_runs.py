@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 from evenhand.live import line
 from evenhand.report import RunView, direction, statistics
 from evenhand.report.formatting import value
@@ -257,7 +257,7 @@ class Display:
 
     def __init__(self, runs: Sequence[int], by: Rule, trackers: Sequence[Watcher], *, show: bool) -> None:
         self._begin, self._new, self._first = time.perf_counter(), 0, 0
-        self._bar = line("runs", len(runs), show=show, is_text_long=True)
+        self._bar = line("runs", len(runs), show=truth_value("progress", show), is_text_long=True)
         self._rounds, self._done, self._by = list(runs), [0] * len(runs), by
         self._values: dict[Setting, list[float]] = {}
         self._trackers, self._watching = trackers, dict[int, Watching]()

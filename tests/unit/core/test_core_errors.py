@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
+from fractions import Fraction
 
 import flax.linen as nn
 import jax
@@ -12,7 +14,7 @@ import optax
 import pytest
 
 import evenhand as eh
-from evenhand.errors import EvenhandError, expect, nearest, perhaps, real_number, whole_number
+from evenhand.errors import EvenhandError, expect, nearest, perhaps, real_number, truth_value, whole_number
 
 METHODS = ["fedavg", "fedprox", "feddane", "delta-fl", "qfedavg", "afl", "term"]
 MODEL = eh.models.softmax_regression(3, classes=2)
@@ -217,6 +219,55 @@ def test_zeros_and_ones_are_numbers() -> None:
         assert whole_number("part", one, 0) == 1
     for one in (1, 1.0, np.float16(1), np.array(1.0), jnp.float32(1)):
         assert real_number(one) == 1.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "0.5",
+        np.array("0.5"),
+        Fraction(1, 2),
+        Decimal("0.5"),
+        np.array([0.5]),
+        jnp.ones(2),
+        10**400,
+        2j,
+        np.complex64(2),
+    ],
+    ids=str,
+)
+def test_what_no_array_can_be_multiplied_by_is_no_number(value) -> None:
+    assert math.isnan(real_number(value))
+    with pytest.raises(eh.EvenhandError, match=r"fedprox\(mu=.*\): "):
+        A.fedprox(eh.local.sgd(MODEL, 0.1, epochs=1), mu=value)
+
+
+def test_truth_values_of_arrays_are_truth_values() -> None:
+    for value in TRUTHS:
+        assert truth_value("part", value) is bool(value)
+
+
+FLAGS = {
+    "keep_partial": lambda flag: A.fedavg(eh.local.sgd(MODEL, 0.1, epochs=1), keep_partial=flag),
+    "summed": lambda flag: A.qfedavg(eh.local.sgd(MODEL, 0.1, epochs=1), q=1.0, summed=flag),
+    "once": lambda flag: eh.attacks.persistent_outliers(0.1, std=1.0, once=flag),
+    "replace": lambda flag: eh.sampling.uniform(replace=flag),
+    "weighted": lambda flag: eh.aggregators.multi_krum(1, weighted=flag),
+    "higher_is_better": lambda flag: eh.evaluation.worst([0.5, 1.0], higher_is_better=flag),
+    "lower": lambda flag: eh.data.encode_counts(["a"], lower=flag),
+    "stochastic": lambda flag: eh.secure.fixed_point(stochastic=flag),
+    "stateful": lambda flag: eh.personalization.fedsim(
+        eh.local.sgd(MODEL, 0.1, epochs=1), personal="bias", stateful=flag
+    ),
+    "standardize": lambda flag: eh.data.load("digits", standardize=flag),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("value", ["no", 0, 1.0, None, np.array([True, False])], ids=str)
+def test_a_flag_is_true_or_false(name: str, value: object) -> None:
+    with pytest.raises(eh.EvenhandError, match=f"^{name}=.*: give True or False"):
+        FLAGS[name](value)
 
 
 @pytest.mark.parametrize("name", ["rounds", "seed", "cohort", "eval_every", "lanes", "eval_clients"])

@@ -16,7 +16,7 @@ from evenhand.data._features import Encode
 from evenhand.data._text import encode_counts, encode_hashed, most_frequent
 from evenhand.data._validation import NDArray
 from evenhand.data.loaders._source import Options, check_file, kind_of, open_text, readable
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 
 
 def load_leaf(
@@ -62,6 +62,7 @@ def load_leaf(
       >>> data.client_ids, data.train.sizes, data.num_classes
       (('ann',), array([1]), 5)
     """
+    regression = truth_value("regression", regression)
     # In the first line, while locals() are the arguments and nothing else.
     options = Options.from_arguments(locals())
     with readable(Path(train)):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TextIO, cast
 
 from evenhand.data._features import Encode, Fill, few
 from evenhand.data._validation import Splitting
-from evenhand.errors import EvenhandError
+from evenhand.errors import EvenhandError, truth_value
 
 # --- options ------------------------------------------------------------------------------------------------
 
@@ -68,6 +68,8 @@ class Options(NamedTuple):
                     f"{name}={value!r} is one piece of text: give a list of names, [{value!r}]."
                 )
         options = Options(**{name: value for name, value in named.items() if name in Options._fields})
+        for name in ("standardize", "standardize_target", "drop_empty", "regression"):
+            truth_value(name, named.get(name, False))
         options.splitting.check()
         ways = {"encode": options.encode, "vocabulary": options.vocabulary, "buckets": options.buckets}
         given = [name for name, value in ways.items() if value is not None]
