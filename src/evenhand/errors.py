@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from types import FunctionType, UnionType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from jax.core import Tracer
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "EvenhandWarning",
     "ModelError",
     "StorageError",
+    "array_of",
     "expect",
     "is_truth_value",
     "named",
@@ -149,6 +151,14 @@ def real_number(value: object) -> float:
         return math.nan
 
 
+def array_of(values: object) -> npt.NDArray[Any]:
+    """``values`` as an array; one of objects, which no check of types lets pass, where rows differ in length."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError):
+        return np.empty((), object)
+
+
 def expect(name: str, value: object, kind: type | UnionType, example: str) -> None:
     """Checks that ``value`` is of the ``kind`` that the argument ``name`` takes.
 
@@ -218,4 +228,4 @@ def perhaps(word: str, words: Iterable[str]) -> str:
 
 
 def _folded(word: str) -> str:
-    return word.casefold().translate(dict.fromkeys(map(ord, "-_ ")))
+    return str(word).casefold().translate(dict.fromkeys(map(ord, "-_ ")))

@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from evenhand.errors import EvenhandError, real_number, truth_value, whole_number
+from evenhand.errors import EvenhandError, array_of, real_number, truth_value, whole_number
 from evenhand.streams import permutation_words, permute
 from evenhand.types import Array, Cohort, Key, Sampling
 
@@ -210,7 +210,7 @@ def stratified(groups: tuple[int | str, ...], *, weighted: bool = True) -> Sampl
       [False, False, True]
     """
     weighted = truth_value("weighted", weighted)
-    names = np.asarray(groups)
+    names = array_of(groups)
     if names.ndim != 1 or names.dtype.kind not in "biuU" or not 1 <= len(np.unique(names)) <= _MOST_GROUPS:
         raise EvenhandError(
             f"sampling.stratified(groups={groups!r:.40}): give each client the number or the name of its group, with "
@@ -371,7 +371,7 @@ def cyclic(cohort: int | None = None) -> Sampling:
     """
 
     if cohort is not None:
-        whole_number("sampling.cyclic(cohort=)", cohort, 1)
+        cohort = whole_number("sampling.cyclic(cohort=)", cohort, 1)
 
     def scheduled(key: Key, number: Array, sizes: Array, m: int) -> Cohort:
         clients = sizes.shape[0]

@@ -47,7 +47,7 @@ def bucketing(size: int, then: Aggregator) -> Stack:
     Source: Karimireddy, He and Jaggi, *Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing*, ICLR 2022,
     algorithm 1.
     """
-    whole_number("bucketing(size=)", size, 1)
+    size = whole_number("bucketing(size=)", size, 1)
     check_then("bucketing", then)
 
     def behind(need: Need) -> Need:

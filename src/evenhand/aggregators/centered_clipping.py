@@ -49,7 +49,7 @@ def centered_clipping(radius: float, *, passes: int = 1) -> Sum:
     2.
     """
     check_length("centered_clipping(radius", radius)
-    whole_number("centered_clipping(passes=)", passes, 1)
+    passes = whole_number("centered_clipping(passes=)", passes, 1)
 
     def lift(upload: Upload, center: PyTree, key: Key) -> PyTree:
         apart = tree.subtract(upload.delta, center)

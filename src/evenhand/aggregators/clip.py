@@ -127,7 +127,7 @@ def arc(malicious: int, then: Aggregator) -> Stack:
 
     Source: Allouah et al., *Adaptive Gradient Clipping for Robust Federated Learning*, ICLR 2025, algorithm 2.
     """
-    whole_number("arc(malicious=)", malicious, 0)
+    malicious = whole_number("arc(malicious=)", malicious, 0)
     check_then("arc", then)
 
     def to_next(deltas: PyTree, present: Array) -> Array:

@@ -66,7 +66,7 @@ def quantized(bits: int = 8, *, then: Aggregator = mean()) -> Aggregator:
     Source: Alistarh et al., *QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding*, NeurIPS 2017,
     section 3.1.
     """
-    whole_number("quantized(bits=)", bits, 2, _MOST_BITS)
+    bits = whole_number("quantized(bits=)", bits, 2, _MOST_BITS)
     levels = 2 ** (bits - 1) - 1
 
     def shorten(delta: PyTree, memory: PyTree, key: Key) -> tuple[PyTree, PyTree]:

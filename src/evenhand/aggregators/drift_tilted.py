@@ -76,12 +76,12 @@ def drift_tilted(
     """
     if not math.isfinite(real_number(tilt)):
         raise EvenhandError(f"drift_tilted(tilt={tilt!r:.40}): the tilt must be finite.")
-    whole_number("steps", steps, 1, 10**6)
+    steps = whole_number("steps", steps, 1, 10**6)
     for name, value, choices in (
         ("distance", distance, ("squared", "plain")),
         ("start", start, ("zero", "mean")),
     ):
-        if value not in choices:
+        if str(value) not in choices:  # an array has no truth value
             raise EvenhandError(
                 f"drift_tilted({name}={value!r:.40}): give {' or '.join(map(repr, choices))}."
             )

@@ -66,12 +66,12 @@ def geometric_median(passes: int = 5, *, nu: float = 1e-5, start: Literal["zero"
     Source: Pillutla, Kakade and Harchaoui, *Robust Aggregation for Federated Learning*, IEEE Transactions on Signal
     Processing 2022, algorithms 1 and 2; one step: section IV.
     """
-    whole_number("geometric_median(passes=)", passes, 1)
+    passes = whole_number("geometric_median(passes=)", passes, 1)
     if not 1e-20 <= real_number(nu) < math.inf:
         raise EvenhandError(
             f"geometric_median(nu={nu!r:.40}): give a distance of at least 1e-20, such as 1e-5."
         )
-    if start not in ("zero", "mean"):
+    if str(start) not in ("zero", "mean"):
         raise EvenhandError(f"geometric_median(start={start!r}): give 'zero' or 'mean'.")
 
     def init(like: PyTree, clients: int) -> _Point:

@@ -86,7 +86,7 @@ def multi_krum(malicious: int, *, keep: int | None = None, weighted: bool = Fals
     """
     weighted = truth_value("weighted", weighted)
     if keep is not None:
-        whole_number("multi_krum(keep=)", keep, 1)
+        keep = whole_number("multi_krum(keep=)", keep, 1)
 
     def reduced(uploads: Upload, present: Array, key: Key) -> PyTree:
         apart = distances(uploads.delta, present, key, _neighbours(present, malicious))

@@ -45,7 +45,7 @@ def nnm(malicious: int, then: Aggregator) -> Stack:
     Source: Allouah et al., *Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity*, AISTATS 2023,
     algorithm 1.
     """
-    whole_number("nnm(malicious=)", malicious, 0)
+    malicious = whole_number("nnm(malicious=)", malicious, 0)
     check_then("nnm", then)
 
     def mix(uploads: Upload, present: Array, key: Key) -> tuple[Upload, Array]:

@@ -63,7 +63,7 @@ def robust(
       reduced: ``(uploads, present, key) -> direction``.
       skips_absent: whether ``reduced`` takes uploads that are only :func:`cleared`.
     """
-    whole_number(f"{name}(malicious=)", malicious, 0)
+    malicious = whole_number(f"{name}(malicious=)", malicious, 0)
 
     def apply(uploads: Upload, present: Array, state: PyTree, key: Key) -> tuple[PyTree, PyTree]:
         read = cleared(uploads, present) if skips_absent else uploads

@@ -51,7 +51,7 @@ def label_flip(fraction: float = 0.0, *, classes: int = 2) -> Attack:
 
     Source: Li, Hu, Beirami and Smith, *Ditto*, ICML 2021, section 2.1, attack A1, for two classes.
     """
-    whole_number("label_flip(classes=)", classes, 2)
+    classes = whole_number("label_flip(classes=)", classes, 2)
     return _relabelled(
         fraction, tuple(range(classes - 1, -1, -1)), "label_flip()", "give classes=, the number of classes"
     )
@@ -90,7 +90,7 @@ def random_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
 
     Source: none; as :func:`uniform_labels`, with no label right.
     """
-    whole_number("random_labels(classes=)", classes, 2)
+    classes = whole_number("random_labels(classes=)", classes, 2)
 
     def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
         y = _checked(y, classes, "random_labels()")
@@ -112,7 +112,7 @@ def uniform_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
 
     Source: Li, Hu, Beirami and Smith, *Ditto*, ICML 2021, section 2.1, attack A1, as in its code for several classes.
     """
-    whole_number("uniform_labels(classes=)", classes, 2)
+    classes = whole_number("uniform_labels(classes=)", classes, 2)
 
     def rows(x: Any, y: Any, rng: Any) -> tuple[Any, Any]:
         y = _checked(y, classes, "uniform_labels()")
@@ -298,8 +298,8 @@ def trigger(
     Source: Gu, Dolan-Gavitt and Garg, *BadNets*, 2017, sections 3 and 4; with ``boost``: Bagdasaryan et al., *How to
     Backdoor Federated Learning*, AISTATS 2020, section 4.2.
     """
-    whole_number("trigger(label=)", label, 0)
-    whole_number("trigger(patch=)", patch, 1)
+    label = whole_number("trigger(label=)", label, 0)
+    patch = whole_number("trigger(patch=)", patch, 1)
     if not 0.0 < real_number(examples) <= 1.0:
         raise EvenhandError(f"trigger(examples={examples!r:.40}): give a share above 0 and at most 1.")
     if not math.isfinite(real_number(value)):
@@ -445,7 +445,7 @@ def persistent_outliers(
             "persistent_outliers(bounded=True): new pixels are from low to high already: give std=, or leave it out."
         )
     if label is not None:
-        whole_number("persistent_outliers(label=)", label, 0)
+        label = whole_number("persistent_outliers(label=)", label, 0)
 
     def change(x: Array, key: Key) -> Array:
         if std is None:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from evenhand.errors import EvenhandError, expect, real_number, whole_number
+from evenhand.errors import EvenhandError, array_of, expect, real_number, whole_number
 from evenhand.types import Attack
 
 __all__ = ["both", "by_clients", "by_examples", "during"]
@@ -62,7 +62,7 @@ def by_examples(attack: Attack, share: float, sizes: tuple[int, ...], *, seed: i
     """
     if not 0.0 <= real_number(share) <= 1.0:
         raise EvenhandError(f"by_examples(share={share!r:.40}): give a share from 0 to 1.")
-    counts = np.asarray(sizes)
+    counts = array_of(sizes)
     if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
         raise EvenhandError(
             f"by_examples(sizes={sizes!r:.40}): give each client's number of examples, as in tuple(data.train.sizes)."

@@ -111,8 +111,8 @@ def weighted(
     check_parts(model, optimiser)
     expect("weighting", weighting, Weighting, "eh.centralized.self_paced(percentile=70)")
     if batch_size is not None:
-        whole_number("batch_size", batch_size, 1, 10**6)
-    whole_number("steps", steps, 1, 10**9)
+        batch_size = whole_number("batch_size", batch_size, 1, 10**6)
+    steps = whole_number("steps", steps, 1, 10**9)
 
     def init(params: Params, x: Array, y: Array) -> _Weighted:
         return _Weighted(params, optimiser.init(params), weighting.init(model, x, y), jnp.float32(1.0))

@@ -68,7 +68,7 @@ def crr(model: Model, *, corrupted: int, ridge: float = 1e-5, tolerance: float =
     and the start of the code of Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023 (table 7.2).
     """
     check_linear("crr", model)
-    whole_number("corrupted", corrupted, 0)
+    corrupted = whole_number("corrupted", corrupted, 0)
     if not 0.0 < real_number(ridge) < math.inf:
         raise EvenhandError(f"crr(ridge={ridge}): give a finite number above 0.")
     if not 0.0 <= real_number(tolerance) < math.inf:

@@ -50,7 +50,7 @@ def hard_mine(*, rare: int | None = None) -> Weighting:
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, experiments on class imbalance.
     """
     if rare is not None:
-        whole_number("rare", rare, -(2**31))
+        rare = whole_number("rare", rare, -(2**31))
 
     def init(model: Model, x: Array, y: Array) -> Array:
         labels = jnp.sort(one_class_each("hard_mine", y))

@@ -97,7 +97,7 @@ def fit(
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023.
     """
     check_model(model)
-    whole_number("steps", steps, 1, 10**6)
+    steps = whole_number("steps", steps, 1, 10**6)
     if loss is not None:
         reported = {"loss": model.losses, **model.metrics}
         model = with_loss(model, loss)._replace(metrics=reported)

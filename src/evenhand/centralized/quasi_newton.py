@@ -69,7 +69,7 @@ def quasi_newton(model: Model, risk: Risk | RiskOf, *, memory: int = 10) -> Solv
     """
     check_model(model)
     expect("risk", risk, Risk | FunctionType, "eh.risks.tilted(1.0)")
-    whole_number("memory", memory, 1, 100)
+    memory = whole_number("memory", memory, 1, 100)
     if model.apply_train is not None:
         raise EvenhandError(
             "quasi_newton() compares losses along a line, and this model draws random numbers in training, such as "

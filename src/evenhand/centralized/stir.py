@@ -78,7 +78,7 @@ def stir(model: Model, *, m: float = 0.001, eta: float = 10.0, stages: int = 100
         raise EvenhandError(f"stir(m={m}): the first bound on the weights must be a finite number above 0.")
     if not 1.0 < real_number(eta) < math.inf:
         raise EvenhandError(f"stir(eta={eta}): the growth of the bound must be a finite number above 1.")
-    whole_number("stages", stages, 1)
+    stages = whole_number("stages", stages, 1)
 
     def init(params: Params, x: Array, y: Array) -> _Stage:
         basis, stretch, axes, labels = design("stir", params, x, y)

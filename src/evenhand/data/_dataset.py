@@ -242,8 +242,8 @@ class FederatedDataset:
         Heterogeneous Data*, Machine Learning 2023, section 7.1; ``train=100, test=25`` in Pillutla et al., *Federated
         Learning with Partial Model Personalization*, ICML 2022.
         """
-        for name, least in (("n", n), ("train", train), ("test", test)):
-            whole_number(name, least, 0)
+        given = {"n": n, "train": train, "test": test}
+        n, train, test = (whole_number(name, least, 0) for name, least in given.items())
         sizes = sum(split.sizes for split in self._splits.values())
         enough = (sizes >= n) & (self.train.sizes >= train) & (self.test.sizes >= test)
         wanted = [f"{n:,} examples"] * (n > 1) + [f"{train:,} for training"] * (train > 1)

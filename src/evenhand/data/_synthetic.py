@@ -178,7 +178,7 @@ def _check(
     for name, value in (("alpha", alpha), ("beta", beta), ("size_sigma", size_sigma)):
         if not 0.0 <= real_number(value) < math.inf:
             raise EvenhandError(f"{name} must be finite and at least 0, not {value!r:.40}.")
-    whole_number("clients", clients, 1)
+    clients = whole_number("clients", clients, 1)
     if whole_number("iid_clients", shared, 0) > clients:
         raise EvenhandError(f"iid_clients must be between 0 and the {clients} clients, not {shared}.")
     if max_size is not None:

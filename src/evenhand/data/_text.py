@@ -64,7 +64,7 @@ def most_frequent(texts: Iterable[Any], count: int, *, lower: bool = True) -> tu
       ('be', 'not', 'to')
     """
     lower = truth_value("lower", lower)
-    whole_number("count", count, 1)
+    count = whole_number("count", count, 1)
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(words_of(text, lower=lower))
@@ -145,7 +145,7 @@ def encode_hashed(buckets: int = BUCKETS) -> Callable[[Any], npt.NDArray[np.floa
 
     Source: Weinberger et al., *Feature Hashing for Large Scale Multitask Learning*, ICML 2009.
     """
-    whole_number("buckets", buckets, 1, 2**31 - 1)
+    buckets = whole_number("buckets", buckets, 1, 2**31 - 1)
     return lambda text: hashed_rows([text], buckets)[0]
 
 
@@ -189,7 +189,7 @@ def encode_tokens(
       >>> encode_tokens(tokenize, length=4)("a good film")
       array([1, 4, 4, 0], dtype=int32)
     """
-    whole_number("length", length, 1)
+    length = whole_number("length", length, 1)
     tokens_of: Any = getattr(tokenizer, "encode", tokenizer)
     title = type(tokenizer).__name__
     if not callable(tokens_of):
@@ -243,7 +243,7 @@ def encode_words(
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020 (Sent140).
     """
     lower = truth_value("lower", lower)
-    whole_number("length", length, 1)
+    length = whole_number("length", length, 1)
     places, other = {word: i for i, word in enumerate(vectors.words)}, len(vectors.words)
 
     def encode(text: Any) -> npt.NDArray[np.int32]:

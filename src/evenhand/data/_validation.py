@@ -10,7 +10,6 @@ around them, whole numbers without a point (``1`` and ``1.0`` are ``"1"``), bool
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import unicodedata
 import zlib
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import Argument, EvenhandError, whole_number
+from evenhand.errors import Argument, EvenhandError, real_number, whole_number
 from evenhand.memory import copied
 
 # --- numbers ------------------------------------------------------------------------------------------------
@@ -671,8 +670,8 @@ class Splitting(NamedTuple):
     def check(self) -> None:
         """Checks that both fractions are in [0, 1) and leave something for training."""
         for title, value in zip(self._fields[:2], self[:2], strict=True):
-            if not (math.isfinite(value) and 0 <= value < 1):
-                raise EvenhandError(f"{title} must be at least 0 and below 1, not {value}.")
+            if not 0 <= real_number(value) < 1:
+                raise EvenhandError(f"{title} must be at least 0 and below 1, not {value!r:.40}.")
         if self.test_fraction + self.valid_fraction >= 1:
             raise EvenhandError(
                 f"test_fraction {self.test_fraction} and valid_fraction {self.valid_fraction} leave nothing for "

@@ -198,7 +198,7 @@ def consecutive(
             f"classes_per_client must be between 1 and the {classes} classes, not {classes_per_client}."
         )
     _check_width(sigma)
-    whole_number("least", least, 1)
+    least = whole_number("least", least, 1)
     random = generator(seed, "partition.consecutive")
     sizes = sigma * random.standard_normal(clients) if even else None
     client, owed = np.empty(len(codes), np.int64), np.zeros(clients)

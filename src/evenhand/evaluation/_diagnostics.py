@@ -123,7 +123,7 @@ def inexactness(
     Source: Li et al., *Federated Optimization in Heterogeneous Networks*, MLSys 2020, Definition 2.
     """
     rows = prepare(rows) if isinstance(rows, Split) else rows
-    whole_number("client", client, 0, len(rows.sizes) - 1)
+    client = whole_number("client", client, 0, len(rows.sizes) - 1)
     if not 0.0 <= real_number(mu) < math.inf:
         raise EvenhandError(f"mu={mu!r:.40}: give the proximal weight, a finite number from 0.")
     if not rows.sizes[client]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from evenhand.errors import EvenhandError, real_number, truth_value
+from evenhand.errors import EvenhandError, real_number, truth_value, whole_number
 
 Vector = npt.NDArray[np.float64]
 
@@ -149,6 +149,8 @@ def worst(values: npt.ArrayLike, fraction: float = 0.1, *, higher_is_better: boo
     """
     higher_is_better = truth_value("higher_is_better", higher_is_better)
     ordered = np.sort(_vector(values))
+    if not 0.0 <= real_number(fraction) <= 1.0:
+        raise EvenhandError(f"fraction={fraction!r:.40}: give a share of the clients, from 0 to 1.")
     if not ordered.size or np.isnan(ordered[-1]):
         return float("nan")
     # The nudge makes floor(0.3 * 10) the 3 that is meant, not the 2 that 2.9999999999999996 gives.
@@ -232,14 +234,17 @@ def jain(values: npt.ArrayLike) -> float:
     return float(np.cos(np.radians(angle(values))) ** 2)
 
 
-def _vector(values: npt.ArrayLike) -> Vector:
-    return np.asarray(values, np.float64).reshape(-1)
+def _vector(values: npt.ArrayLike, name: str = "values") -> Vector:
+    try:
+        return np.asarray(values, np.float64).reshape(-1)
+    except (ValueError, TypeError, OverflowError):
+        raise EvenhandError(f"{name}={values!r:.60}: give one number for each client.") from None
 
 
 def _counted(values: npt.ArrayLike, weights: npt.ArrayLike | None) -> tuple[Vector, Vector]:
     """The clients that count, sorted, so that no statistic depends on the order they came in."""
     a = _vector(values)
-    c = np.ones_like(a) if weights is None else _vector(weights)
+    c = np.ones_like(a) if weights is None else _vector(weights, "weights")
     if a.shape != c.shape:
         raise ValueError(f"There are {a.size} values but {c.size} weights; give one weight per client.")
     if not (np.isfinite(c).all() and (c >= 0).all()):
@@ -482,7 +487,7 @@ def least_pairs(comparisons: int = 1) -> int:
       >>> least_pairs(), least_pairs(2), least_pairs(4)
       (6, 7, 8)
     """
-    return math.ceil(1 + math.log2(comparisons / _LEVEL))
+    return math.ceil(1 + math.log2(whole_number("comparisons", comparisons, 1) / _LEVEL))
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:

@@ -106,7 +106,7 @@ def edges(bins: int = BINS, *, largest: float = 1.0) -> Vector:
       >>> edges(4).tolist()
       [0.0, 0.25, 0.5, 0.75, 1.0]
     """
-    whole_number("bins", bins, 1, _MOST_BINS)
+    bins = whole_number("bins", bins, 1, _MOST_BINS)
     if not 0.0 < real_number(largest) < math.inf:
         raise EvenhandError(f"largest={largest}: give a finite number above 0, which no value should exceed.")
     return np.linspace(0.0, largest, bins + 1)

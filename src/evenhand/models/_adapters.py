@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 import jax
 
-from evenhand.errors import Argument, EvenhandError, ModelError, expect
+from evenhand.errors import Argument, EvenhandError, ModelError, expect, real_number
 from evenhand.models._modules import is_equinox
 from evenhand.models.losses import Loss, LossLike, LossName, PerRow, default_metrics, resolve
 from evenhand.types import Array, Key, Model, Params, PyTree
@@ -174,7 +174,7 @@ def standardized(model: Model, *, mean: float, deviation: float) -> Model:
       >>> outputs[:, 0].tolist(), model.losses(outputs, y).tolist(), model.metrics["loss"](outputs, y).tolist()
       ([100.0, 100.0], [1.0, 9.0], [100.0, 900.0])
     """
-    if not (math.isfinite(mean) and math.isfinite(deviation) and deviation > 0):
+    if not (math.isfinite(real_number(mean)) and 0 < real_number(deviation) < math.inf):
         raise EvenhandError(
             f"standardized(mean={mean}, deviation={deviation}): give finite numbers, and a deviation above 0."
         )

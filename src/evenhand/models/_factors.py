@@ -8,6 +8,7 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from evenhand.errors import EvenhandError
@@ -193,18 +194,19 @@ def autoencoder(features: int, *, widths: Sequence[int] = (1000, 500, 250, 30)) 
     Source: Hinton and Salakhutdinov, *Reducing the Dimensionality of Data with Neural Networks*, Science 2006; Li et
     al., *Private Adaptive Optimization with Side Information*, ICML 2022 (MNIST).
     """
-    if isinstance(widths, int) or not widths:
+    if not np.ndim(widths) or not len(widths):
         raise EvenhandError(
             f"widths={widths}: give the widths of the encoder's layers, the code last, e.g. (256, 30)."
         )
     check_sizes({"features": features, **{f"widths[{i}]": width for i, width in enumerate(widths)}})
+    widths = tuple(map(int, widths))
     model = from_flax(
-        _Autoencoder(features, tuple(widths)),
+        _Autoencoder(features, widths),
         loss=_mean_square,
         sample=jnp.zeros((1, features), jnp.float32),
         metrics={"squared_error": _mean_square},
     )
-    return model._replace(name=f"autoencoder(features={features}, widths={tuple(widths)})")
+    return model._replace(name=f"autoencoder(features={features}, widths={widths})")
 
 
 # flax's own, which is up to one bit from the library's: the committed results were made with it.

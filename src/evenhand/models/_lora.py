@@ -123,8 +123,8 @@ def lora(
     al., *Improving LoRA in Privacy-preserving Federated Learning*, ICLR 2024.
     """
     expect("model", model, Model, "eh.models.softmax_regression(features=64, classes=10)")
-    whole_number("lora(rank=)", rank, 1)
-    whole_number("lora(seed=)", seed, 0)
+    rank = whole_number("lora(rank=)", rank, 1)
+    seed = whole_number("lora(seed=)", seed, 0)
     if train not in ("both", "b"):
         raise EvenhandError(f"lora(train={train!r:.40}): give 'both', or 'b' to train the factors B only.")
     scale = _scale(alpha, rank)

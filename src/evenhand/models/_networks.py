@@ -39,14 +39,16 @@ def mlp(features: int, *, classes: int, hidden: Sequence[int] = (128,)) -> Model
       >>> sorted(jax.eval_shape(model.init, jax.random.key(0)))
       ['dense_0', 'dense_1', 'output']
     """
-    if isinstance(hidden, int):
+    if hidden is None or not np.ndim(hidden):  # pyright: ignore[reportUnnecessaryComparison]  (people try)
+        example = (hidden,) if isinstance(hidden, int) else (200,)
         raise EvenhandError(
-            f"hidden={hidden}: give the widths of all hidden layers, e.g. hidden=({hidden},)."
+            f"hidden={hidden!r:.40}: give the widths of all hidden layers, e.g. hidden={example}."
         )
     widths = {f"hidden[{i}]": width for i, width in enumerate(hidden)}
     check_sizes({"features": features, "classes": classes, **widths})
-    name = f"mlp(features={features}, classes={classes}, hidden={tuple(hidden)})"
-    return named_model(name, _Perceptron(features, tuple(hidden), classes), features)
+    hidden = tuple(map(int, hidden))
+    name = f"mlp(features={features}, classes={classes}, hidden={hidden})"
+    return named_model(name, _Perceptron(features, hidden, classes), features)
 
 
 class _Perceptron(nn.Module):
@@ -102,7 +104,7 @@ def cnn_femnist(classes: int = 62, *, hidden: int = 512) -> Model:
     7.1.
     """
     check_sizes({"classes": classes})
-    whole_number("hidden", hidden, 0)
+    hidden = whole_number("hidden", hidden, 0)
     module = _PooledCNN(_GREY, hidden, classes)
     return named_model(f"cnn_femnist({classes}, hidden={hidden})", module, *_GREY)
 
@@ -321,7 +323,7 @@ def lstm_classifier(
     Aggregation for Heterogeneous Data*, Machine Learning 2023, section 7.1.
     """
     check_sizes({"features": features, "classes": classes, "hidden": hidden, "layers": layers})
-    whole_number("dense", dense, 0)
+    dense = whole_number("dense", dense, 0)
     name = f"lstm_classifier({features}, classes={classes}, hidden={hidden}, layers={layers}, dense={dense})"
     module = _SequenceLSTM(features, classes, hidden, layers, dense)
     return named_model(name, module, 2, features, loss="logistic" if classes == 1 else "cross_entropy")

@@ -100,7 +100,7 @@ def ditto(
         raise EvenhandError(
             "ditto(implicit=True) needs work with a plain step size, e.g. eh.local.sgd(model, 0.1, ...)."
         )
-    if origin not in ("initial", "received"):
+    if str(origin) not in ("initial", "received"):
         raise EvenhandError(f"ditto(origin={origin!r:.40}): give 'initial' or 'received'.")
     name = f"ditto({method.name or 'method'}, lam={lam:g})"
     if lam == math.inf:

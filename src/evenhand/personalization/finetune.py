@@ -113,7 +113,7 @@ def ewc(method: Algorithm, work: local.Work, *, lam: float, batches: int = 4) ->
     """
     check_method("ewc", method, work, keeps=True)
     non_negative("ewc", "lam", lam)
-    whole_number("batches", batches, 1)
+    batches = whole_number("batches", batches, 1)
     schedule, estimate, _ = local.parts_of(work, "ewc")
 
     def fisher(params: Params, data: ClientData, key: Key) -> Params:

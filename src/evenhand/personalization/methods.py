@@ -105,7 +105,7 @@ def mocha(
 
     Source: Smith et al., *Federated Multi-Task Learning*, NeurIPS 2017; as in Li et al., *Ditto*, ICML 2021, table 7.
     """
-    whole_number("inner", inner, 1)
+    inner = whole_number("inner", inner, 1)
     if not 0.0 < real_number(lam) < float("inf") or not 0.0 < real_number(share) < float("inf"):
         raise EvenhandError(f"mocha(lam={lam}, share={share}): give two finite numbers above 0.")
     linear, count = linear_form(model), _steps(share)

@@ -70,7 +70,7 @@ def pfedme(
     """
     if not 0.0 < real_number(lam) < float("inf") or not 0.0 < real_number(inner_step) < float("inf"):
         raise EvenhandError(f"pfedme(lam={lam}, inner_step={inner_step}): give finite numbers above 0.")
-    whole_number("inner_steps", inner_steps, 1)
+    inner_steps = whole_number("inner_steps", inner_steps, 1)
     method = variant(work, server_opt, aggregator, sampling, keep_partial=keep_partial)
     schedule, estimate, client_opt = local.parts_of(work, "pfedme")
     (phase,) = method.phases

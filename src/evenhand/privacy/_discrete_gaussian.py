@@ -315,7 +315,7 @@ def discrete_mean(clip: float, *, noise_multiplier: float, rate: float, fewest: 
     checked_clip("discrete_mean(clip=)", clip)
     positive("discrete_mean(noise_multiplier=)", noise_multiplier)
     check_sampled_noise("discrete_mean", noise_multiplier, rate)
-    whole_number("discrete_mean(fewest=)", fewest, 2)
+    fewest = whole_number("discrete_mean(fewest=)", fewest, 2)
     longest = math.sqrt(fewest) * _UPLOAD_SIGMA / noise_multiplier
 
     def init(like: PyTree, clients: int) -> _MeanState:

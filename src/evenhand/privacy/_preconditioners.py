@@ -18,7 +18,7 @@ import optax
 
 from evenhand import local, tree
 from evenhand._platform import check_process
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, array_of, whole_number
 from evenhand.privacy._checks import check_decay, checked_step, pair
 from evenhand.privacy.update_rules import Iteration, Query, UpdateRule
 from evenhand.types import Array, ClientData, Key, Model, Params, PyTree
@@ -319,7 +319,7 @@ def side_information(
         raise EvenhandError(f"{method}(kind='adam', decay=0): nothing would be left of private gradients.")
     examples = public_examples(method, model, public, batch_size)
     if refresh_every is not None:
-        whole_number("refresh_every", refresh_every, 1)
+        refresh_every = whole_number("refresh_every", refresh_every, 1)
         if callable(moment.decay) or callable(moment.eps):
             raise EvenhandError(
                 f"{method}(refresh_every={refresh_every}): decay and eps of scales that do not follow every step are "
@@ -335,15 +335,16 @@ def side_information(
 def fitting_scales(method: str, model: Model, divided_by: Params) -> Params:
     """Scales in the types of the parameters, checked to be above 0 there, and a tree like these."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    scales = jax.tree.map(np.asarray, divided_by)
+    scales, gaps = jax.tree.map(array_of, divided_by), map(np.ma.is_masked, jax.tree.leaves(divided_by))
 
     def is_alike(leaf: np.ndarray, like: jax.ShapeDtypeStruct) -> bool:
         return jnp.issubdtype(leaf.dtype, jnp.number) and leaf.shape == like.shape
 
     same = jax.tree.structure(scales) == jax.tree.structure(shapes)
-    if not same or not jax.tree.all(jax.tree.map(is_alike, scales, shapes)):
+    if any(gaps) or not same or not jax.tree.all(jax.tree.map(is_alike, scales, shapes)):
         raise EvenhandError(
-            f"{method}(divided_by=...): give a tree like the parameters, with arrays of their shapes."
+            f"{method}(divided_by=...): give a tree like the parameters, with arrays of their shapes, in "
+            "which nothing is masked."
         )
     scales = jax.tree.map(lambda leaf, like: jnp.asarray(leaf).astype(like.dtype), scales, shapes)
     for leaf in jax.tree.leaves(scales):

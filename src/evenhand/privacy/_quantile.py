@@ -190,14 +190,14 @@ def histogram(
       [0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
     """
     flat = truth_value("flat", flat)
-    whole_number("histogram(bins=)", bins, 2, _MOST_BINS)
+    bins = whole_number("histogram(bins=)", bins, 2, _MOST_BINS)
     if bins & (bins - 1):
         raise EvenhandError(f"histogram(bins={bins}): give a power of two.")
     if not 0.0 < real_number(largest) < math.inf:
         raise EvenhandError(f"histogram(largest={largest}): give a finite number above 0.")
     sigma = checked_sigma(sigma, "histogram")
-    whole_number("histogram(scale=)", scale, 1)
-    whole_number("histogram(bits=)", bits, 2, 32)
+    scale = whole_number("histogram(scale=)", scale, 1)
+    bits = whole_number("histogram(bits=)", bits, 2, 32)
     return Histogram(bins=bins, largest=float(largest), sigma=sigma, scale=scale, bits=bits, flat=flat)
 
 
@@ -289,7 +289,7 @@ def dyadic_partition(j: int, *, bins: int) -> tuple[tuple[int, int], ...]:
       >>> dyadic_partition(15, bins=16)
       ((3, 1), (2, 3), (1, 7), (0, 15))
     """
-    whole_number("dyadic_partition(j=)", j, 1, bins)
+    j = whole_number("dyadic_partition(j=)", j, 1, bins)
     top = bins.bit_length() - 1
     if j == bins:
         return ((top - 1, 1), (top - 1, 2))
@@ -341,8 +341,8 @@ def concentrated_epsilon(sensitivity: float, *, sigma: float, clients: int, dime
         )
     if not 0.0 < real_number(sensitivity) < math.inf:
         raise EvenhandError(f"concentrated_epsilon(sensitivity={sensitivity}): give a number above 0.")
-    whole_number("concentrated_epsilon(clients=)", clients, 1)
-    whole_number("concentrated_epsilon(dimension=)", dimension, 1)
+    clients = whole_number("concentrated_epsilon(clients=)", clients, 1)
+    dimension = whole_number("concentrated_epsilon(dimension=)", dimension, 1)
     apart = psi(sigma, clients=clients)
     if sigma < 1.0:
         warnings.warn(
@@ -490,7 +490,7 @@ def histogram_for(
     flat = truth_value("flat", flat)
     if not 0.0 < real_number(rho) < math.inf:
         raise EvenhandError(f"histogram_for(rho={rho}): give a number above 0.")
-    whole_number("histogram_for(clients=)", clients, 1)
+    clients = whole_number("histogram_for(clients=)", clients, 1)
     plain = histogram(bins, largest=largest, flat=flat)
     unit = plain.sensitivity(sensitivity)
     epsilon, spread = math.sqrt(2.0 * rho), math.sqrt(clients)
@@ -569,7 +569,7 @@ def quantile_sum(
     """
     at_server = truth_value("at_server", at_server)
     check_tails("quantile_sum", theta)
-    whole_number("quantile_sum(fewest=)", fewest, 1)
+    fewest = whole_number("quantile_sum(fewest=)", fewest, 1)
     everybody = theta == 1.0 or (isinstance(theta, tuple) and min(theta) == 1.0)
     clean = counting._replace(sigma=0.0) if at_server else counting
 

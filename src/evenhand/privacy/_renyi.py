@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evenhand.errors import EvenhandError, truth_value
+from evenhand.errors import EvenhandError, real_number, truth_value
 from evenhand.privacy import _checks as checks
 from evenhand.privacy._checks import NDArray, Orders, Scheme
 
@@ -255,7 +255,7 @@ def epsilon_of_zcdp(rho: float, *, delta: float, classic: bool = False) -> float
     """
     classic = truth_value("classic", classic)
     delta = checks.probability("delta", delta)
-    if not rho >= 0.0:
+    if not real_number(rho) >= 0.0:
         raise EvenhandError(
             f"rho={rho}: give a number of at least 0, 1 / (2 noise_multiplier^2) for Gaussian noise."
         )

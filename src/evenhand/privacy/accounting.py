@@ -243,6 +243,7 @@ def usual_delta(units: int) -> float:
     Source: the rule of the code of Li et al., *Differentially Private Adaptive Optimization with Delayed
     Preconditioners*, ICLR 2023.
     """
+    units = checks.count("units", units)
     return float(f"1e-{len(str(max(units - 1, 1)))}")
 
 

@@ -183,7 +183,7 @@ def audit_mean(
       >>> audit.epsilon < eh.privacy.epsilon(noise_multiplier=2.0, rate=1.0, steps=1, delta=1e-5)
       True
     """
-    whole_number("rounds", rounds, 1)
+    rounds = whole_number("rounds", rounds, 1)
     _check_odds(delta, confidence)
     like = _halves(jnp.zeros(canaries))
 
@@ -292,7 +292,7 @@ def _whole(halves: Params) -> Array:
 
 def _runs(canaries: int, runs: int, seed: int) -> tuple[NDArray, Array]:
     """Which canaries are in, bool ``(runs, canaries)``, and a key for each run."""
-    whole_number("runs", runs, 1)
-    whole_number("canaries", canaries, 10)
+    runs = whole_number("runs", runs, 1)
+    canaries = whole_number("canaries", canaries, 10)
     coins = [np.random.default_rng(seed * runs + run).random(canaries) < 0.5 for run in range(runs)]
     return np.stack(coins), jax.random.split(root_key(seed), runs)

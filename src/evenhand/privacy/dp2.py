@@ -221,7 +221,7 @@ def dp2_extra_query(
     """
     moment = Moment("rmsprop", decay, eps).checked("dp2_extra_query", ("rmsprop",))
     sizes, (first, second) = step_pair("dp2_extra_query", step_sizes), clip_pair("dp2_extra_query", clips)
-    whole_number("delay", delay, 1, 10**6)
+    delay = whole_number("delay", delay, 1, 10**6)
 
     def init(params: Params) -> _TwoQueryState:
         zeros = tree.zeros_like(params)

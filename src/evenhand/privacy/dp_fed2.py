@@ -12,7 +12,7 @@ from evenhand import tree
 from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError, truth_value
 from evenhand.local import Work
-from evenhand.privacy._checks import check_sampled_noise, checked_clip, pair
+from evenhand.privacy._checks import check_sampled_noise, checked_clip, noise, pair
 from evenhand.privacy._preconditioners import Moment, delayed_rule
 from evenhand.privacy.client_level import private
 from evenhand.privacy.dp_ftrl import Correlation, Turns, tree_noise
@@ -107,7 +107,7 @@ def dp_fed2(
     moment = Moment(kind, decay, eps).checked("dp_fed2", ("rmsprop", "adagrad", "yogi"))
     first, second = _pair(clips)
     rule = delayed_rule("dp_fed2", step_sizes, (first, second), delay, moment, unbiased, noise_first)
-    name = f"dp_fed2(noise_multiplier={noise_multiplier:g})"
+    name = f"dp_fed2(noise_multiplier={noise('dp_fed2(noise_multiplier=)', noise_multiplier):g})"
     if cohort is None or clients is None:
         if cohort is not clients:
             raise EvenhandError(

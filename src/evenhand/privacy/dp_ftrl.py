@@ -132,7 +132,7 @@ def toeplitz_noise(bands: int | None = None) -> Correlation:
     2023.
     """
     if bands is not None:
-        whole_number("toeplitz_noise(bands=)", bands, 1)
+        bands = whole_number("toeplitz_noise(bands=)", bands, 1)
 
     def correlation(rounds: int) -> CorrelatedNoise:
         kept = rounds if bands is None else min(bands, rounds)
@@ -272,8 +272,8 @@ class Turns(NamedTuple):
     @staticmethod
     def of(method: str, cohort: int, clients: int, correlation: Correlation) -> Turns:
         """Cohorts of this size, until all clients have been in one; the numbers are checked."""
-        whole_number(f"{method}(cohort=)", cohort, 1)
-        whole_number(f"{method}(clients=)", clients, cohort)
+        cohort = whole_number(f"{method}(cohort=)", cohort, 1)
+        clients = whole_number(f"{method}(clients=)", clients, cohort)
         return Turns(method, cohort, clients, correlation(-(-clients // cohort)))
 
     @property

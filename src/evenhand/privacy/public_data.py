@@ -242,7 +242,7 @@ def pda_dpmd(
     Source: Amid et al., *Public Data-Assisted Mirror Descent for Private Model Training*, ICML 2022, as in Li et al.,
     *Private Adaptive Optimization with Side Information*, ICML 2022, section 6.
     """
-    whole_number("total_steps", total_steps, 1)
+    total_steps = whole_number("total_steps", total_steps, 1)
     examples = public_examples("pda_dpmd", model, public, public_batch_size)
 
     def after(answer: Params, state: Array, iteration: Iteration) -> tuple[Params, Array]:
@@ -312,7 +312,7 @@ def projected_adagrad(
     optimiser = checked_step("projected_adagrad", step_size)
     first, second = pair("projected_adagrad(clips", clips, "of the gradients and of their projections")
     examples = public_examples("projected_adagrad", model, public, 1)
-    whole_number("rank", rank, 1, len(examples.x))
+    rank = whole_number("rank", rank, 1, len(examples.x))
     if not 0.0 <= real_number(eps) < float("inf"):
         raise EvenhandError(f"projected_adagrad(eps={eps}): give a finite number of at least 0.")
 

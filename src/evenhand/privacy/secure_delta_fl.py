@@ -13,7 +13,7 @@ import optax
 from evenhand import tree
 from evenhand.aggregators import secure
 from evenhand.algorithms.averaging import Message, ServerState, server_step
-from evenhand.errors import EvenhandError, expect, truth_value
+from evenhand.errors import EvenhandError, expect, truth_value, whole_number
 from evenhand.local import Work, check_work
 from evenhand.privacy._quantile import Histogram, histogram, quantile_sum
 from evenhand.privacy._tails import (
@@ -146,7 +146,7 @@ def secure_delta_fl(
     Source: Pillutla et al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine
     Learning 2023, algorithms 1 and 2.
     """
-    levels = levels_of("secure_delta_fl", theta)
+    levels, cohort = levels_of("secure_delta_fl", theta), whole_number("secure_delta_fl(cohort=)", cohort, 1)
     check_work(work)
     expect("sampling", sampling, Sampling, "eh.sampling.uniform()")
     expect("server_opt", server_opt, optax.GradientTransformation, "optax.sgd(1.0)")

@@ -50,7 +50,7 @@ def hierarchical(outer: Risk, inner: Risk, groups: Array | np.ndarray, num_group
     """
     for name, risk_of in (("outer", outer), ("inner", inner)):
         expect(f"hierarchical({name}=)", risk_of, Risk, "eh.risks.tilted(1.0)")
-    whole_number("num_groups", num_groups, 1)
+    num_groups = whole_number("num_groups", num_groups, 1)
     if not isinstance(groups, Tracer):
         labels = np.asarray(groups)  # concrete even where the risk is made inside a compiled function
         if labels.dtype.kind not in "biu":

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evenhand.errors import EvenhandError, is_truth_value, real_number
+from evenhand.errors import EvenhandError, real_number
 from evenhand.risks._population import among, linear, log_weights, pinned, risk
 from evenhand.types import Array, Risk
 
@@ -49,7 +49,7 @@ def tilted(t: float | Array) -> Risk:
 
     Source: Li et al., *Tilted Empirical Risk Minimization*, ICLR 2021, equations 2 and 4.
     """
-    is_array = isinstance(t, jax.Array | np.ndarray) and not t.ndim and not is_truth_value(t)
+    is_array = isinstance(t, jax.Array | np.ndarray) and not t.ndim and t.dtype.kind in {*"iufV"}
     if not is_array:
         number = real_number(t)
         if math.isnan(number):

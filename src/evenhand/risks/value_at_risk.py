@@ -60,7 +60,7 @@ def kth_smallest(k: int) -> Risk:
 
     Source: Li et al., *On Tilted Losses in Machine Learning*, JMLR 2023, section on the k-loss.
     """
-    whole_number("k", k, 1, 2**31 - 1)
+    k = whole_number("k", k, 1, 2**31 - 1)
 
     def weigh(losses: Array, p: Array) -> Array:
         losses = pinned(losses)

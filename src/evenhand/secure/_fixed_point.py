@@ -186,9 +186,11 @@ def fixed_point(
       24
     """
     stochastic = truth_value("stochastic", stochastic)
+    bits = whole_number("fixed_point(bits=)", bits, -(2**31))
     if bits not in (32, 64):
         raise EvenhandError(f"fixed_point(bits={bits}): give 32 or 64.")
-    if whole_number("fixed_point(cohort=)", cohort, 1) > _MOST_CLIENTS:
+    cohort = whole_number("fixed_point(cohort=)", cohort, 1)
+    if cohort > _MOST_CLIENTS:
         raise EvenhandError(f"fixed_point(cohort={cohort}): give at most {_MOST_CLIENTS:,} clients.")
     if not 2.0**-60 <= real_number(largest) < 2.0**60:
         raise EvenhandError(

@@ -118,6 +118,7 @@ def plan(
     """
     ids = tuple(clients)
     m = len(ids)
+    bits = whole_number("plan(bits=)", bits, -(2**31))
     if bits not in (32, 64):
         raise EvenhandError(f"plan(bits={bits}): give 32 or 64.")
     if m < 2 or len(set(ids)) < m:

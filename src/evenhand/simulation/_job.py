@@ -191,7 +191,7 @@ def check_job(job: Job) -> None:
     whole_number("seed", job.seed, 0, 2**32 - 1)
     values = {**job._asdict(), **job.execution._asdict()}
     for name in ("cohort", "eval_every", "lanes", "devices", "eval_clients"):
-        if values[name] is not None:
+        if values[name] is not None or name == "eval_every":
             whole_number(name, values[name], 1)
     _check_execution(job)
     # Shapes only: a model that is too large for the machine gets a sentence of its own from check_model.
@@ -202,6 +202,8 @@ def check_job(job: Job) -> None:
             "This method keeps a state at each client, and its sampling can draw a client twice in one round: "
             "sample without replacement, e.g. sampling=eh.sampling.uniform()."
         )
+    if algorithm.classes is not None:
+        whole_number("Algorithm(classes=)", algorithm.classes, 1)
     trigger, classes = None if job.attack is None else job.attack.trigger, job.data.num_classes
     if algorithm.classes is not None and classes is not None and classes > algorithm.classes:
         raise EvenhandError(

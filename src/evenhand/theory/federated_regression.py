@@ -91,8 +91,8 @@ def federated_regression(
     Source: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, section 3.3 and
     appendix A.2.
     """
-    whole_number("features", features, 1)
-    whole_number("examples", examples, 1)
+    features = whole_number("features", features, 1)
+    examples = whole_number("examples", examples, 1)
     if features > examples:
         raise EvenhandError(
             f"features={features}, examples={examples}: orthogonal features need at least as many examples: give fewer "

@@ -173,9 +173,9 @@ def point_estimation(
     Source: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization*, ICML 2021, section 3.3 and
     appendix A.3.
     """
-    whole_number("examples", examples, 1)
-    whole_number("clients", clients, 2)
-    whole_number("malicious", malicious, 0)
+    examples = whole_number("examples", examples, 1)
+    clients = whole_number("clients", clients, 2)
+    malicious = whole_number("malicious", malicious, 0)
     tau_a = tau if malicious_tau is None else malicious_tau
     if not (in_range(sigma) and in_range(tau, tau_a, zero=True)):
         raise EvenhandError(

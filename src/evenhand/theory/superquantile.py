@@ -168,7 +168,7 @@ def delta_fl_step(*, gap: float, lipschitz: float, slope: float, rounds: int, lo
     """
     for name, value in (("gap", gap), ("lipschitz", lipschitz), ("slope", slope)):
         _positive(name, value)
-    whole_number("rounds", rounds, 1)
+    rounds = whole_number("rounds", rounds, 1)
     tau = whole_number("local_steps", local_steps, 1)
     drift = 32.0 * (lipschitz * slope) ** 2 * (1.0 - 1.0 / tau)
     return min(

@@ -438,3 +438,63 @@ def test_a_traced_factor_of_an_attack_is_computed_with():
         return collude(uploads, malicious, present, jax.random.key(0))[0]
 
     np.testing.assert_allclose(jax.vmap(sent)(jnp.array([1.0, 2.0])), [sent(1.0), sent(2.0)], rtol=1e-6)
+
+
+ONE = "give one number for each client"
+ODD = {
+    "a tilt in text": (lambda: eh.risks.tilted(np.array("0.5")), r"tilted\(t=.*: the tilt must be a number"),  # pyright: ignore[reportArgumentType]
+    "ragged groups": (lambda: eh.sampling.stratified([[1, 2], [3]]), r"groups=\[\[1, 2\], \[3\]\]\): give"),  # pyright: ignore[reportArgumentType]
+    "ragged sizes": (
+        lambda: eh.attacks.by_examples(eh.attacks.zero(), 0.3, [[1, 2], [3]]),
+        "give each client's",
+    ),  # pyright: ignore[reportArgumentType]
+    "ragged values": (lambda: eh.evaluation.summarize([[1], [1, 2]]), r"^values=.*: " + ONE),  # pyright: ignore[reportArgumentType]
+    "ragged weights": (lambda: eh.evaluation.evenness([1, 2], [[1], [1, 2]]), r"^weights=.*: " + ONE),  # pyright: ignore[reportArgumentType]
+    "a share in text": (lambda: eh.evaluation.worst([0.5, 1.0], "0.1"), "^fraction='0.1': give a share"),  # pyright: ignore[reportArgumentType]
+    "a fraction in text": (
+        lambda: eh.data.synthetic(test_fraction="0.2"),
+        "^test_fraction must be .* not '0.2'",
+    ),  # pyright: ignore[reportArgumentType]
+    "a choice of two": (
+        lambda: eh.aggregators.drift_tilted(1.0, start=np.array(["zero", "mean"])),
+        "give 'zero' or",
+    ),  # pyright: ignore[reportArgumentType]
+    "no layers": (lambda: eh.models.mlp(3, hidden=None, classes=2), "^hidden=None: give the widths"),  # pyright: ignore[reportArgumentType]
+    "no state": (lambda: eh.models.cnn_batch_norm(state=None), "give one of 'refuse'"),  # pyright: ignore[reportArgumentType]
+    "no names": (lambda: eh.data.load("digits", drop=None), "^drop=None: give names of columns"),  # pyright: ignore[reportArgumentType]
+    "names of numbers": (
+        lambda: eh.data.load("digits", drop=(0.5,)),
+        r"^drop=\(0.5,\): give names of columns",
+    ),  # pyright: ignore[reportArgumentType]
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_values_of_odd_types_are_refused_in_a_sentence(case: str) -> None:
+    make, words = ODD[case]
+    with pytest.raises(eh.EvenhandError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, np.array, jnp.asarray])
+def test_whole_numbers_of_arrays_are_whole_numbers(number) -> None:
+    assert eh.secure.fixed_point(number(64), cohort=number(200)) == eh.secure.fixed_point(64, cohort=200)
+    trigger = eh.attacks.trigger(0.1, label=number(3), patch=number(2)).trigger
+    assert trigger is not None and type(trigger.label) is int
+    work = eh.local.sgd(MODEL, 0.1, epochs=1)
+    options = {"clip": 1.0, "noise_multiplier": 1.0}
+    assert eh.privacy.dp_ftrl(work, cohort=number(2), clients=number(8), **options).name
+    assert eh.models.mlp(3, hidden=[number(4)], classes=2).name == "mlp(features=3, classes=2, hidden=(4,))"
+    assert eh.testing.toy_data().min_examples(number(2)).num_clients
+
+
+def test_a_run_is_evaluated_every_so_many_rounds() -> None:
+    method = A.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1))
+    with pytest.raises(eh.EvenhandError, match="^eval_every=None: give a whole number"):
+        eh.simulate(method, eh.testing.toy_data(), rounds=1, eval_every=None)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_method_for_some_classes_has_a_whole_number_of_them() -> None:
+    method = A.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1))._replace(classes="3")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(eh.EvenhandError, match=r"Algorithm\(classes=\)='3': give a whole number"):
+        eh.simulate(method, eh.testing.toy_data(), rounds=1)

@@ -438,7 +438,12 @@ def test_the_noise_of_a_step_does_not_depend_on_the_scales_and_that_of_the_rever
     )
 
 
-@pytest.mark.parametrize("scales", [{"w": "a"}, {"w": None}, "a", jax.tree.map(lambda leaf: leaf[:1], A)])
+MASKED = jax.tree.map(lambda leaf: np.ma.array(np.asarray(leaf), mask=True), A)
+
+
+@pytest.mark.parametrize(
+    "scales", [{"w": "a"}, {"w": None}, "a", jax.tree.map(lambda leaf: leaf[:1], A), MASKED]
+)
 def test_scales_that_are_no_tree_of_numbers_are_refused(scales):
     with pytest.raises(EvenhandError, match=r"adadps\(divided_by=...\): give a tree like the parameters"):
         adadps(divided_by=scales)

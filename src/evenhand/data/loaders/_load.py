@@ -176,7 +176,7 @@ def load(
             f"load reads files, not {type(source).__name__} objects: give a table in memory to "
             "evenhand.data.from_frame, and arrays to evenhand.data.from_arrays."
         )
-    whole_number("min_examples", min_examples, 1)
+    min_examples = whole_number("min_examples", min_examples, 1)
     data = _from(source, options)
     return data if min_examples == 1 else data.min_examples(min_examples)
 

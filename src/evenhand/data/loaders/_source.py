@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import stat
 import zlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
@@ -67,6 +67,13 @@ class Options(NamedTuple):
                 raise EvenhandError(
                     f"{name}={value!r} is one piece of text: give a list of names, [{value!r}]."
                 )
+        for name in ("client", "features", "drop", "categorical", "text"):
+            value = named.get(name, ())
+            is_left_out = name == "features" and value is None
+            if not is_left_out and not (
+                isinstance(value, Collection) and all(isinstance(x, str) for x in value)
+            ):
+                raise EvenhandError(f"{name}={value!r:.60}: give names of columns, such as ['age', 'sex'].")
         options = Options(**{name: value for name, value in named.items() if name in Options._fields})
         for name in ("standardize", "standardize_target", "drop_empty", "regression"):
             truth_value(name, named.get(name, False))
