@@ -82,7 +82,7 @@ def qfedavg(
     method = variant(
         work, server_opt, rule, sampling, keep_partial=keep_partial, keeps=True, statistics_stay=True
     )
-    name = f"qfedavg(q={q:g}, lipschitz={lipschitz:g})"
+    name = f"qfedavg(q={q:g}, lipschitz={lipschitz:g}{', summed=True' if summed else ''})"
     method = method._replace(
         name=name, phases=tuple(map(of_sums, method.phases)) if summed else method.phases
     )

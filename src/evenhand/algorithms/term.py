@@ -81,16 +81,18 @@ def term(
             "term() got reference=True and running=: they are two normalisers, so give only one of them."
         )
     if reference:
-        rule = reference_tilt(t)
+        rule, kind = reference_tilt(t), ", reference=True"
+    elif running is not None:
+        rule, kind = running_tilt(t, running), f", running={running:g}"
     else:
-        rule = risk_weighted(risks.tilted(t)) if running is None else running_tilt(t, running)
+        rule, kind = risk_weighted(risks.tilted(t)), ""
     method = variant(
         work,
         server_opt,
         rule,
         sampling,
         keep_partial=keep_partial,
-        name=f"term(t={t:g})",
+        name=f"term(t={t:g}{kind}{', summed=True' if summed else ''})",
         keeps=True,
         statistics_stay=True,
     )

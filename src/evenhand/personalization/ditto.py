@@ -102,7 +102,7 @@ def ditto(
         )
     if str(origin) not in ("initial", "received"):
         raise EvenhandError(f"ditto(origin={origin!r:.40}): give 'initial' or 'received'.")
-    name = f"ditto({method.name or 'method'}, lam={lam:g})"
+    name = f"ditto({method.name or 'method'}, {_shown(lam, origin, implicit, same_batches)})"
     if lam == math.inf:
         return _without_own_models(method)._replace(name=name)
 
@@ -142,6 +142,16 @@ def ditto(
         effort=work.effort,
         name=name,
     )
+
+
+def _shown(lam: float, origin: str, implicit: bool, same_batches: bool) -> str:
+    """The penalty and the options that are not the usual ones, for the method's name."""
+    options = {
+        "origin='received'": origin == "received",
+        "implicit=True": implicit,
+        "same_batches=True": same_batches,
+    }
+    return ", ".join([f"lam={lam:g}", *(option for option, is_given in options.items() if is_given)])
 
 
 def _without_own_models(method: Algorithm) -> Algorithm:

@@ -159,5 +159,5 @@ def l2sgd(work: local.Work, *, lam: float, exact: bool = True, aggregator: Aggre
         phases=(phase._replace(work=train, server=server),),
         init_client=lambda params: params,
         personal_params=lambda server, own: own,
-        name=f"l2sgd(lam={lam:g})",
+        name=f"l2sgd(lam={lam:g}{'' if exact else ', exact=False'})",
     )

@@ -490,7 +490,7 @@ def test_whole_numbers_of_arrays_are_whole_numbers(number) -> None:
 
 def test_a_run_is_evaluated_every_so_many_rounds() -> None:
     method = A.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1))
-    with pytest.raises(eh.EvenhandError, match="^eval_every=None: give a whole number"):
+    with pytest.raises(eh.EvenhandError, match=r"^eval_every=None: give a whole number"):
         eh.simulate(method, eh.testing.toy_data(), rounds=1, eval_every=None)  # pyright: ignore[reportArgumentType]
 
 

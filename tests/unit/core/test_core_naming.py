@@ -25,6 +25,9 @@ METHODS = {
     "fedmgda(epsilon=0.1)": A.fedmgda(WORK),
     "fedtilt(tilts 1, 2, 0; prox_mu=0.01)": A.fedtilt(WORK, tilt_class=1.0, tilt_sample=2.0),
     "term(t=1)": A.term(WORK, t=1.0),
+    "term(t=1, running=0.5, summed=True)": A.term(WORK, t=1.0, running=0.5, summed=True),
+    "term(t=1, reference=True)": A.term(WORK, t=1.0, reference=True),
+    "qfedavg(q=2, lipschitz=10, summed=True)": A.qfedavg(WORK, q=2.0, lipschitz=10.0, summed=True),
     "averaged(fedprox(mu=0.1))": A.averaged(PROX),
     "side_by_side(a, b)": A.side_by_side({"a": A.fedavg(WORK), "b": PROX._replace(partial_work=False)}),
 }
@@ -33,6 +36,18 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_shows_its_name_and_what_sets_it_apart(name):
     assert repr(METHODS[name]) == f"<Algorithm {name}>"
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, "lam=0.1"),
+        ({"origin": "received", "implicit": True}, "lam=0.1, origin='received', implicit=True"),
+        ({"same_batches": True}, "lam=0.1, same_batches=True"),
+    ],
+)
+def test_a_method_around_another_shows_its_options(options, shown):
+    assert eh.personalization.ditto(PROX, WORK, lam=0.1, **options).name == f"ditto(fedprox(mu=0.1), {shown})"
 
 
 def test_the_table_names_public_methods():
