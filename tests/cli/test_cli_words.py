@@ -133,6 +133,7 @@ def test_every_option_says_what_it_takes(
             "run fedavg --epochs 1.5",
             "--epochs takes a whole number, not '1.5': see `evenhand run fedavg --help`.",
         ),
+        ("run fedavg --batch-size abc", "--batch-size takes a number or all, not 'abc': see "),
         ("run fedavg --cohort 2.5", "--cohort takes a whole number or all, not '2.5': see "),
         ("run fedavg --checkpoint soon", "--checkpoint takes a number or off, not 'soon': see "),
         ("run fedavg --lr", "--lr needs a number after it: see `evenhand run fedavg --help`."),

@@ -66,7 +66,8 @@ class Takes(NamedTuple):
         if len(self.words) == len(self.kinds) > 1:
             return f"one of {', '.join(self.words)}"
         names = {int: "a whole number", float: "a number", WholeNumbers: "whole numbers, as in 300,100"}
-        types = [names.get(kind, "a value") for kind in self.kinds if not isinstance(kind, str)]
+        kinds = [kind for kind in self.kinds if not isinstance(kind, str)]
+        types = [names.get(kind, "a value") for kind in kinds if kind is not int or float not in kinds]
         return " or ".join(types + self.words) or "true or false"
 
     def read(self, text: str, name: str = "") -> Any:
