@@ -6,17 +6,18 @@ On the CPU, XLA runs the gradient of a convolution inside a loop ten to fifty ti
 
 * **Convolutions** of one to three dimensions and any layout, stride, padding and dilation, transposed and grouped
   ones too: patches times kernel, one matrix product, or one *batched* product under ``vmap``.  Depthwise ones: a
-  sum of shifted images. Of one channel, on the CPU: patches in columns, so that each place of the window is an image.  A value alone, without derivative and without kernels per client, stays native, for a
-  loop does it no harm.  On the CPU, windows of 3 to 5 by 3 to 5 with 16 channels or more become products at
-  interpolation points instead (Winograd; :mod:`evenhand._jaxpr.convolution` has the figures): twice as fast on a
-  core, and off by 1e-5 of the gradient's size instead of 1e-6. ``precision="highest"`` keeps patches.
+  sum of shifted images.  Of one channel, on the CPU: patches in columns, so that each place of the window is an
+  image.  A value alone, without derivative and without kernels per client, stays native, for a loop does it no harm.
+  On the CPU, windows of 3 to 5 by 3 to 5 with 16 channels or more become products at interpolation points instead
+  (Winograd; :mod:`evenhand._jaxpr.convolution` has the figures): twice as fast on a core, and off by 1e-5 of the
+  gradient's size instead of 1e-6.  ``precision="highest"`` keeps patches.
 * **Max-pooling** with at most nine numbers per window, windows side by side: maxima of strided slices with a
   gradient of their own, the native one also for ties.  Overlapping, padded and larger windows are faster natively,
   and so is every average.
 * **Products** of a matrix by one with 2 to 32 columns and at least 128 rows, on the CPU: the gradient of the latter
   is computed transposed.
-* **Products** of up to 512 rows by a matrix of at least 2^20 numbers, on the CPU: the gradient of the rows is computed with
-  the matrix as the first operand. XLA copies the second one before it multiplies by its transpose.
+* **Products** of up to 512 rows by a matrix of at least 2^20 numbers, on the CPU: the gradient of the rows is computed
+  with the matrix as the first operand.  XLA copies the second one before it multiplies by its transpose.
 * **Products** of rows in several axes, such as those of tokens, by a matrix, on the CPU: those of rows in one axis. XLA
   would transpose the slopes for the gradient of the matrix; a gradient of the LSTM takes 0.9 of the time.
 * Everything else, and functions that bring derivatives of their own (``custom_jvp``, ``custom_vjp``) or loop with
