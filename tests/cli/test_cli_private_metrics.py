@@ -67,7 +67,7 @@ def test_a_run_that_did_not_ask_has_none(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_of_the_best_round_where_that_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    words = ["--lr", "20", "--keep", "best:train:worst10", "--private-metrics", "--quiet"]
+    words = ["--lr", "1", "--keep", "best:train:worst10", "--private-metrics", "--quiet"]
     assert main(["run", "fedavg", *DIGITS, *words, "--out", str(folder)]) == 0
     summary = summary_of(folder)
     exact = summary["private_metrics"]["metrics"]["accuracy"]["statistics"]["mean"]["exact"]

@@ -27,7 +27,7 @@ from evenhand.wire.secure_sums import secure_total
 from evenhand.wire.sum_messages import Occasion, sum_terms
 
 CLIENTS = 5
-LOCAL = ("--lr", "0.2", "--batch-size", "5")
+LOCAL = ("--lr", "0.02", "--batch-size", "5")
 MASKED = ("--method", "fedavg(aggregator=secure(mean()))")
 
 
@@ -673,7 +673,7 @@ def test_a_tracker_follows_a_deployed_run(tmp_path, monkeypatch, capsys):
         assert logged[column] == [(done, pytest.approx(number)) for done, number in wanted]
 
 
-@pytest.mark.parametrize(("rate", "status"), [("0.2", "done"), ("1e5", "diverged")])
+@pytest.mark.parametrize(("rate", "status"), [("0.02", "done"), ("1e5", "diverged")])
 def test_a_tracker_learns_how_a_deployed_run_ended(tmp_path, monkeypatch, rate, status):
     monkeypatch.setattr(sys.modules[__name__], "LOCAL", ("--lr", rate, "--batch-size", "5"))
     folder = federation(tmp_path / "fed", "--metrics", "numbers")
