@@ -257,6 +257,7 @@ BUCKETS = Stack(lambda like, clients: (), lambda uploads, present, state, key: (
 """Hands out the buckets themselves."""
 
 
+@partial(jax.jit, static_argnames="size")  # its loops would be compiled at each call
 def buckets(uploads: Upload, key: Any, size: int = 2) -> Upload:
     clients = uploads.weight.shape[0]
     return agg.bucketing(size, then=BUCKETS).apply(uploads, jnp.ones(clients, bool), (), key)[0]
@@ -335,6 +336,7 @@ def test_rules_that_skip_empty_slots_do_not_read_them(name: str) -> None:
     weights = jnp.arange(1.0, 8.0)
     whole = Upload(deltas, weights, weights)
 
+    @jax.jit
     def direction(uploads: Upload) -> jax.Array:
         noise = jax.random.split(KEY, 7)
         state = rule.init(jnp.zeros(5), 7)

@@ -44,7 +44,7 @@ def one_by_one(model: Model, params: Any, x: Any, y: Any, key: Any) -> list[list
 
         return jax.tree.leaves(jax.grad(loss)(params))
 
-    keys = [jax.random.fold_in(key, i) for i in range(len(x))]
+    x, y, keys = np.asarray(x), np.asarray(y), [jax.random.fold_in(key, i) for i in range(len(x))]
     return [[np.asarray(g, np.float64) for g in gradient(params, x[i], y[i], keys[i])] for i in range(len(x))]
 
 
@@ -68,7 +68,7 @@ def filled(model: Model) -> Any:
 
     def draw(leaf: Any) -> Array:
         inputs = leaf.size / leaf.shape[-1] if leaf.ndim > 1 else 4
-        return jnp.asarray(RNG.normal(size=leaf.shape) / np.sqrt(inputs), leaf.dtype)
+        return jax.device_put((RNG.normal(size=leaf.shape) / np.sqrt(inputs)).astype(leaf.dtype))
 
     return jax.tree.map(draw, like)
 
@@ -244,9 +244,7 @@ LAYERS = {
 def test_sums_equal_those_of_a_loop_over_examples(name: str) -> None:
     model, x, y = CASES[name]
     x, y, params = jnp.asarray(x), jnp.asarray(y), filled(model)
-    divisor = jax.tree.map(
-        lambda leaf: jnp.exp(jnp.asarray(RNG.normal(size=leaf.shape), jnp.float32)), params
-    )
+    divisor = jax.tree.map(lambda leaf: np.exp(RNG.normal(size=leaf.shape)).astype(np.float32), params)
     # Interpolated convolutions are off by 1e-5.  In float32 two loops over examples, one of them with convolutions as
     # products of patches, are 2e-6 apart already.
     limit = 5e-6 if "cnn" in name or name in ("images", "lenet") else 1e-6
@@ -540,7 +538,7 @@ def test_the_smallest_and_the_largest_clip_hold_to_rounding(clip: float) -> None
 
 def _share_of_clip(call: Any, params: Params, x: Any, y: Any, clip: Any, **rest: Params) -> float:
     """The length of what one example adds, over the clip."""
-    total, _ = call(params, jnp.asarray(x), jnp.asarray(y), jnp.ones(1, bool), KEY, clip, **rest)
+    total, _ = call(params, x, y, np.ones(1, bool), KEY, clip, **rest)
     length = np.sqrt(sum(np.sum(np.asarray(leaf, np.float64) ** 2) for leaf in jax.tree.leaves(total)))
     return length / float(clip)
 
@@ -566,7 +564,7 @@ def test_no_example_adds_more_than_the_clip_at_any_scale(given: tuple[str, ...])
         return rng.normal(size=shape) * scales
 
     for _ in range(400):
-        rest = {name: {"kernel": jnp.float32(drawn(6, 3, reach=12, apart=4))} for name in given}
+        rest = {name: {"kernel": np.float32(drawn(6, 3, reach=12, apart=4))} for name in given}
         apart = rng.choice([0.0, 10.0])
         x, y = drawn(1, 6, reach=36, apart=apart), drawn(1, 3, reach=36, apart=apart)
         y = y / np.abs(x).max() if rng.random() < 0.5 else y
@@ -595,7 +593,7 @@ def test_slopes_that_cancel_where_an_id_is_read_twice_are_clipped_as_one_sum(giv
     model = models.from_functions(lambda key: params, apply, lambda outputs, y: outputs)
     call = compiled(model)
     for _ in range(200):
-        rest = {name: {"table": jnp.float32(rng.uniform(0.5, 2.0, (9, 2)))} for name in given}
+        rest = {name: {"table": np.float32(rng.uniform(0.5, 2.0, (9, 2)))} for name in given}
         slopes = rng.normal(size=2) * 10.0 ** rng.uniform(-3, 3)
         x = np.stack([np.full(2, 4.0), slopes, -slopes * (1 + 10.0 ** rng.uniform(-8, -4))])
         shares.append(_share_of_clip(call, params, np.float32(x[None]), np.zeros(1), 1e-7, **rest))
@@ -675,11 +673,8 @@ def test_a_sum_of_half_precision_is_not_rounded_by_more_than_an_example_changes_
         metrics={},
     )
     x, y = jnp.tile(jnp.array([[3.0, 4.0]]), (rows, 1)), jnp.zeros(rows)
-    params = model.init(key)
-    sums = [
-        np.asarray(clipped_sum(model, params, x, y, jnp.arange(rows) < n, key, clip=1.0)[0]["w"])
-        for n in (rows - 1, rows)
-    ]
+    params, call = model.init(key), compiled(model)
+    sums = [np.asarray(call(params, x, y, np.arange(rows) < n, key, 1.0)[0]["w"]) for n in (rows - 1, rows)]
     np.testing.assert_allclose(sums[1] - sums[0], [0.6, 0.8], atol=1e-2)
     work = privacy.dp_sgd(model, 0.1, clip=1.0, noise_multiplier=1.0, rate=0.5, steps=1)
     data = ClientData(x, y, jnp.int32(0), jnp.int32(rows), jnp.float32(1.0), rows)
