@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -99,7 +100,7 @@ def local(mesh: Mesh | None) -> Mesh | None:
 def everywhere(mesh: Mesh | None, values: Any) -> Any:
     """A tree of arrays, replicated on each device of the mesh."""
     if mesh is None:
-        return jax.tree.map(jnp.asarray, values)
+        return jax.tree.map(_on_one, values)
     sharding = NamedSharding(mesh, PartitionSpec())
 
     def placed(leaf: Any) -> jax.Array:
@@ -115,6 +116,11 @@ def everywhere(mesh: Mesh | None, values: Any) -> Any:
         return jax.make_array_from_single_device_arrays(jnp.shape(leaf), sharding, local_parts)
 
     return jax.tree.map(placed, values)
+
+
+def _on_one(leaf: Any) -> jax.Array:
+    # JAX compiles jnp.asarray for each new shape.  device_put does not, but may share the memory: hence the copy.
+    return jax.device_put(np.array(leaf)) if isinstance(leaf, np.ndarray) else jnp.asarray(leaf)
 
 
 def dealt(mesh: Mesh | None, parts: list[Any]) -> Any:

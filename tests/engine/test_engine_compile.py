@@ -15,6 +15,7 @@ import pytest
 
 import evenhand as eh
 from evenhand._jaxpr.hoist import hoist
+from evenhand.devices import everywhere
 from evenhand.simulation import Execution, Job, engine, iterate, setup
 from evenhand.types import Model
 
@@ -261,6 +262,17 @@ def test_clients_of_one_size_take_as_many_steps_as_each_other(monkeypatch):
     counted = setup._steps(ready.program, ready.rows)
     np.testing.assert_array_equal(counted, 6 * steps)
     assert setup._waste(ready.program, counted, 4) == setup._waste(ready.program, steps, 4) > 1
+
+
+def test_putting_arrays_of_new_shapes_on_a_device_compiles_nothing_and_shares_no_memory(monkeypatch):
+    compiled, given = [], [np.ones((size, 3), np.float32) for size in range(211, 227)]
+    monkeypatch.setattr(logging.getLogger("jax._src.interpreters.pxla"), "handle", compiled.append)
+    with jax.log_compiles():
+        placed = everywhere(None, given)
+    assert not compiled
+    for array in given:
+        array[:] = 2.0
+    assert all((np.asarray(leaf) == 1.0).all() for leaf in placed)
 
 
 def test_rounds_between_two_evaluations_are_one_call(monkeypatch):
