@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -441,31 +443,34 @@ def test_a_traced_factor_of_an_attack_is_computed_with():
 
 
 ONE = "give one number for each client"
-ODD = {
-    "a tilt in text": (lambda: eh.risks.tilted(np.array("0.5")), r"tilted\(t=.*: the tilt must be a number"),  # pyright: ignore[reportArgumentType]
-    "ragged groups": (lambda: eh.sampling.stratified([[1, 2], [3]]), r"groups=\[\[1, 2\], \[3\]\]\): give"),  # pyright: ignore[reportArgumentType]
-    "ragged sizes": (
-        lambda: eh.attacks.by_examples(eh.attacks.zero(), 0.3, [[1, 2], [3]]),
-        "give each client's",
-    ),  # pyright: ignore[reportArgumentType]
-    "ragged values": (lambda: eh.evaluation.summarize([[1], [1, 2]]), r"^values=.*: " + ONE),  # pyright: ignore[reportArgumentType]
-    "ragged weights": (lambda: eh.evaluation.evenness([1, 2], [[1], [1, 2]]), r"^weights=.*: " + ONE),  # pyright: ignore[reportArgumentType]
-    "a share in text": (lambda: eh.evaluation.worst([0.5, 1.0], "0.1"), "^fraction='0.1': give a share"),  # pyright: ignore[reportArgumentType]
+NOTHING: Any = None
+RAGGED: Any = [[1, 2], [3]]
+TEXT: Any = "0.2"
+ODD: dict[str, tuple[Callable[[], object], str]] = {
+    "a tilt in text": (
+        lambda: eh.risks.tilted(cast("Any", np.array("0.5"))),
+        r"t=.*: the tilt must be a number",
+    ),
+    "ragged groups": (lambda: eh.sampling.stratified(RAGGED), r"groups=\[\[1, 2\], \[3\]\]\): give"),
+    "ragged sizes": (lambda: eh.attacks.by_examples(eh.attacks.zero(), 0.3, RAGGED), "give each client's"),
+    "ragged values": (lambda: eh.evaluation.summarize(RAGGED), r"^values=.*: " + ONE),
+    "ragged weights": (lambda: eh.evaluation.evenness([1, 2], RAGGED), r"^weights=.*: " + ONE),
+    "a share in text": (lambda: eh.evaluation.worst([0.5, 1.0], TEXT), "^fraction='0.2': give a share"),
     "a fraction in text": (
-        lambda: eh.data.synthetic(test_fraction="0.2"),
+        lambda: eh.data.synthetic(test_fraction=TEXT),
         "^test_fraction must be .* not '0.2'",
-    ),  # pyright: ignore[reportArgumentType]
+    ),
     "a choice of two": (
-        lambda: eh.aggregators.drift_tilted(1.0, start=np.array(["zero", "mean"])),
+        lambda: eh.aggregators.drift_tilted(1.0, start=cast("Any", np.array(["zero", "mean"]))),
         "give 'zero' or",
-    ),  # pyright: ignore[reportArgumentType]
-    "no layers": (lambda: eh.models.mlp(3, hidden=None, classes=2), "^hidden=None: give the widths"),  # pyright: ignore[reportArgumentType]
-    "no state": (lambda: eh.models.cnn_batch_norm(state=None), "give one of 'refuse'"),  # pyright: ignore[reportArgumentType]
-    "no names": (lambda: eh.data.load("digits", drop=None), "^drop=None: give names of columns"),  # pyright: ignore[reportArgumentType]
+    ),
+    "no layers": (lambda: eh.models.mlp(3, hidden=NOTHING, classes=2), "^hidden=None: give the widths"),
+    "no state": (lambda: eh.models.cnn_batch_norm(state=NOTHING), "give one of 'refuse'"),
+    "no names": (lambda: eh.data.load("digits", drop=NOTHING), "^drop=None: give names of columns"),
     "names of numbers": (
-        lambda: eh.data.load("digits", drop=(0.5,)),
+        lambda: eh.data.load("digits", drop=cast("Any", (0.5,))),
         r"^drop=\(0.5,\): give names of columns",
-    ),  # pyright: ignore[reportArgumentType]
+    ),
 }
 
 
@@ -482,8 +487,8 @@ def test_whole_numbers_of_arrays_are_whole_numbers(number) -> None:
     trigger = eh.attacks.trigger(0.1, label=number(3), patch=number(2)).trigger
     assert trigger is not None and type(trigger.label) is int
     work = eh.local.sgd(MODEL, 0.1, epochs=1)
-    options = {"clip": 1.0, "noise_multiplier": 1.0}
-    assert eh.privacy.dp_ftrl(work, cohort=number(2), clients=number(8), **options).name
+    method = eh.privacy.dp_ftrl(work, cohort=number(2), clients=number(8), clip=1.0, noise_multiplier=1.0)
+    assert method.name
     assert eh.models.mlp(3, hidden=[number(4)], classes=2).name == "mlp(features=3, classes=2, hidden=(4,))"
     assert eh.testing.toy_data().min_examples(number(2)).num_clients
 
