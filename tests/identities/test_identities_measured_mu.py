@@ -117,6 +117,16 @@ def test_it_needs_plain_steps_and_other_words_are_refused():
         eh.algorithms.fedprox(WORK, mu="best")  # pyright: ignore[reportArgumentType]
 
 
+def test_false_claims_of_a_client_keep_mu_within_its_range():
+    """The root of a mean below 0 would be NaN, with which no honest client could ever train again."""
+    lie = eh.types.Attack(clients=(0,), upload=lambda sent, key: jax.tree.map(lambda x: 0 * x - 1e6, sent))
+    method = eh.algorithms.fedprox(WORK, mu="theory", aggregator=eh.aggregators.coordinate_median())
+    attacked = eh.simulate(method, parabolas(A, C), rounds=3, attack=lie, eval_every=3)
+    mu = attacked.per_round["mu"]
+    assert ((mu >= 0) & (mu <= np.float32(1 / STEP))).all() and (attacked.per_round["reported"] == 60).all()
+    assert float(attacked.params) < 3.0
+
+
 def test_it_obeys_the_contract():
     work = eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4)
     eh.testing.check_algorithm(eh.algorithms.fedprox(work, mu="theory"), rounds=2)

@@ -24,6 +24,8 @@ from evenhand.types import (
     Params,
     PyTree,
     Sampling,
+    Sum,
+    Upload,
 )
 
 __all__ = ["fedprox_measured"]
@@ -65,6 +67,10 @@ def fedprox_measured(
     may be like that, and training is then far slower than FedAvg's.  The rehearsal costs the local work once more, two
     passes over the examples, and an upload of the model's size; it is always averaged, whatever the ``aggregator`` is.
     To pay only once, run a few rounds and give ``fedprox`` the :math:`\mu` found.
+
+    Robustness: the ``aggregator`` protects the model, not :math:`\mu`.  A malicious client may claim any numbers; those
+    below 0, which no honest client has, count as 0, and a :math:`\mu` that is not a number counts as the largest one.
+    So one client can raise or lower :math:`\mu`, but only between 0 and one over the step size.
 
     Differs from the paper, which suggests to tune :math:`\mu` by its theory and gives no method.  The theorem calls for
     the largest :math:`L` and :math:`\gamma` of any client; averages are what a sum can find.  :math:`B`, from a cohort,
@@ -111,11 +117,10 @@ def fedprox_measured(
         B = jnp.sqrt(jnp.maximum(_ratio(means.square, tree.norm(means.gradient) ** 2), 1.0))
         gamma, lipschitz = means.gamma, jnp.sqrt(means.bend)
         a, b = _line(B, gamma, lipschitz, reported.astype(jnp.float32))
-        # rho is a / mu - b / mu^2.
         most, round = jnp.float32(1.0 / step_size), state.extra.round
         if schedule is not None:
             most = _inverse(step_size * jnp.asarray(schedule(round), jnp.float32), step_size)
-        mu = jnp.where(a > 0.0, jnp.minimum(2.0 * b / jnp.where(a > 0.0, a, 1.0), most), most)
+        mu = _best(a, b, most)
         decrease = _ratio(a * mu - b, mu**2)
         info = {"mu": mu, "B": B, "gamma": gamma, "lipschitz": lipschitz, "decrease": decrease}
         if schedule is not None:
@@ -126,7 +131,7 @@ def fedprox_measured(
     passes = local.in_turn(work.effort, lambda data: Effort(jnp.int32(0), 2 * data.size))
     measure = train._replace(
         work=rehearse,
-        aggregator=mean(),
+        aggregator=_claims(),
         server=choose,
         effort=passes,
         steps_if_empty=schedule is not None,
@@ -155,6 +160,18 @@ class _Measured(NamedTuple):
     bend: Array
 
 
+def _claims() -> Sum:
+    """The mean of what clients say they measured, none of which is below 0 for an honest client."""
+    average = mean()
+
+    def lift(upload: Upload, public: PyTree, key: Key) -> PyTree:
+        gradient, *numbers = upload.delta
+        claims = _Measured(gradient, *(jnp.maximum(number, 0.0) for number in numbers))
+        return average.lift(upload._replace(delta=claims), public, key)
+
+    return average._replace(lift=lift)
+
+
 def _measured(work: local.Work, start: Params, end: Params, mu: Array, data: ClientData) -> _Measured:
     """From the gradients before and after local work."""
     before, after = (local.full_gradient(work.model, params, data) for params in (start, end))
@@ -171,6 +188,13 @@ def _line(B: Array, gamma: Array, lipschitz: Array, cohort: Array) -> tuple[Arra
     sampled = (2.0 * jnp.sqrt(2.0 * cohort) + 2.0) / cohort
     slope = 1.0 - gamma * B - jnp.sqrt(2.0 / cohort) * inexact
     return slope, lipschitz * (inexact + inexact**2 * (0.5 + sampled))
+
+
+def _best(a: Array, b: Array, most: Array) -> Array:
+    """The :math:`\\mu` up to ``most`` at which the decrease, :math:`a / \\mu - b / \\mu^2`, is largest."""
+    mu = 2.0 * b / jnp.where(a > 0.0, a, 1.0)
+    # False numbers that overflow give NaN, with which no client would ever train again.
+    return jnp.where((a > 0.0) & (mu >= 0.0) & (mu < most), mu, most)
 
 
 def _ratio(over: Array, under: Array) -> Array:
