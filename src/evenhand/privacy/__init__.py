@@ -1,9 +1,9 @@
 """Private learning: clipping, noise, sampling and accounting, and the methods made of them.
 
 A method lists what it gives away (:class:`evenhand.types.Release`), :func:`spent` adds it up, and :func:`noise_for`
-says how much noise a budget calls for.  ``accountant="pld"`` needs the package ``dp-accounting``, which
-``pip install 'evenhand[privacy]'`` brings.  Aggregators and local work of this package carry what they give away with
-them; :func:`private` makes the guarantee for a whole method, or says why it cannot.
+says how much noise a budget calls for.  For releases on samples, ``accountant="pld"`` needs the package
+``dp-accounting``, which ``pip install 'evenhand[privacy]'`` brings.  Aggregators and local work of this package carry
+what they give away with them; :func:`private` makes the guarantee for a whole method, or says why it cannot.
 """
 
 from evenhand.privacy._discrete_gaussian import (

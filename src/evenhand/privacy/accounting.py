@@ -44,14 +44,23 @@ def spent(
         - \frac{\log (\delta \alpha)}{\alpha - 1}\Big]
 
     with :math:`\mathrm{RDP}_r` of :func:`rdp` for Gaussian noise, of :func:`amplified` for concentrated mechanisms; or
-    from the distribution of the privacy loss, which dp-accounting composes numerically.
+    from the distribution of the privacy loss.  Gaussian releases in which all units take part are together one with
+    :math:`m = \sqrt{\sum_r T_r / z_r^2}`, whose :math:`\varepsilon` solves
+
+    .. math::
+        \delta = \Phi\big(\tfrac m2 - \tfrac\varepsilon m\big)
+        - e^\varepsilon\, \Phi\big(- \tfrac m2 - \tfrac\varepsilon m\big);
+
+    with releases on samples among them, dp-accounting composes the distributions numerically.
 
     Args:
       releases: what was given away, as :class:`evenhand.types.Privacy` lists it for some number of rounds.
       delta: :math:`\delta`, between 0 and 1; well below 1 over the number of units.
-      accountant: ``"rdp"``: an upper bound in milliseconds.  ``"pld"``: nearly exact, in seconds, and never above
-        ``"rdp"``, with which it agrees at a delta below about 1e-14; needs ``pip install 'evenhand[privacy]'``;
-        Gaussian noise, independent sampling and at most ten million steps on samples only.
+      accountant: ``"rdp"``: an upper bound in milliseconds.  ``"pld"``: for Gaussian noise only, and never above
+        ``"rdp"``.  It is exact, at any delta and epsilon, if all units take part in all releases.  On samples, which
+        must be independent, it takes seconds, at most ten million steps, and ``pip install 'evenhand[privacy]'``.  It
+        is then within 1e-6 of the exact epsilon (compared at epsilon 6 to 48), and equals ``"rdp"`` at a delta below
+        about 1e-14 and where losses are too large, or too many, to be counted.
       orders: the orders of Renyi divergence to try; None: ``ORDERS_FINE``.
       kappa: of :func:`amplified`: 3 for any concentrated mechanism, 1 for those of the Gaussian's kind.
 
@@ -81,7 +90,7 @@ def spent(
 
     Source: Mironov, *Renyi Differential Privacy*, CSF 2017; Canonne, Kamath and Steinke, *The Discrete Gaussian for
     Differential Privacy*, NeurIPS 2020; Koskela, Jalko and Honkela, *Computing Tight Differential Privacy Guarantees
-    Using FFT*, AISTATS 2020.
+    Using FFT*, AISTATS 2020; Balle and Wang, *Improving the Gaussian Mechanism for Differential Privacy*, ICML 2018.
     """
     tried = ORDERS_FINE if orders is None else tuple(checks.orders(orders).tolist())
     return _warned(_spending(releases, checks.probability("delta", delta), accountant, tried, kappa), tried)
@@ -564,15 +573,21 @@ def _by_losses(releases: Sequence[Release], delta: float) -> float:
                 f"accountant='pld' supports at most {_MOST_TIMES:,} steps on samples, but these are {release.times:,}: "
                 "use accountant='rdp'."
             )
+    to_all = [release for release in releases if release.rate == 1.0]
+    sampled = [release for release in releases if release.rate < 1.0]
+    effect = math.hypot(*(math.sqrt(release.times) / release.noise_multiplier for release in to_all))
+    if not sampled:
+        return _gaussian_epsilon(effect, delta)
     try:
         import dp_accounting as events
     except ImportError as error:
         raise EvenhandError(
-            "accountant='pld' needs the package dp-accounting, which is not installed: "
+            "accountant='pld' needs the package dp-accounting for samples, which is not installed: "
             "pip install 'evenhand[privacy]', or use accountant='rdp'."
         ) from error
-    accountant = events.pld.PLDAccountant(value_discretization_interval=_interval(releases))
-    for release in releases:
+    together = [Release(1.0 / effect)] if to_all else []
+    accountant = events.pld.PLDAccountant(value_discretization_interval=_interval([*together, *sampled]))
+    for release in (*together, *sampled):
         event = events.GaussianDpEvent(release.noise_multiplier)
         if release.rate < 1.0:
             event = events.PoissonSampledDpEvent(release.rate, event)
@@ -583,17 +598,36 @@ def _by_losses(releases: Sequence[Release], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
+def _gaussian_epsilon(effect: float, delta: float) -> float:
+    r"""The least epsilon of Gaussian noise of deviation 1 on what a unit changes by ``effect``.
+
+    With :math:`a = m / 2 - \varepsilon / m`, the exponential and the tail in delta, which may overflow, become
+    :math:`\delta = \frac12 e^{-a^2 / 2} (\mathrm{erfcx}(-a / \sqrt2) - \mathrm{erfcx}((m - a) / \sqrt2))`.
+    """
+    from scipy.optimize import brentq  # slow to import, and most runs need none
+    from scipy.special import erfcx
+
+    def excess(a: float) -> float:
+        near, far = float(erfcx(-a / math.sqrt(2.0))), float(erfcx((effect - a) / math.sqrt(2.0)))
+        # Rounded up, also where both are almost equal.
+        return math.log(near - far + 1e-14 * near) - 0.5 * a * a - math.log(2.0 * delta)
+
+    most = min(effect / 2.0, 9.0)  # beyond 9, delta is 1 in floats
+    if excess(most) <= 0.0:
+        return effect * (effect / 2.0 - most)
+    a: Any = brentq(excess, -math.sqrt(-2.0 * math.log(delta)), most, xtol=1e-12)
+    return effect * (effect / 2.0 - float(a) + 1e-11)
+
+
 def _interval(releases: Sequence[Release]) -> float:
     """The steps in which losses are counted: a part of the least usual loss, unless that makes too many of them."""
     usual, largest, width = math.inf, 0.0, 0.0
     for sigma, rate, _, times, _ in releases:
         largest = max(largest, 0.5 / sigma**2 + 8.0 / sigma)
-        if rate == 1.0:  # many of them are one with less noise
-            sigma, times = sigma / math.sqrt(times), 1
         square = rate**2 * math.expm1(min(1.0 / sigma / sigma, 300.0))
         most = math.log1p(rate * math.expm1(min(0.5 / sigma / sigma + 8.0 / sigma, 300.0)))
         usual = min(usual, math.sqrt(square))
-        # About the range that dp-accounting keeps of their sum.
-        width += times * square / most if most else 0.0
+        # About the range that dp-accounting keeps of their sum; losses are between -most and most.
+        width += times * min(square / most, 2.0 * most) if most else 0.0
     wanted = min(_INTERVAL, max(_FINEST, usual / _PARTS, width / _STEPS))
     return max(wanted, largest / _STEPS, min(largest, width / _MOST_PARTS))

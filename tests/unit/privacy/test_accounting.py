@@ -512,15 +512,48 @@ def test_losses_are_counted_finely_where_each_release_gives_little_away():
 
 
 @pytest.mark.parametrize("delta", [1e-14, 1e-20, 1e-300])
-@pytest.mark.parametrize("rate", [0.01, 1.0])
-def test_a_delta_below_the_losses_that_are_left_out_has_the_epsilon_of_divergences(delta, rate):
-    plain: dict[str, Any] = {"noise_multiplier": 2.0, "rate": rate, "delta": delta}
+def test_a_delta_below_the_losses_that_are_left_out_has_the_epsilon_of_divergences(delta):
+    plain: dict[str, Any] = {"noise_multiplier": 2.0, "rate": 0.01, "delta": delta}
     by_losses, by_divergences = (epsilon(**plain, steps=3, accountant=name) for name in ("pld", "rdp"))
     assert 0.0 < by_losses <= by_divergences < math.inf
     assert delta == 1e-14 or by_losses == by_divergences
     if delta == 1e-20:
         most = steps_for(epsilon=2.0 * by_losses, accountant="pld", **plain)
         assert most == steps_for(epsilon=2.0 * by_losses, **plain) > 3
+
+
+@pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-14, 1e-20, 1e-300])
+@pytest.mark.parametrize(("sigma", "steps"), [(0.3, 2), (1.0, 30), (1e-3, 1), (1e3, 1)])
+def test_releases_to_all_units_have_the_epsilon_of_the_closed_form(sigma, steps, delta):
+    by_losses = epsilon(noise_multiplier=sigma, rate=1.0, steps=steps, delta=delta, accountant="pld")
+    exact = dp_accounting.get_epsilon_gaussian(sigma / math.sqrt(steps), delta)
+    assert exact <= by_losses + 1e-9 and by_losses == pytest.approx(exact, rel=1e-9, abs=1e-9)
+    if delta == 1e-5 and steps > 1:
+        assert round(by_losses, 3) == {2: 30.506, 30: 37.622}[steps]
+        apart = [Release(sigma), Release(sigma / math.sqrt(steps - 1))]
+        assert spent(apart, delta=delta, accountant="pld").epsilon == pytest.approx(by_losses, rel=1e-12)
+        assert by_losses < 0.96 * epsilon(noise_multiplier=sigma, rate=1.0, steps=steps, delta=delta)
+
+
+@pytest.mark.parametrize("delta", [1 - 1e-12, 1 - 1e-15, 1 - 2**-53])
+def test_near_a_delta_of_1_epsilon_is_rounded_up(delta):
+    a = 50.0 - spent([Release(0.01)], delta=delta, accountant="pld").epsilon / 100.0
+    beyond = math.exp(-a * a / 2.0) * float(special.erfcx((100.0 - a) / math.sqrt(2.0))) / 2.0
+    assert 1.0 - delta <= float(special.ndtr(-a)) + beyond <= 1.0 - delta + 1e-14
+    assert spent([Release(1.0)], delta=delta, accountant="pld").epsilon == 0.0
+
+
+def test_large_losses_on_samples_are_counted():
+    """A single release, whose delta is one probability minus another; the epsilon of divergences is 32.54."""
+    sigma, rate, delta = 0.2, 0.3, 1e-5
+    found = epsilon(noise_multiplier=sigma, rate=rate, steps=1, delta=delta, accountant="pld")
+
+    def breach(epsilon: float) -> float:
+        edge = sigma**2 * (epsilon + math.log1p(-(1 - rate) * math.exp(-epsilon)) - math.log(rate)) + 0.5
+        without, with_unit = (float(special.ndtr((mean - edge) / sigma)) for mean in (0.0, 1.0))
+        return rate * with_unit + (1 - rate - math.exp(epsilon)) * without
+
+    assert breach(found) <= delta <= breach(found - 1e-3)
 
 
 @pytest.mark.parametrize(("sampling", "rate"), [("poisson", 0.5), ("fixed", 0.5), ("poisson", 1.0)])
