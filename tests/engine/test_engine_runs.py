@@ -287,7 +287,10 @@ def _data(y, features=4):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (_data(np.full(12, 3)), "Client '0' .and 2 more. has train rows .* labels lie in the model's range"),
+        (
+            _data(np.full(12, 3)),
+            "Client '0' .and 2 more. has train rows .* labels go up to 3, .* has 3 outputs: give it classes=4",
+        ),
         (
             _data(np.zeros(12, int), features=5),
             "does not fit the data 'arrays', whose rows are float32\\[5\\]",
@@ -297,6 +300,13 @@ def _data(y, features=4):
 def test_data_that_do_not_fit_the_model_get_a_sentence(data, words):
     with pytest.raises(eh.EvenhandError, match=words):
         eh.simulate(METHOD, data, rounds=1)
+
+
+def test_losses_that_are_not_finite_get_a_sentence():
+    model = MODEL._replace(losses=lambda outputs, y: jnp.nan * MODEL.losses(outputs, y))
+    method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))
+    with pytest.raises(eh.EvenhandError, match=r"check that its labels lie in the model's range"):
+        eh.simulate(method, DATA, rounds=1)
 
 
 def test_reduced_losses_get_a_sentence():

@@ -13,7 +13,7 @@ import contextlib
 import re
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Number, Real
 from typing import Any, NamedTuple, TypeAlias
 
@@ -200,6 +200,16 @@ def as_array(values: npt.ArrayLike, source: str, subject: str) -> NDArray:
     """``values`` as an array of numbers, booleans or text with a row axis; ``subject`` names it in errors."""
     if isinstance(values, list | tuple):
         _check_entries(values, source, subject)
+    elif isinstance(values, Iterator):
+        raise EvenhandError(
+            f"{source}: {subject} is a {type(values).__name__}, which has no shape: give all of its rows as one array, "
+            f"np.stack(list({subject}))."
+        )
+    elif isinstance(values, Mapping):
+        raise EvenhandError(
+            f"{source}: {subject} is a {type(values).__name__} of {len(values)} arrays, but an example is one array: "
+            "join them along the last axis, and mark padding by a token of its own instead of by a mask."
+        )
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):

@@ -144,7 +144,8 @@ def _timed(job: Job, budget: float) -> Expectation:
     evaluation = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
     session, model = Session(setup, job, evaluation), job.algorithm.model
     served = _served(session, setup.state)
-    check_first_losses(served.clients, job.data, evaluation.drawn, job.algorithm.adapt is not None)
+    adapted, served_model = job.algorithm.adapt is not None, job.algorithm.client_model
+    check_first_losses(served.clients, job.data, served_model, evaluation.drawn, adapted)
     # No rounds: the call compiles them.
     state = _trained(session, setup.state, 0, 0).state
     compiled = time.perf_counter()

@@ -390,11 +390,16 @@ def _memory() -> float:
 
 
 def check_first_losses(
-    clients: Mapping[str, Mapping[str, Any]], data: FederatedDataset, drawn: Any = None, adapted: bool = False
+    clients: Mapping[str, Mapping[str, Any]],
+    data: FederatedDataset,
+    model: Model,
+    drawn: Any = None,
+    adapted: bool = False,
 ) -> None:
     """The initial model has a finite loss at every client: labels out of the model's range show here."""
     then = ", adapted to its own rows," if adapted else ""
     cure = "; or let the adaptation take smaller steps" if adapted else ""
+    checks = "check that its labels lie in the model's range and its features are of ordinary size"
     measured = np.arange(data.num_clients) if drawn is None else drawn
     for split, sizes in (("train", data.train.sizes), ("valid", data.valid.sizes), ("test", data.test.sizes)):
         # The loss of a client without rows in the split is NaN, too, and no sign of anything.
@@ -404,5 +409,16 @@ def check_first_losses(
             count = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
             raise EvenhandError(
                 f"Client {name!r}{count} has {split} rows on which the loss of the initial model{then} is not finite: "
-                f"check that its labels lie in the model's range and its features are of ordinary size{cure}."
+                f"{_beyond_outputs(model, data) or checks}{cure}."
             )
+
+
+def _beyond_outputs(model: Model, data: FederatedDataset) -> str:
+    """That a classifier has fewer outputs than the data have classes; "" where it is not known to be one."""
+    classes, (x, y) = data.num_classes, (data.train.x[:1], data.train.y[:1])
+    outputs = jax.eval_shape(lambda: model.apply(model.init(root_key(0)), jnp.asarray(x)))
+    if classes is None or not isinstance(outputs, jax.ShapeDtypeStruct) or outputs.shape[:-1] != y.shape:
+        return ""
+    if not 1 < outputs.shape[-1] < classes:
+        return ""
+    return f"labels go up to {classes - 1}, but the model has {outputs.shape[-1]} outputs: give it classes={classes}"

@@ -421,8 +421,9 @@ class Session:
         begin = time.perf_counter()
         served = yield Measure(state)
         if done == 0:
-            adapted = self.program.algorithm.adapt is not None
-            check_first_losses(served.clients, self.job.data, self.evaluation.drawn, adapted)
+            algorithm, drawn = self.program.algorithm, self.evaluation.drawn
+            adapted = algorithm.adapt is not None
+            check_first_losses(served.clients, self.job.data, algorithm.client_model, drawn, adapted)
             self.initial_loss = served.clients["train"].get(of_global("loss"), self.initial_loss)
         # The history of a run that continues has this evaluation already.
         if record:

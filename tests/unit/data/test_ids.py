@@ -77,6 +77,15 @@ def test_ids_keep_their_spelling_and_are_sorted(ids: Any, expected: tuple[str, .
         ({"x": np.ones((3, 0))}, "x has the shape (3, 0), so its rows are empty"),
         ({"x": np.ones((3, 2, 0))}, "rows are empty"),
         ({"y": np.ones((3, 0))}, "y has the shape (3, 0)"),
+        (
+            {"x": (row for row in np.ones((3, 2)))},
+            "x is a generator, which has no shape: give all of its rows",
+        ),
+        (
+            {"x": {"tokens": np.ones((3, 2)), "mask": np.ones((3, 2))}},
+            "x is a dict of 2 arrays, but an example is one",
+        ),
+        ({"y": iter([0, 1, 0])}, "np.stack(list(y))"),
         ({"y": ["a", 1, "b"]}, "y holds mixed or missing values, text beside other things"),
         ({"y": ["a", math.nan, "b"]}, "mixed or missing values"),
         ({"y": ["a", "b", "x" * 256]}, "a text of 256 characters"),
