@@ -258,6 +258,20 @@ def test_the_mean_obeys_the_contract(check):
     check()
 
 
+def test_an_aggregator_is_checked_on_uploads_of_its_own_form():
+    def lift(upload, public, key):
+        parts = {name: upload.delta[name] for name in ("change", "length")}
+        return MEAN.lift(upload._replace(delta=parts), public, key)
+
+    own = MEAN._replace(lift=lift)
+    like = {"change": np.zeros((3, 2)), "length": jax.ShapeDtypeStruct((), jnp.float32)}
+    eh.testing.check_aggregator(own, like=like)
+    with pytest.raises(AssertionError, match=r"cannot read uploads .*KeyError.'change'.*give like="):
+        eh.testing.check_aggregator(own)
+    with pytest.raises(KeyError):
+        eh.testing.check_aggregator(own, like={"change": np.zeros(3)})
+
+
 def _median_over_slots(uploads, present, state, key):
     return jax.tree.map(lambda leaf: jnp.median(leaf, axis=0), uploads.delta), state
 

@@ -23,7 +23,12 @@ from evenhand.types import Aggregator, Array, Attack, Cohort, PyTree, Report, Sa
 
 
 def check_aggregator(
-    aggregator: Aggregator, *, uploads: int = 7, keeps_consensus: bool = True, tolerance: float = 1e-5
+    aggregator: Aggregator,
+    *,
+    uploads: int = 7,
+    keeps_consensus: bool = True,
+    tolerance: float = 1e-5,
+    like: PyTree = None,
 ) -> None:
     """Checks that an aggregator obeys the laws every aggregator must obey.
 
@@ -51,6 +56,9 @@ def check_aggregator(
       keeps_consensus: whether equal uploads must be returned as they are; False for one that adds noise, clips or
         shortens.
       tolerance: relative difference allowed between two orders of summation.
+      like: a tree with the structure and the shapes of one upload's delta, for the aggregator of a method that uploads
+        something else than changes of parameters; its leaves may be arrays or ``jax.ShapeDtypeStruct``, and its values
+        are not used.  None: a matrix and a number.
 
     Raises:
       AssertionError: a law does not hold; the message says which.
@@ -60,12 +68,19 @@ def check_aggregator(
       >>> check_aggregator(eh.aggregators.mean())
     """
     check_all(
-        aggregator_checks(aggregator, uploads=uploads, keeps_consensus=keeps_consensus, tolerance=tolerance)
+        aggregator_checks(
+            aggregator, uploads=uploads, keeps_consensus=keeps_consensus, tolerance=tolerance, like=like
+        )
     )
 
 
 def aggregator_checks(
-    aggregator: Aggregator, *, uploads: int = 7, keeps_consensus: bool = True, tolerance: float = 1e-5
+    aggregator: Aggregator,
+    *,
+    uploads: int = 7,
+    keeps_consensus: bool = True,
+    tolerance: float = 1e-5,
+    like: PyTree = None,
 ) -> tuple[Check, ...]:
     """The laws of :func:`check_aggregator`, each as a check of its own, for a test runner to show one by one.
 
@@ -79,7 +94,7 @@ def aggregator_checks(
       >>> [check.name for check in aggregator_checks(eh.aggregators.krum(1))][:2]
       ['the direction has the form of an upload', 'the same uploads give the same bits']
     """
-    rule = _Rule(aggregator, uploads, tolerance)
+    rule = _Rule(aggregator, uploads, tolerance, like)
     is_sum = isinstance(aggregator, Sum)
     is_bounded = is_sum and aggregator.sensitivity is not None
     # As where it is used: a wrapper that gives the sum another lift leaves it behind.
@@ -106,15 +121,18 @@ def aggregator_checks(
 class _Rule:
     """An aggregator under test: its laws, and the uploads that they share."""
 
-    def __init__(self, aggregator: Aggregator, count: int, tolerance: float) -> None:
+    def __init__(self, aggregator: Aggregator, count: int, tolerance: float, like: PyTree = None) -> None:
         # Laws of sums are checked for sums alone.
         self.aggregator: Any = aggregator
-        self.tolerance = tolerance
+        self.tolerance, self.like = tolerance, like
         rng = np.random.default_rng(0)
-        deltas = {
-            "w": rng.normal(size=(count, 3, 2)).astype(np.float32),
-            "b": (rng.normal(size=count).astype(np.float32),),
-        }
+
+        def drawn(*shape: int) -> Any:
+            return rng.normal(size=(count, *shape)).astype(np.float32)
+
+        deltas: Any = {"w": drawn(3, 2), "b": (drawn(),)}
+        if like is not None:
+            deltas = jax.tree.map(lambda leaf: drawn(*np.shape(leaf)), like)
         weights: Any = rng.integers(1, 20, count).astype(np.float32)
         losses: Any = rng.uniform(0.1, 3.0, count).astype(np.float32)
         self.uploads = Upload(deltas, weights, losses)
@@ -124,7 +142,16 @@ class _Rule:
 
     def direction(self, uploads: Upload, seed: int = 0) -> PyTree:
         weights, losses = map(jnp.asarray, uploads[1:])
-        return jax.tree.map(np.array, aggregate(self.aggregator, uploads.delta, weights, losses, seed))
+        try:
+            direction = aggregate(self.aggregator, uploads.delta, weights, losses, seed)
+        except (AttributeError, KeyError, IndexError) as error:
+            if self.like is not None:
+                raise
+            raise AssertionError(
+                f"The aggregator cannot read uploads of a matrix and a number ({error!r:.100}): if those of its method "
+                "have another form, give like=, a tree of zeros with that form."
+            ) from error
+        return jax.tree.map(np.array, direction)
 
     @cached_property
     def once(self) -> PyTree:
@@ -151,7 +178,8 @@ class _Rule:
 
     def check_order(self) -> None:
         # In another order clients have other keys, and may round to other numbers.
-        read = _Rule(self.aggregator._replace(compression=None), len(self.order), self.tolerance)
+        plain = self.aggregator._replace(compression=None)
+        read = _Rule(plain, len(self.order), self.tolerance, self.like)
         turned = read.direction(jax.tree.map(lambda leaf: leaf[self.order], self.uploads))
         assert _gap(read.once, turned) <= self.tolerance, (
             "The direction depends on the order of the uploads: an upload may not count by the number of its slot."
@@ -286,8 +314,10 @@ class _Rule:
         assert (form(sent), form(kept)) == (form(self.upload), form(memory)), words
         again = shorten(upload, memory, keys[0])
         assert are_equal((sent, kept), again), "The same key gave another short upload."
+        *others, last = jax.tree.leaves(upload)
         for value in (jnp.nan, jnp.inf):
-            broken = {**upload, "w": upload["w"].at[0, 0].set(value)}
+            unsound = last.ravel().at[0].set(value).reshape(last.shape)
+            broken = jax.tree.unflatten(jax.tree.structure(upload), [*others, unsound])
             assert not jnp.isfinite(tree.norm(shorten(broken, memory, keys[1])[0])), (
                 "A short upload hides a number that is not finite."
             )
