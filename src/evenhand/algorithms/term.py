@@ -52,6 +52,9 @@ def term(
     Raises:
       EvenhandError: ``t`` is NaN, ``running`` out of range or given together with ``reference``.
 
+    Robustness: a client can claim any loss.  With ``running`` or ``reference``, a single huge one can raise the
+    normaliser, which is kept, so far that training stalls for good (:func:`evenhand.aggregators.running_tilt`).
+
     Edge cases: ``t=0`` is FedAvg.  Nothing overflows in float32 while ``|t F|`` is below 1e4.  A penalty in a model's
     losses is tilted with them, and with ``summed`` scaled by the client's size; to leave it out, put it into the
     clients' optimiser (``optax.add_decayed_weights``).

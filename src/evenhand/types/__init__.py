@@ -433,7 +433,8 @@ class Stack(NamedTuple):
     Attributes:
       init: ``(like, num_clients) -> state``, as for :class:`Sum`.
       apply: ``(uploads, present, state, key) -> (direction, state)``; each leaf of ``uploads`` has a leading axis
-        ``m``, and those of empty slots, where ``present``, bool ``(m,)``, is False, are zeros.
+        ``m``, and those of empty slots, where ``present``, bool ``(m,)``, is False, are zeros.  It does not learn which
+        client is in which slot, so its state can hold nothing of single clients.
       needs_loss: whether clients must report their loss.
       needs: how many uploads its guarantees need; each of them must hold.
       compression: as for :class:`Sum`.
