@@ -2,19 +2,25 @@
 
 XLA runs a small program on one core, however many there are; with one device per core the engine spreads a cohort over
 all of them.  What the user has set, in an environment variable or in ``jax.config``, is kept.
+
+JAX before 0.11.1 can wait for itself for ever where it factorises stacks of matrices on a CPU; that is mended here.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax import lax
+from jax.interpreters import mlir
+from jaxlib.version import __version__ as _jaxlib_version
 
 from evenhand.errors import EvenhandError
 
@@ -30,6 +36,8 @@ def prepare() -> None:
     """Applies the settings but keeps the user's; if JAX is already running, its devices stay.  Watches for forks."""
     _device_per_core()
     _keep_compiled_programs()
+    if _jaxlib_version.startswith(("0.10.", "0.11.0")):
+        _factorise_in_pieces()
     if sys.platform != "win32":  # which cannot fork
         os.register_at_fork(before=_notice_fork)
 
@@ -106,3 +114,68 @@ def _keep_compiled_programs() -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+# --- factorisations on a CPU ------------------------------------------------------------------------------------------
+
+_LAPACK = {
+    "cholesky",
+    "eig",
+    "eigh",
+    "geqp3",
+    "geqrf",
+    "hessenberg",
+    "householder_product",
+    "lu",
+    "ormqr",
+    "schur",
+    "svd",
+    "triangular_solve",
+    "tridiagonal",
+    "tridiagonal_solve",
+}
+"""Primitives that call LAPACK."""
+
+_UNDIVIDED = 200_000 // 30
+"""JAX divides a stack from 200,000 operations on, of which it counts 30 for each entry and column at most."""
+
+
+def _factorise_in_pieces() -> None:
+    """Has JAX factorise a stack of matrices in pieces that it does not divide over its threads.
+
+    It would hand the parts of a stack to the threads that run the program, and wait for them in one of these.  Once all
+    wait, as with one stack on each of two devices of two cores, none is left for the parts, and the program never ends.
+    """
+    registry: Any = mlir
+    rules = registry._platform_specific_lowerings["cpu"]  # private: JAX has no public question for a rule
+    for primitive, registered in list(rules.items()):
+        if primitive.name in _LAPACK:
+            mlir.register_lowering(primitive, _in_pieces(primitive, registered.rule), platform="cpu")
+
+
+def _in_pieces(primitive: Any, at_once: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule by which stacks of matrices are compiled, where ``at_once`` is the one of JAX."""
+    of_one = 1 if primitive.name == "tridiagonal_solve" else 2
+
+    def lower(context: Any, *operands: Any, **params: Any) -> Any:
+        forms, stacked = context.avals_in, context.avals_in[0].ndim - of_one
+        # Whose length is not known yet, or which the user has dealt to devices, the loop could not walk along.
+        if any(map(_is_dealt, forms)) or not all(isinstance(n, int) for form in forms for n in form.shape):
+            return at_once(context, *operands, **params)
+        stack, sizes = forms[0].shape[:stacked], [form.shape[stacked:] for form in forms]
+        most = max(_UNDIVIDED // max(1, *(math.prod(size) * max(size) for size in sizes)), 1)
+        if math.prod(stack) <= most:
+            return at_once(context, *operands, **params)
+
+        def loop(*stacks: Any, **params: Any) -> Any:
+            rows = [leaf.reshape(-1, *leaf.shape[stacked:]) for leaf in stacks]
+            results = lax.map(lambda row: primitive.bind(*row, **params), rows, batch_size=most)
+            return jax.tree.map(lambda leaf: leaf.reshape(*stack, *leaf.shape[1:]), results)
+
+        return mlir.lower_fun(loop, primitive.multiple_results)(context, *operands, **params)
+
+    return lower
+
+
+def _is_dealt(form: Any) -> bool:
+    return any(axis is not None for axis in form.sharding.spec)
