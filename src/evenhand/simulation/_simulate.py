@@ -67,8 +67,8 @@ def simulate(
       algorithm: the method, e.g. ``eh.algorithms.fedavg(...)``.
       data: the clients' examples.
       rounds: number of rounds; 0 gives the initial model.
-      cohort: clients drawn per round, at most the number of clients, which is also the default: all of them, unless the
-        method samples with replacement.
+      cohort: clients drawn per round.  A number above that of the clients counts as the number of clients, which is
+        also the default: all of them, unless the method samples with replacement.
       seed: of all randomness.  The same seed gives every method the same initial model, cohorts,
         stragglers and mini-batches, and the same run again bit for bit on the same hardware.
       eval_every: rounds between two evaluations of all clients; round 0 and the last one are always evaluated.
