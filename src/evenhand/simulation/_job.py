@@ -184,7 +184,7 @@ def check_job(job: Job) -> None:
     example = "eh.data.load(...), or eh.data.from_arrays(x, y, client) of arrays"
     expect("data", job.data, FederatedDataset, example)
     expect("systems", job.systems, Systems | None, "eh.systems.stragglers(0.5)")
-    expect("attack", job.attack, Attack | None, "eh.types.Attack(fraction=0.2, ...)")
+    expect("attack", job.attack, Attack | None, "eh.attacks.sign_flip(0.2)")
     if job.untrained not in get_args(Untrained):
         raise EvenhandError(Argument("untrained", repr(job.untrained)), ": give 'global' or 'initial'.")
     whole_number("rounds", job.rounds, 0, MAX_ROUNDS - 1)

@@ -503,3 +503,10 @@ def test_a_method_for_some_classes_has_a_whole_number_of_them() -> None:
     method = A.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1))._replace(classes="3")  # pyright: ignore[reportArgumentType]
     with pytest.raises(eh.EvenhandError, match=r"Algorithm\(classes=\)='3': give a whole number"):
         eh.simulate(method, eh.testing.toy_data(), rounds=1)
+
+
+def test_an_attack_given_as_text_is_refused_with_the_function_that_makes_it():
+    method = eh.algorithms.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1, batch_size=4))
+    text: Any = "sign_flip(0.2)"
+    with pytest.raises(EvenhandError, match=r"give a value such as eh\.attacks\.sign_flip\(0\.2\)"):
+        eh.simulate(method, eh.testing.toy_data(), rounds=1, attack=text)
