@@ -101,7 +101,7 @@ def hoist_rounds(program: Program, state: RoundState, rows: Rows, keys: Keys) ->
         return None
     traced = _traced(ById(program), *tree.form((state, rows, keys, np.int32(0), np.int32(0))))
     try:
-        # On a CPU, the factorisations of many runs at once can wait for each other's threads for ever.
+        # To the bits of a single run; many at once also waited for each other for ever, before stacks came in pieces.
         if has_primitive(traced.jaxpr, _FACTORISATIONS):
             return None
         return Hoistable(hoist(traced.jaxpr), traced.results)
