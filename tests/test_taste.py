@@ -169,9 +169,8 @@ def functions_are_short(path: str, source: str) -> list[str]:
 
 def no_keyword_pass_through(path: str, source: str) -> list[str]:
     nodes = _nodes(source)
-    if (
-        path == "_platform.py"
-    ):  # JAX calls the rule of a primitive with the parameters of each equation by keyword
+    # JAX calls the rule of a primitive with the parameters of each equation by keyword.
+    if path == "_platform.py":
         return []
     return [
         f"line {node.lineno}: **{node.args.kwarg.arg}"
