@@ -317,11 +317,14 @@ def test_gradients_may_grow_with_the_parameters(method):
     "upload",
     [
         lambda trained, delta, size: (tree.scale(size, trained), size),  # summands of a weighted mean
+        lambda trained, delta, size: tree.scale(
+            size / float(eh.testing.toy_data().train.sizes.sum()), trained
+        ),
         lambda trained, delta, size: (delta, tree.scale(size / size, trained)),  # NaN without examples
         lambda trained, delta, size: jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(trained)]),
         lambda trained, delta, size: {**delta, "b": trained["b"]},
     ],
-    ids=["times the size", "beside a difference", "flat", "in part"],
+    ids=["times the size", "times the share", "beside a difference", "flat", "in part"],
 )
 def test_parameters_are_found_in_whatever_form_they_are_sent(upload):
     with pytest.raises(AssertionError, match="a client sends parameters"):

@@ -100,6 +100,9 @@ def both(attack: Attack, then: Attack) -> Attack:
       attack: the first.
       then: the second; its share of clients and its rounds do not count.
 
+    Edge cases: after an attack that needs the global model, such as :func:`random_model`, the second changes uploads
+    where the first does, in the last phase of a round.
+
     Raises:
       EvenhandError: both are coalitions, or both poison examples; or the first is a coalition, and the second changes
         uploads, which each client does before a coalition agrees on others.
@@ -122,12 +125,11 @@ def both(attack: Attack, then: Attack) -> Attack:
             "both(): a coalition replaces uploads after each client has changed its own, so the second attack would "
             "have no effect: give the coalition as the second."
         )
-    depends = attack.reply is not None or then.reply is not None
     return attack._replace(
         rows=attack.rows or then.rows,
-        # One of the two needs the model: both then get it, so that they keep their order.
-        upload=None if depends else _chained(attack.upload, then.upload),
-        reply=_chained(_reply(attack), _reply(then)) if depends else None,
+        # A reply comes after uploads: where the first attack is one, the second becomes one, which keeps their order.
+        upload=attack.upload if attack.reply else _chained(attack.upload, then.upload),
+        reply=_chained(attack.reply, _reply(then) if attack.reply else then.reply),
         report=_chained(attack.report, then.report),
         collude=attack.collude or then.collude,
         fresh=attack.fresh or then.fresh,

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data._validation import NDArray, as_array, client_codes, generator
-from evenhand.errors import Argument, EvenhandError, real_number, whole_number
+from evenhand.errors import Argument, EvenhandError, real_number, truth_value, whole_number
 from evenhand.text import counted
 
 __all__ = [
@@ -200,7 +200,7 @@ def consecutive(
     _check_width(sigma)
     least = whole_number("least", least, 1)
     random = generator(seed, "partition.consecutive")
-    sizes = sigma * random.standard_normal(clients) if even else None
+    sizes = sigma * random.standard_normal(clients) if truth_value("even", even) else None
     client, owed = np.empty(len(codes), np.int64), np.zeros(clients)
     for label, members in enumerate(_rows_of_classes(codes)):
         holders = np.flatnonzero((label - np.arange(clients)) % classes < classes_per_client)

@@ -41,6 +41,16 @@ def at_step(number: StepNumber, step: Array | int) -> Any:
         return jnp.asarray(number(step), jnp.float32)
 
 
+def first_number(name: str, number: StepNumber) -> Any:
+    """The number of the first step; an error in a sentence if a schedule gives none."""
+    try:
+        return at_step(number, 0)
+    except (TypeError, ValueError) as error:
+        raise EvenhandError(
+            f"{name}: the schedule fails at step 0 ({error}): give a function of the steps so far that gives a number."
+        ) from error
+
+
 class Moment(NamedTuple):
     """A second moment: how it follows squares, and what is added to its root."""
 
@@ -48,11 +58,21 @@ class Moment(NamedTuple):
     decay: StepNumber
     eps: StepNumber
 
-    def checked(self, method: str, kinds: tuple[Kind, ...]) -> Moment:
-        """The same moment, if it is one of these kinds and its numbers are as :func:`check_decay` asks."""
+    def checked(self, method: str, kinds: tuple[Kind, ...], scheduled: bool = False) -> Moment:
+        """The same moment, if it is one of these kinds and its numbers are as :func:`check_decay` asks.
+
+        Only a moment that is ``scheduled`` is given steps, and may have numbers that depend on them.
+        """
         if self.kind not in kinds:
             raise EvenhandError(f"{method}(kind={self.kind!r}): give one of {', '.join(map(repr, kinds))}.")
-        check_decay(method, at_step(self.decay, 0), at_step(self.eps, 0))
+        for name, number in (("decay", self.decay), ("eps", self.eps)):
+            if callable(number) and not scheduled:
+                raise EvenhandError(
+                    f"{method}({name}=): give a number, not a schedule, which adadps() takes."
+                )
+        check_decay(
+            method, first_number(f"{method}(decay=)", self.decay), first_number(f"{method}(eps=)", self.eps)
+        )
         return self
 
     def follow(self, moment: Params, square: Params, step: Array | int = 0) -> Params:
@@ -185,7 +205,7 @@ def step_pair(method: str, step_sizes: tuple[StepNumber, StepNumber]) -> tuple[S
     """The step size of each phase, checked; of a schedule, that of the first step."""
 
     def checked(size: StepNumber) -> StepNumber:
-        first = checked_step(method, at_step(size, 0))
+        first = checked_step(method, first_number(f"{method}(step_sizes=)", size))
         return size if callable(size) else first
 
     return tuple(map(checked, pair(f"{method}(step_sizes", step_sizes, "of SGD and of the adaptive phase")))
@@ -314,7 +334,7 @@ def side_information(
     if public is None:
         query = Query(divided_by=fitting_scales(method, model, divided_by))
         return Side(lambda params: (), lambda state, iteration: (), lambda state: query)
-    moment.checked(method, ("rmsprop", "adam", "adagrad"))
+    moment.checked(method, ("rmsprop", "adam", "adagrad"), scheduled=True)
     if moment.kind == "adam" and at_step(moment.decay, 0) == 0.0:
         raise EvenhandError(f"{method}(kind='adam', decay=0): nothing would be left of private gradients.")
     examples = public_examples(method, model, public, batch_size)

@@ -329,6 +329,7 @@ def staleness(
         raise EvenhandError(
             f"staleness(steps={steps}, delay={delay}): nothing is divided before step {delay + 1}: give more steps."
         )
+    seed = whole_number("staleness(seed=)", seed, 0)
     moment = Moment(kind, decay, eps).checked("staleness", ("rmsprop", "adagrad", "yogi"))
     rule = _observed(delayed_rule("staleness", step_sizes, clips, delay, moment), steps, delay, eps)
     continued = oracle_work(model, rule, Noise(tuple(clips), noise_multiplier, rate, steps)).continued

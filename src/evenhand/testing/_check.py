@@ -138,13 +138,18 @@ def grow_with_parameters(grown: Callable[[int], list[NDArray]], sizes: NDArray, 
     empty, single, largest = grown(0), grown(1), int(sizes.max())
     # With examples, all that may be the parameters is compared: a bias may be a gradient that grows so.
     wholes = [slice(i, i + count) for i in range(max(1, len(single) - count + 1))]
-    is_held = any(hold(single[whole], np.ones(len(sizes))) for whole in wholes)
+
+    def any_hold(leaves: list[NDArray], times: NDArray) -> bool:
+        return any(hold(leaves[whole], times) for whole in wholes)
+
+    ones = np.ones(len(sizes))
     if not all(np.isfinite(leaf).all() for leaf in empty):
-        return is_held
+        return any_hold(single, ones)
     if any(leaf.size and leaf.mean() > 0.5 for leaf in empty):
         return True
-    # A summand of a weighted mean is the parameters times the size, and nothing without examples.
-    return is_held and largest > 2 and any(hold(grown(largest)[whole], sizes) for whole in wholes)
+    # A summand of a weighted mean is the parameters times the size, or its share, and nothing without examples.
+    totals = [total for total in (1, sizes.sum()) if largest > 2 and any_hold(single, ones / total)]
+    return bool(totals) and any(any_hold(grown(largest), sizes / total) for total in totals)
 
 
 def makes_keys(program: Any) -> bool:

@@ -17,7 +17,7 @@ from scipy.stats import norm
 import evenhand as eh
 from evenhand import aggregators as agg
 from evenhand import attacks
-from evenhand.rounds import colluding, malicious_clients, poisoned
+from evenhand.rounds import colluding, false_delta, malicious_clients, poisoned
 from evenhand.streams import keys_of
 from evenhand.types import Attack, Cohort, Report, Upload
 
@@ -366,14 +366,23 @@ def test_a_random_model_is_as_long_as_the_one_received_and_points_anywhere() -> 
     assert norm_of(reply(attacks.random_model(), 0, zeros)) == 0.0
     # On top of another attack, and beneath it.
     boost = attacks.model_replacement(boost=3.0)
-    for pair, factor in (((attacks.random_model(), boost), 3.0), ((boost, attacks.random_model()), 1.0)):
-        both = reply(attacks.both(*pair))
-        doubled = jax.tree.map(lambda leaf, factor=factor: leaf / factor, both)
-        assert norm_of(doubled, params) == pytest.approx(norm_of(params), rel=1e-5)
     shifted = Attack(upload=add_one, reply=lambda delta, params, key: eh.tree.add(delta, params))
-    chained = attacks.both(shifted, boost).reply
-    assert chained is not None
-    assert chained(honest, params, jax.random.key(0))["b"][0] == 3.0 * (1.0 + 1.0 + 5.0)
+
+    def sent_by(*pair: Attack, known: bool = True) -> Any:
+        model = (lambda: params) if known else None
+        return false_delta(attacks.both(*pair), honest, jnp.bool_(True), 0, jax.random.key(0), model)
+
+    for pair, factor in (((attacks.random_model(), boost), 3.0), ((boost, attacks.random_model()), 1.0)):
+        scaled = jax.tree.map(lambda leaf, factor=factor: leaf / factor, sent_by(*pair))
+        assert norm_of(scaled, params) == pytest.approx(norm_of(params), rel=1e-5)
+    assert sent_by(shifted, boost)["b"][0] == 3.0 * (1.0 + 1.0 + 5.0)
+    # Where the model is not known, in the phases before the last, the first attack acts alone.
+    for pair, value in (
+        ((boost, attacks.random_model()), 3.0),
+        ((shifted, boost), 2.0),
+        ((boost, shifted), 4.0),
+    ):
+        assert sent_by(*pair, known=False)["b"][0] == value
     with pytest.raises(eh.EvenhandError, match="give the coalition as the second"):
         attacks.both(attacks.mimic(), attacks.random_model())
 

@@ -130,6 +130,12 @@ def test_a_convolution_of_one_channel_puts_images_together() -> None:
             close(ours, native)
 
 
+def test_a_window_that_fits_nowhere_gives_nothing() -> None:
+    function = lowered(partial(lax.conv, window_strides=(1, 1), padding="VALID"))
+    (z, slopes) = gradients(function, normal(2, 1, 6, 1), normal(3, 1, 3, 3))
+    assert z == 0.0 and not any(map(np.any, slopes))
+
+
 def test_a_wrong_convolution_is_not_close() -> None:
     x, kernel = normal(2, 5, 5, 2), normal(3, 3, 2, 4)
     for wrong in (kernel[::-1], kernel[:, ::-1], kernel.swapaxes(0, 1)):

@@ -191,6 +191,8 @@ def test_consecutive_numbers_may_be_even_over_the_classes_of_a_client() -> None:
         within = np.std([row[row > 0] for row in logs], axis=1).mean()
         sizes = np.log(table.sum(axis=1)).std()
         assert (within < 0.15 and sizes > 0.85) if even else (within > 0.6 and sizes < 0.7)
+    with pytest.raises(EvenhandError, match=r"^even='no': give True or False"):
+        partition.consecutive(y, 200, 5, even="no")  # pyright: ignore[reportArgumentType]
     equal = partition.consecutive(y, 200, 5, sigma=0.0, least=2, even=True)
     assert np.ptp(np.bincount(equal)) <= 5
 

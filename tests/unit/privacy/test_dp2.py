@@ -495,6 +495,18 @@ def test_staleness_is_bounded_as_in_its_proof():
         assert norm1(gradients[t]) / noisy <= norm1(clean) / noisy + 3 * s * change / (d * EPS)
 
 
+@pytest.mark.parametrize("name", ["decay", "eps"])
+def test_numbers_of_moments_that_know_no_step_are_no_schedules(name):
+    settings = {"clips": CLIPS, "delay": 2, **COMMON}
+    for method in (eh.privacy.dp2, eh.privacy.dp2_extra_query):
+        with pytest.raises(eh.EvenhandError, match=rf"{name}=\): give a number, not a schedule"):
+            method(MODEL, SIZES, **settings, **{name: lambda t: 0.5})
+    with pytest.raises(
+        eh.EvenhandError, match=r"^dp2\(step_sizes=\): the schedule fails at step 0 \(.*\): give"
+    ):
+        eh.privacy.dp2(MODEL, (lambda: 0.1, 0.1), **settings)
+
+
 def test_staleness_grows_with_the_delay_and_has_known_values_without_noise():
     """On a parabola, ``|g| / (|mean of g| + d eps)`` by hand; gradients shrink, so the first ratio is the largest."""
     bends, size, eps, s = np.linspace(0.1, 1.0, 5), 0.3, 0.1, 4
