@@ -42,8 +42,9 @@ def side_by_side(methods: Mapping[str, Algorithm], *, by_level: bool = False) ->
       EvenhandError: the methods have no names, or cannot be combined; or one has personal models, of which
         ``by_level`` does not choose.
 
-    Edge cases: each model is that of the method run alone, up to rounding; but a rejected upload is rejected for all, and
-    attacks that measure a length, such as :func:`evenhand.attacks.random_model`, measure that of all models together.
+    Edge cases: each model is that of the method run alone, up to rounding; but a rejected upload is rejected for all,
+    and attacks that measure a length, such as :func:`evenhand.attacks.random_model`, measure that of all models
+    together.
 
     Example:
       >>> import evenhand as eh
