@@ -427,7 +427,10 @@ def test_tokens_and_built_in_data(tmp_path: Path, capsys: pytest.CaptureFixture[
             ["RUN", "--data", "short.csv"],
             "there is no column 'work' among 'age', which the model was trained with",
         ),
-        (["RUN", "--data", "text.csv"], "column 'age' holds text, but the model was trained with numbers"),
+        (
+            ["RUN", "--data", "text.csv"],
+            "line 2, column 'age' holds 'old', but the model was trained with numbers",
+        ),
         (["RUN", "--data", "short.csv", "--out", "short.csv"], "is the file of --data: name another file"),
         (["nowhere", "--data", "short.csv"], "is not a run folder: name one"),
         (["study", "--data", "short.csv"], "is the folder of a study: name a run folder"),
