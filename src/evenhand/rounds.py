@@ -15,6 +15,7 @@ each phase of the method:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from evenhand.errors import EvenhandError, expect, perhaps, real_number, whole_n
 from evenhand.local import SCHEDULE
 from evenhand.streams import MAX_PHASES, Keys, Purpose, client_stream, root_key, stream
 from evenhand.systems import Systems
+from evenhand.text import counted
 from evenhand.types import (
     Aggregator,
     Algorithm,
@@ -74,6 +76,7 @@ __all__ = [
     "received_params",
     "roots",
     "server_step",
+    "unattacked",
     "weighed",
     "wires",
     "work_key",
@@ -470,9 +473,32 @@ def malicious_clients(attack: Attack | None, clients: int | Sequence[str], seed:
         malicious[[_position(client, ids, clients) for client in attack.clients]] = True
         return malicious
     rng = np.random.default_rng((seed, int(Purpose.MALICIOUS)))
-    count = int(attack.fraction * clients + 1e-9)  # 29 % of 100 are 29, not 28.999999999999996
-    malicious[rng.choice(clients, count, replace=False)] = True
+    malicious[rng.choice(clients, _share_of(attack, clients), replace=False)] = True
     return malicious
+
+
+def _share_of(attack: Attack, clients: int) -> int:
+    """How many clients the attack's share is."""
+    return int(attack.fraction * clients + 1e-9)  # 29 % of 100 are 29, not 28.999999999999996
+
+
+def unattacked(attack: Attack | None, clients: int) -> str:
+    """A sentence where an attack has a share of the ``clients``, but not one of them is malicious; else empty.
+
+    Example:
+      >>> unattacked(Attack(0.1), 8).split(":")[0]
+      'The attack has no malicious client'
+      >>> unattacked(Attack(0.125), 8), unattacked(Attack(), 8)
+      ('', '')
+    """
+    if attack is None or not attack.fraction or _share_of(attack, clients):
+        return ""
+    least = math.ceil(1e6 / clients) / 1e6
+    return (
+        f"The attack has no malicious client: its fraction {attack.fraction:g} of {counted(clients, 'client')} is "
+        f"rounded down to 0, so these numbers are those of a run without an attack. Give a fraction of {least:g} or "
+        "more, or name the clients with by_clients()."
+    )
 
 
 def _position(client: int | str, ids: Sequence[str], clients: int) -> int:

@@ -275,6 +275,18 @@ def test_a_mean_that_an_attack_drives_apart_calls_for_a_robust_aggregator():
     assert "step size" in finding.sentence and "robust" not in finding.sentence
 
 
+def test_an_attack_whose_share_is_no_client_is_named_before_the_training():
+    """Six clients: a tenth is rounded down to none.  Without a share, nobody was meant to be malicious."""
+    run, warned = run_of(method(0.1), rounds=0, attack=eh.attacks.sign_flip(0.1))
+    assert [finding.kind for finding in run.findings] == ["unattacked"] and not run.malicious.any()
+    assert warned == [run.findings[0].sentence]
+    assert (
+        "its fraction 0.1 of 6 clients is rounded down to 0" in warned[0] and "0.166667 or more" in warned[0]
+    )
+    for attack in (eh.attacks.sign_flip(0.166667), eh.attacks.sign_flip(0.0)):
+        assert run_of(method(0.1), rounds=0, attack=attack)[0].findings == ()
+
+
 def test_under_attack_seeds_with_other_malicious_clients_are_one_method():
     runs = [run_of(method(0.1), attack=eh.attacks.sign_flip(0.34), seed=seed)[0] for seed in (2, 3)]
     assert (runs[0].malicious != runs[1].malicious).any()

@@ -81,7 +81,7 @@ def omniscient(fraction: float = 0.0) -> Attack:
     :math:`N`, :math:`N_C` the sums of the weights: the mean of what is sent is then :math:`-\bar\Delta`.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
 
     Edge cases: malicious clients whose weights are all 0 send zeros.
 
@@ -103,7 +103,7 @@ def same_value(fraction: float = 0.0, *, value: float = 1.0) -> Attack:
     r"""Same-value attack: sends the same number in every coordinate: :math:`\Delta_k = c \mathbf 1`.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       value: :math:`c`.
 
     Raises:
@@ -129,7 +129,7 @@ def mimic(fraction: float = 0.0) -> Attack:
     over the honest clients :math:`i` with mean :math:`\mu`.  Each such upload is one that an honest client has made.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
 
     Edge cases: without an honest client in the cohort, they send the first upload.
 
@@ -169,7 +169,7 @@ def alie(fraction: float = 0.0, *, z: float | None = None, against: Aggregator |
     these that a majority seems to stand with them.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       z: :math:`z`; None: as above, and at least 0.
       against: the aggregator to be deceived: of 16 values of ``z``, from 1/16 to 16, the one that moves it farthest.
 
@@ -221,7 +221,7 @@ def inner_product(
     .. math:: \Delta_k = -\epsilon \mu
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       epsilon: :math:`\epsilon`; None: 0.5 without ``against``.
       against: the aggregator to be deceived: of 16 values of ``1 + epsilon``, from 1/16 to 16, the one that moves it
         farthest.
@@ -308,7 +308,7 @@ def min_max(fraction: float = 0.0, *, direction: _Direction = "unit") -> Attack:
     over honest :math:`i, j`, with the largest such :math:`\gamma`, which is the root of a quadratic for each :math:`i`.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       direction: :math:`p`: ``"unit"``, :math:`-\mu / \|\mu\|`; ``"std"``, less the standard deviation of each
         coordinate; ``"sign"``, less the sign of the mean.
 
@@ -337,7 +337,7 @@ def min_sum(fraction: float = 0.0, *, direction: _Direction = "unit") -> Attack:
         \sum_i \|\mu + \gamma p - \Delta_i\|^2 \le \max_i \sum_j \|\Delta_i - \Delta_j\|^2
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       direction: :math:`p`, as for :func:`min_max`.
 
     Raises:

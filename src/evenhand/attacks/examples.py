@@ -37,7 +37,7 @@ def label_flip(fraction: float = 0.0, *, classes: int = 2) -> Attack:
     r"""Reverses the order of the classes: :math:`y \leftarrow C - 1 - y`.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       classes: :math:`C`.
 
     Raises:
@@ -61,7 +61,7 @@ def relabel(fraction: float, labels: tuple[int, ...]) -> Attack:
     r"""Replaces each class by another: :math:`y \leftarrow \pi(y)`.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       labels: :math:`\pi(0), \pi(1), \dots`; ``(1, 8, 5, 2, 9, 6, 3, 0, 7, 4)`` is RFA's for digits, ``7 y + 1 mod 10``.
 
     Raises:
@@ -81,7 +81,7 @@ def random_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
     """Replaces each label by one of the other classes, drawn once before the run.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       classes: how many classes there are.
 
     Raises:
@@ -103,7 +103,7 @@ def uniform_labels(fraction: float = 0.0, *, classes: int = 2) -> Attack:
     """Replaces each label by one of all classes, the right one included, drawn once before the run.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       classes: how many classes there are.
 
     Raises:
@@ -160,7 +160,7 @@ def feature_noise(fraction: float = 0.0, *, std: float = 1.0) -> Attack:
     r"""Adds noise to each feature, drawn once before the run: :math:`x \leftarrow x + \mathcal N(0, \sigma^2)`.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       std: :math:`\sigma`, in the units of the features.
 
     Raises:
@@ -182,7 +182,7 @@ def negative(fraction: float = 0.0, *, highest: float = 1.0) -> Attack:
     r"""Turns images into their negatives: :math:`x \leftarrow h - x`.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       highest: :math:`h`, the value of the brightest pixel.
 
     Raises:
@@ -208,7 +208,7 @@ def reversed_text(fraction: float = 0.0, *, next_token: bool = True) -> Attack:
     r"""Reverses the order of the tokens: :math:`(x_1, \dots, x_T, y) \leftarrow (y, x_T, \dots, x_2, x_1)`.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       next_token: whether the label is the token after the text, and so part of what is reversed; or, with as many
         labels as tokens, each label the token after its own.  False: labels are classes of texts, and stay.
 
@@ -271,7 +271,7 @@ def trigger(
     :math:`c` once they have the trigger.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       label: :math:`c`, the attacker's label.
       examples: the share of its training examples that a malicious client poisons, rounded down to whole ones.
       patch: the trigger is a square of so many pixels a side in the lower right corner of an image, and in all of its
@@ -399,7 +399,7 @@ def persistent_outliers(
     where :math:`S^t` are the examples that are hit in round :math:`t` and :math:`P^t_i` their pixels.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       examples: share of a client's examples that are hit, rounded down to whole examples.
       pixels: share of an example's pixels that are replaced, to the nearest; all channels of a pixel are.
       low: :math:`l`, in the units of the features.

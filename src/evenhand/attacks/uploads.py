@@ -20,7 +20,7 @@ def gaussian(fraction: float = 0.0, *, std: float | None = None) -> Attack:
     r"""Sends noise in place of the update: :math:`\Delta_k \leftarrow \mathcal N(0, \sigma^2 I)`.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       std: :math:`\sigma`; None: the standard deviation over all coordinates of the update that it replaces.
 
     Raises:
@@ -51,7 +51,7 @@ def random_model(fraction: float = 0.0) -> Attack:
     with :math:`w` the model that the client has received.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
 
     Raises:
       EvenhandError: when a run begins, a method whose uploads are not of the form of the model, such as SCAFFOLD's, or
@@ -93,7 +93,7 @@ def model_replacement(fraction: float = 0.0, *, boost: float) -> Attack:
     With :math:`b` the size of the cohort and equal weights, one malicious client replaces the model by its own.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       boost: :math:`b`; any finite factor, such as 0.5, too.
 
     Raises:
@@ -109,7 +109,7 @@ def sign_flip(fraction: float = 0.0, *, scale: float = 1.0) -> Attack:
     r"""Sends the update in the opposite direction: :math:`-s \Delta_k`.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       scale: :math:`s`.
 
     Raises:
@@ -126,7 +126,7 @@ def zero(fraction: float = 0.0) -> Attack:
     """Sends nothing but zeros, with the full weight.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
 
     Source: none; what a free rider sends.
     """
@@ -140,7 +140,7 @@ def non_finite(fraction: float = 0.0, *, value: _NonFinite = "nan") -> Attack:
     """Sends NaN or infinity: such uploads are rejected and counted, whatever the aggregator.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       value: which.
 
     Raises:
@@ -165,7 +165,7 @@ def false_sum(fraction: float = 0.0, *, scale: float = -1e3) -> Attack:
     bounds what the client adds.
 
     Args:
-      fraction: share of the clients that are malicious.
+      fraction: share of the clients that are malicious, rounded down to whole clients.
       scale: :math:`s`.
 
     Raises:

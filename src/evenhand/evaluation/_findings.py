@@ -31,7 +31,7 @@ Kind: TypeAlias = (
     Literal[
         "diverged", "unmoved", "rejected", "guessing", "base_rate", "no_guarantee", "schedule"
     ]  # of the training
-    | Literal["untrained", "client_diverged", "unavailable", "unchosen"]  # of single clients
+    | Literal["untrained", "client_diverged", "unavailable", "unchosen", "unattacked"]  # of single clients
     | Literal["unaccounted", "few_expected"]  # of noise for privacy
     | Literal["scales", "unmeasured"]  # of the data
 )
@@ -53,8 +53,8 @@ class Finding(NamedTuple):
         ``"client_diverged"`` (some clients' personal models), ``"unchosen"`` (clients that cannot choose among the
         models of several levels), ``"no_guarantee"`` (too few uploads for what a robust aggregator guarantees),
         ``"schedule"`` (a schedule that restarts each round), ``"unaccounted"`` (noise without a guarantee),
-        ``"few_expected"`` (noise that few clients share) or ``"unavailable"`` (clients that were available in no
-        round).
+        ``"few_expected"`` (noise that few clients share), ``"unavailable"`` (clients that were available in no
+        round) or ``"unattacked"`` (an attack without a malicious client).
       sentence: what is wrong, since when, by how much, and what to try; plain text of one or more sentences.
       split: the split whose numbers it is about, such as ``"test"``; ``"unseen"`` for the test numbers of clients that
         took no part in the training; empty: no single one.

@@ -58,10 +58,10 @@ class Run(Results):
         all rounds together; ``"communication"``, numbers and bytes, ``"per_client_and_round"`` and in ``"total"``, with
         the uploads that were counted (``"took_part"``), the times that a client was drawn and dropped out
         (``"left_out"``), and whom that ``"covers"``, in sentences; ``"restarts"``, whether a schedule of the clients'
-        step sizes restarts in every round; ``"seconds"`` per activity, waiting for streamed rows (``"data"``) among
-        them; local ``"steps"``, ``"useful"`` and ``"executed"`` (a lane runs until the longest client of its group is
-        done), and ``"padded"``, the share that is not useful; ``"examples"`` trained on, and ``"examples_per_second"``
-        of training.
+        step sizes restarts in every round; ``"unattacked"``, a sentence, where an attack has no malicious client;
+        ``"seconds"`` per activity, waiting for streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"``
+        and ``"executed"`` (a lane runs until the longest client of its group is done), and ``"padded"``, the share that
+        is not useful; ``"examples"`` trained on, and ``"examples_per_second"`` of training.
       kept: what the next round would start from; see :attr:`state`.
       clients: split -> metric -> a number for each evaluated client; if clients have personal models, also
         ``"global_<metric>"``, what the global model would give them.
@@ -170,14 +170,13 @@ class Run(Results):
             is_exposed=self._is_exposed,
         )
         noise = (Finding(*pair) for pair in worth_of_noise(self.algorithm, self.data.num_clients))
-        return (*seen, *filter(None, (self._unavailable(), self._unmeasured())), *noise)
+        idle = [Finding("unattacked", self.info["unattacked"])] if "unattacked" in self.info else []
+        return (*seen, *filter(None, (self._unavailable(), self._unmeasured())), *noise, *idle)
 
     @cached_property
     def _is_at_base_rate(self) -> bool:
         """Whether the answers to the evaluated honest clients' examples are no better than one constant answer."""
-        parts = [
-            self.classes[split].among(self._honest) for split in reversed(SPLITS) if split in self.classes
-        ]
+        parts = (self.classes[split].among(self._honest) for split in SPLITS[::-1] if split in self.classes)
         cells = next((cells for cells in parts if len(cells.counts)), None)
         return cells is not None and evaluation.class_totals(cells).is_guess
 

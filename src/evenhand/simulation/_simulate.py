@@ -23,7 +23,7 @@ from evenhand.errors import EvenhandWarning
 from evenhand.evaluation import Metrics, check_metrics, of_global
 from evenhand.live import line
 from evenhand.report import latest, may_win
-from evenhand.rounds import RoundState
+from evenhand.rounds import RoundState, unattacked
 from evenhand.simulation import engine
 from evenhand.simulation._checkpoint import Checkpoints, Snapshot
 from evenhand.simulation._communication import Meter
@@ -108,9 +108,9 @@ def simulate(
       EvenhandError: a number out of range, or parts that do not go together.
 
     Warns:
-      EvenhandWarning: before the first round, that features are on different scales or a schedule restarts; after the
-        last one, each other of :attr:`Run.findings` except ``"untrained"``, ``"unaccounted"`` and ``"few_expected"``:
-        training diverged, nothing changed, or the model only guesses.
+      EvenhandWarning: before the first round, that features are on different scales, a schedule restarts or an attack
+        has no malicious client; after the last one, each other of :attr:`Run.findings` except ``"untrained"``,
+        ``"unaccounted"`` and ``"few_expected"``: training diverged, nothing changed, or the model only guesses.
 
     Example:
       >>> import evenhand as eh
@@ -143,7 +143,7 @@ def _warn(run: Run, *, before: bool) -> None:
         is_meant = finding.kind in ("untrained", "unaccounted", "few_expected")
         is_meant |= finding.kind == "unmeasured" and not run.data.test.rows
         is_meant |= finding.kind == "unchosen" and run.data.valid.rows > 0
-        if (finding.kind in ("scales", "schedule")) == before and not is_meant:
+        if (finding.kind in ("scales", "schedule", "unattacked")) == before and not is_meant:
             warnings.warn(finding.sentence, EvenhandWarning, stacklevel=3)
 
 
@@ -475,6 +475,8 @@ class Session:
         }
         if levels := self.program.algorithm.levels:
             info["levels"] = [level.name for level in levels]
+        if sentence := unattacked(self.job.attack, self.job.data.num_clients):
+            info["unattacked"] = sentence
         self._lent = Kept(state, self.setup.store)
         return Run(
             algorithm=self.program.algorithm,

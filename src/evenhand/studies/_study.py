@@ -26,7 +26,17 @@ from evenhand.report import (
     worded,
 )
 from evenhand.studies import _tables
-from evenhand.studies._selection import Choice, Outcome, Rule, Setting, choose, edge_remarks, only_case, seen
+from evenhand.studies._selection import (
+    Choice,
+    Outcome,
+    Rule,
+    Setting,
+    choose,
+    condition,
+    edge_remarks,
+    only_case,
+    seen,
+)
 from evenhand.studies._store import Store, write
 from evenhand.studies._tables import Line, Tried
 from evenhand.text import counted, listed
@@ -375,6 +385,12 @@ def _remarks(study: Study) -> Iterator[str]:
         yield from _once([_without_a_say(run, split) for run in outcomes if run.view is not None])
     if any(view.malicious is not None for view in views):
         yield "Under attack, all numbers cover honest clients only, also in the choice of settings and curves by round."
+    yield from dict.fromkeys(
+        f"{condition(outcome.setting.case)}: {x.sentence}" if outcome.setting.case else x.sentence
+        for outcome in outcomes
+        for x in (() if outcome.view is None else outcome.view.findings)
+        if x.kind == "unattacked"
+    )
     yield from _on_the_comparison(study)
     choices = [choice for choice in study.choices.values() if choice is not None]
     for choice in choices:

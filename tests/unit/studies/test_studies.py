@@ -202,10 +202,18 @@ def test_data_of_each_seed_and_conditions_by_name() -> None:
     assert [dict(case) for case in cases.cases] == [{"attack": "none"}, {"attack": "shout"}]
     best = [cases.under(case).table()[0].values["mean"].mean() for case in cases.cases]
     assert best[0] != best[1] and "[attack=shout]" in str(cases.outcomes[-1].setting)
+    assert not any("malicious client" in remark for remark in cases.remarks)
     with pytest.raises(eh.EvenhandError, match="no condition"):
         cases.under({"attack": "shot"})
     with pytest.raises(eh.EvenhandError, match="a single condition, without a name: use the study itself"):
         found.under({"attack": "shout"})
+
+
+def test_a_study_names_the_attack_whose_share_is_no_client() -> None:
+    attack = {"none": None, "flip": eh.attacks.sign_flip(0.01)}
+    found = study({"fixed": fedavg(0.1)}, DATA, attack=attack, **HOW)
+    (remark,) = (remark for remark in found.remarks if "no malicious client" in remark)
+    assert remark.startswith("attack flip: The attack has no malicious client: its fraction 0.01 of")
 
 
 def test_a_measure_is_kept_for_each_evaluation(
