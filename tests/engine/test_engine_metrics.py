@@ -235,6 +235,14 @@ def test_models_of_numbers_and_margins() -> None:
         )
 
 
+def test_a_metric_that_fails_does_so_before_the_training() -> None:
+    runs = iterate(
+        FEDAVG, DATA, rounds=1, metrics=(from_function("own", lambda outputs, y: outputs.argmax(1) == y),)
+    )
+    with pytest.raises(EvenhandError, match="metric 'own' gives an array"):
+        next(iter(runs))
+
+
 def test_what_the_model_measures_or_cannot_give_is_refused() -> None:
     with pytest.raises(EvenhandError, match="already measures 'accuracy'"):
         run(FEDAVG, metrics=(from_function("accuracy", lambda outputs, y: 0.0),))

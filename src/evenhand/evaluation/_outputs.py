@@ -118,11 +118,15 @@ _NUMBERS = 2**22
 """About how many outputs, or features where the examples are on the host, are in a call of the program."""
 
 
+_TRIED = 1000
+"""Examples of the largest client, at most, on which metrics are tried."""
+
+
 def check_metrics(metrics: Sequence[Metric], model: Model, data: FederatedDataset) -> None:
-    """The model and the data have what the metrics need.
+    """The model and the data have what the metrics need, and each metric can be measured.
 
     Raises:
-      EvenhandError: they have not; or the model has a metric of that name.
+      EvenhandError: they have not; or the model has a metric of that name; or a metric of one's own fails.
     """
     if not metrics:
         return
@@ -142,6 +146,9 @@ def check_metrics(metrics: Sequence[Metric], model: Model, data: FederatedDatase
             "number per example."
         )
     check(metrics, outputs.shape, kind, margins=isinstance(given, Margin) or model.losses is hinge)
+    # A function of the user's that fails should do so now, not after the training; zeros are as good as any outputs.
+    labels = _targets(model, data.train.client(int(data.train.sizes.argmax()))[1][:_TRIED])
+    measure_clients(metrics, np.zeros((len(labels), *outputs.shape[1:])), labels, [0, len(labels)])
 
 
 def measured_clients(

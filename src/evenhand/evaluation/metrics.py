@@ -325,6 +325,8 @@ def from_function(
       higher_is_better: whether more is better.
       undefined: what clients for which it is undefined have in common, after "which".
 
+    Measuring it raises an ``EvenhandError`` if the function fails, or returns anything but one number.
+
     Example:
       >>> import numpy as np
       >>> top2 = from_function(
@@ -335,9 +337,29 @@ def from_function(
     """
     higher_is_better = truth_value("higher_is_better", higher_is_better)
 
+    def value(outputs: NDArray, labels: NDArray) -> float:
+        try:
+            given = function(outputs, labels)
+        except Exception as error:
+            raise EvenhandError(
+                f"metric {name!r:.60} failed on outputs of shape {outputs.shape} and labels of shape {labels.shape}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if shape := getattr(given, "shape", ()):
+            raise EvenhandError(
+                f"metric {name!r:.60} gives an array of shape {shape}: give one number for each client, such as "
+                "its .mean()."
+            )
+        try:
+            return float(given)
+        except (TypeError, ValueError):
+            raise EvenhandError(
+                f"metric {name!r:.60} gives {given!r:.40}: give one number for each client."
+            ) from None
+
     def values(outputs: NDArray, labels: NDArray, offsets: NDArray) -> Vector:
         ends = itertools.pairwise(offsets)
-        return np.array([float(function(outputs[a:b], labels[a:b])) for a, b in ends], np.float64)
+        return np.array([value(outputs[a:b], labels[a:b]) for a, b in ends], np.float64)
 
     return Metric(name, values, higher_is_better=higher_is_better, undefined=undefined)
 

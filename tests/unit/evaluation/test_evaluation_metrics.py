@@ -210,6 +210,26 @@ def test_metrics_of_ones_own_are_called_client_by_client() -> None:
     assert seen == [((2, 2), (2,)), ((1, 2), (1,))]
 
 
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (
+            lambda outputs, y: outputs.argmax(1) == y,
+            r"'own' gives an array of shape \(2,\): give one number for each",
+        ),
+        (lambda outputs, y: "much", r"'own' gives 'much': give one number"),
+        (lambda outputs, y: None, r"'own' gives None: give one number"),
+        (
+            lambda outputs, y: 1 / 0,
+            r"'own' failed on outputs of shape \(2, 2\) and .*: ZeroDivisionError: division",
+        ),
+    ],
+)
+def test_metrics_of_ones_own_that_give_no_number_are_named(function: Any, sentence: str) -> None:
+    with pytest.raises(EvenhandError, match=sentence):
+        measure_clients([from_function("own", function)], [1.0, 3.0], [0, 1], [0, 2])
+
+
 def test_names_say_what_is_better_and_what_is_in_percent() -> None:
     metrics = resolved(tuple(BUILT_IN))
     assert [metric.name for metric in metrics] == list(BUILT_IN)
