@@ -138,7 +138,11 @@ def metric_against(
     if any(amount.of(run) is None for run in subject.runs):
         metrics = ("round", *(f"{name}_" for name in SPLITS))
         names = [name for name in subject.runs[0].history if not name.startswith(metrics)]
-        choices = list(dict.fromkeys([*plots.AMOUNTS, *names]))
+        choices = [
+            name
+            for name in dict.fromkeys([*plots.AMOUNTS, *names])
+            if all(plots.amount_of(name).of(run) is not None for run in subject.runs)
+        ]
         raise EvenhandError(f"metric_against({x!r}): some run has not recorded it: choose one of {choices}.")
     return plots.metric_against(subject, amount, _looks(panels, colors))
 

@@ -91,16 +91,20 @@ class Study:
     def under(self, case: Mapping[str, str]) -> Study:
         """The part of the study under one of its conditions, such as ``{"attack": "flip"}``.
 
+        What is varied besides need not be named where it leaves one condition.
+
         Raises:
-          EvenhandError: there is no such condition.
+          EvenhandError: there is no such condition, or there are several.
         """
-        if dict(case) not in (cases := [dict(condition) for condition in self.cases]):
+        cases = [dict(within) for within in self.cases]
+        meant = [within for within in cases if case.items() <= within.items()]
+        if len(meant) != 1:
             if not any(cases):
                 raise EvenhandError(
                     f"under({dict(case)}): the study has a single condition, without a name: use the study itself."
                 )
             raise EvenhandError(f"There is no condition {dict(case)}: choose one of {cases}.")
-        inside = tuple(outcome for outcome in self.outcomes if dict(outcome.setting.case) == dict(case))
+        inside = tuple(outcome for outcome in self.outcomes if dict(outcome.setting.case) == meant[0])
         return replace(self, outcomes=inside)
 
     def at(self, seed: int) -> Study:
@@ -272,7 +276,9 @@ class Study:
         )
         if not self.chooses:
             by = "one setting each, so that nothing was chosen"
-        nouns = {"setting": self.tried, "seed": seeds, "run": self.outcomes}
+        settings = {tried.setting._replace(case={}) for tried in self.tried}
+        conditions = {"condition": self.cases} if len(self.cases) > 1 else {}
+        nouns = {"setting": settings, **conditions, "seed": seeds, "run": self.outcomes}
         return [*(counted(len(values), noun) for noun, values in nouns.items()), by]
 
     def _repr_html_(self) -> str:
@@ -289,7 +295,7 @@ class Study:
 
     def __repr__(self) -> str:
         done = sum(outcome.status == "done" for outcome in self.outcomes)
-        tried = len({str(outcome.setting) for outcome in self.outcomes})
+        tried = len({outcome.setting._replace(case={}) for outcome in self.outcomes})
         return f"Study({len(self.methods)} methods, {tried} settings, {len(self.outcomes)} runs, {done} of them sound)"
 
     @cached_property
@@ -434,7 +440,8 @@ def _on_the_comparison(study: Study) -> Iterator[str]:
     """Where it is less than it seems."""
     tried: dict[str, set[str]] = {}
     for outcome in study.outcomes:
-        tried.setdefault(outcome.setting.method, set()).add(str(outcome.setting))
+        # Under several conditions, each setting is tried under each.
+        tried.setdefault(outcome.setting.method, set()).add(outcome.setting.expression)
     if len(set(map(len, tried.values()))) > 1:
         counts = ", ".join(f"{method} {len(settings)}" for method, settings in tried.items())
         yield f"The methods were not tuned equally: settings tried were {counts}."

@@ -246,6 +246,26 @@ def test_remarks_on_a_choice_name_its_condition() -> None:
     assert tie.startswith("f under attack flip, data x: 3 settings are equally good")
 
 
+def test_conditions_of_several_kinds_are_named_in_part_and_add_no_settings() -> None:
+    """What has one value need not be named; and under two conditions a method has as many settings as under one."""
+    outcomes = [
+        Outcome(
+            Setting(method, {"lr": lr}, {"attack": attack, "systems": "s"}), 0, "done", "", run([0.5] * 2)
+        )
+        for method, rates in (("f", (0.1,)), ("g", (0.1, 0.2)))
+        for attack in ("none", "flip")
+        for lr in rates
+    ]
+    study = Study(tuple(outcomes), Rule(), "f", "accuracy")
+    assert study.under({"attack": "flip"}).cases == [{"attack": "flip", "systems": "s"}]
+    for case in ({"systems": "s"}, {"attack": "flip", "systems": "t"}, {}):
+        with pytest.raises(EvenhandError, match="There is no condition"):
+            study.under(case)
+    assert study.facts[:4] == ["3 settings", "2 conditions", "1 seed", "6 runs"]
+    assert "settings tried were f 1, g 2." in " ".join(study.remarks)
+    assert "3 settings" in repr(study)
+
+
 def test_all_choices_at_the_edge_of_a_grid_are_one_remark() -> None:
     """One value under two conditions is one entry; the other method has another."""
     outcomes = [
