@@ -95,6 +95,22 @@ def test_a_study_tries_several_attacks() -> None:
     assert text.count("Honest and malicious clients") == 1 and "2 malicious clients: " in text
 
 
+def test_a_study_takes_different_attacks_with_commas_between_them() -> None:
+    words = [
+        "study",
+        "fedavg",
+        "--attack",
+        "none, zero({0.17, 0.34}), alie(0.34, z=1)",
+        "--seeds",
+        "1",
+        "--out",
+        "s",
+    ]
+    assert main([*words, *QUICK]) == 0
+    cases = [case["attack"] for case in eh.studies.load("s").cases]
+    assert cases == ["none", "zero(0.17)", "alie(0.34, z=1)", "zero(0.34)"]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -6,6 +6,7 @@ in a TOML file, as words of the command line; the results of a study, for a term
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
 import os
@@ -300,12 +301,15 @@ class StudyCommand:
         return {} if self.study.attack is None else self._values(self.study.attack, Attack)
 
     def _values(self, text: str, kind: type) -> dict[str, Callable[[Model], Any]]:
-        """What an expression stands for with each choice of the values in its braces, by its text."""
+        """What expressions with commas between them stand for, with each choice of the values in braces, by text."""
         expression = braced(text)
-        texts = map(expression.fill, _settings(expression.axes))
+        filled = map(expression.fill, _settings(expression.axes))
+        texts = dict.fromkeys(itertools.chain.from_iterable(map(_parts, filled)))
         return {text: partial(self._value, text, kind) for text in texts}
 
     def _value(self, text: str, kind: type, model: Model) -> Any:
+        if text == "none":  # one of several
+            return None
         return parse(text, kind, model, lambda: self.grid.work(model, {}))
 
     def _seeds(self) -> int | list[int]:
@@ -510,6 +514,12 @@ def seeds_of(name: str, text: str) -> int | list[int]:
 def _settings(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Each choice of a value on every axis."""
     return (dict(zip(axes, choice, strict=True)) for choice in itertools.product(*axes.values()))
+
+
+def _parts(text: str) -> list[str]:
+    """Expressions with commas between them, one by one."""
+    tree = ast.parse(text, mode="eval").body
+    return [ast.unparse(part) for part in tree.elts] if isinstance(tree, ast.Tuple) else [text]
 
 
 def _count(seeds: int | list[int] | None) -> int:
