@@ -8,6 +8,7 @@ order of the clients, and are dropped once those of whole clients have been meas
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -146,9 +147,11 @@ def check_metrics(metrics: Sequence[Metric], model: Model, data: FederatedDatase
             "number per example."
         )
     check(metrics, outputs.shape, kind, margins=isinstance(given, Margin) or model.losses is hinge)
-    # A function of the user's that fails should do so now, not after the training; zeros are as good as any outputs.
+    # A function of the user's that fails should do so now, not after the training; any outputs that differ will do.
     labels = _targets(model, data.train.client(int(data.train.sizes.argmax()))[1][:_TRIED])
-    measure_clients(metrics, np.zeros((len(labels), *outputs.shape[1:])), labels, [0, len(labels)])
+    made_up = np.random.default_rng(0).standard_normal((len(labels), *outputs.shape[1:]))
+    with warnings.catch_warnings(action="ignore"):
+        measure_clients(metrics, made_up, labels, [0, len(labels)])
 
 
 def measured_clients(
