@@ -89,6 +89,9 @@ MISSING = frozenset(
 )
 """How programs write a missing value; none of these names a client."""
 
+MISSING_LABELS = ("", "nan", "NaN", "<NA>", "NaT")
+"""How programs write a missing label among texts; NA, None, NAT and Nan may be names, and a blank a character."""
+
 LONGEST = 255
 """Most characters of a name; a longer one is text in the wrong place, and would cost its length in each row."""
 
@@ -415,7 +418,12 @@ def remark_on_gaps(labels: NDArray, classes: Sequence[str] | None) -> tuple[str,
 
 
 def class_labels(
-    values: NDArray, source: str, place: Place, *, regression: bool
+    values: NDArray,
+    source: str,
+    place: Place,
+    *,
+    regression: bool,
+    missing: Sequence[str] = MISSING_LABELS,
 ) -> tuple[NDArray, tuple[str, ...] | None]:
     """The labels of a file as int32 class numbers or float32 targets, and the class names if it had any.
 
@@ -424,6 +432,7 @@ def class_labels(
       source: the file.
       place: where a row is.
       regression: labels are real-valued targets, not classes.
+      missing: texts that are no classes.
     """
     if regression:
         if values.dtype.kind == "U":
@@ -435,8 +444,7 @@ def class_labels(
         return float32(wide, source, place), None
     if values.dtype.kind == "U":
         spellings, codes = np.unique(values, return_inverse=True)
-        # Programs write a missing label among texts like this; NA and None may be names, and a blank a character.
-        absent = [text.lower() in ("", "nan", "<na>", "nat") for text in spellings.tolist()]
+        absent = [text in missing for text in spellings.tolist()]
         if any(absent):
             row, text = first_bad(values, np.array(absent)[codes.reshape(values.shape)])
             says = f"is {text!r}, which is a missing label" if text else "is empty"

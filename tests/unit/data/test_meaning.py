@@ -147,6 +147,20 @@ def test_missing_labels_among_texts_of_arrays_are_no_class(tmp_path, text, fault
     assert from_npz(tmp_path, np.where(labels == text, "no", labels)).classes == ("NA", "no")
 
 
+def test_classes_may_have_names_that_no_program_writes_for_a_missing_label(tmp_path):
+    names = np.array(["NAT", "nat", "Nat", "Nan", "NA"])
+    labels = names[np.arange(ROWS) % 5]
+    for read in (from_npz, in_memory, lambda _, y: from_arrays(A[:, None], y, CLIENT)):
+        assert read(tmp_path, labels).classes == ("NA", "NAT", "Nan", "Nat", "nat")
+
+
+def test_a_declared_label_of_a_frame_makes_a_class_of_a_word_for_nan():
+    table = frame(np.array(["NaN", "no"])[np.arange(ROWS) % 2])
+    with pytest.raises(EvenhandError, match="is 'NaN', which is a missing label"):
+        from_frame(table)
+    assert from_frame(table, categorical=["label"]).classes == ("NaN", "no")
+
+
 def test_a_label_with_a_class_for_most_rows_is_noted():
     (note,) = from_frame(frame([f"P{i}" for i in range(ROWS)])).notes
     assert note.startswith(

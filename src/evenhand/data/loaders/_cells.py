@@ -13,7 +13,13 @@ from typing import TypeAlias, TypeVar, get_args
 import numpy as np
 
 from evenhand.data._features import Fill, Series, few
-from evenhand.data._validation import NDArray, check_class_numbers, class_labels, number
+from evenhand.data._validation import (
+    MISSING_LABELS,
+    NDArray,
+    check_class_numbers,
+    class_labels,
+    number,
+)
 from evenhand.errors import Argument, EvenhandError, named
 
 # --- all problems in one error ------------------------------------------------------------------------------
@@ -254,13 +260,15 @@ def label_classes(
 ) -> tuple[NDArray, tuple[str, ...] | None]:
     """Class numbers or real targets of labels without gaps, and the names of the classes where they have some.
 
-    Text is numbered in sorted order, and so are numbers if ``categorical`` names the label.  Whole numbers that start
+    Text is numbered in sorted order, and so are numbers if ``categorical`` names the label, which also makes a class of
+    a text such as "NaN".  Whole numbers that start
     anywhere but at 0, such as -1 and 1, are names.
 
     Raises:
       EvenhandError: whole numbers may be amounts, and nothing says what they are; or these are no labels.
     """
-    if label.name in categorical and not regression:
+    declared = label.name in categorical and not regression
+    if declared:
         label = as_categories(label)
     elif label.categories is not None:
         _check_amounts(source, label, row, "" if regression else "class")
@@ -277,7 +285,10 @@ def label_classes(
         return codes.astype(np.int32), tuple(str(int(value)) for value in values.tolist())
     used, first, codes = np.unique(label.values, return_index=True, return_inverse=True)
     texts = np.array([label.categories[code] for code in used.tolist()], str)
-    numbers, classes = class_labels(texts, source, lambda i: place(int(first[i])), regression=regression)
+    missing = ("",) if declared else MISSING_LABELS
+    numbers, classes = class_labels(
+        texts, source, lambda i: place(int(first[i])), regression=regression, missing=missing
+    )
     return numbers[codes], classes
 
 
