@@ -209,6 +209,13 @@ def test_numbers_as_people_write_them_are_no_categories_and_no_classes_in_silenc
         from_frame(frame(cells), regression=True)
 
 
+@pytest.mark.parametrize("beside", ["(750.00)", "(5)", "-", "–", "—", "$ -"])
+def test_accounts_are_amounts_though_some_cells_alone_are_not(beside):
+    with pytest.raises(EvenhandError, match=r"column 'n' holds '1,234.50': write a point"):
+        from_frame(frame(CLIENT, n=[beside, "1,234.50", "2,000.00"] * (ROWS // 3)))
+    assert len(inputs(from_frame(frame(CLIENT, n=[beside, "7"] * (ROWS // 2))))) == 3
+
+
 def test_numbers_that_are_stored_as_text_are_not_taken_for_ids():
     table = frame(CLIENT, n=[f"{a:.3f}" for a in A])
     with pytest.raises(
@@ -228,6 +235,7 @@ def test_other_texts_with_digits_are_categories(cell):
 
 def test_a_long_column_of_prices_is_not_taken_for_free_text(tmp_path):
     prices = [f"${i}.50" for i in range(3000)]
+    prices[1] = "(1.50)"
     (tmp_path / "t.csv").write_text(
         "client,n,label\n" + "".join(f"{i % 3},{p},{i % 2}\n" for i, p in enumerate(prices))
     )

@@ -135,6 +135,9 @@ _AMOUNT = re.compile(
 )
 """A number that is written for people: with signs such as $, % and −, groups of digits, or a decimal comma."""
 
+_BESIDE_AMOUNTS = re.compile(rf"\(\d*\.?\d+\)|({_MONEY})?\s?[-–—]")
+"""What accounts write for a negative number and for none: (750.00), and a lone dash. By itself it is no amount."""
+
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -351,8 +354,9 @@ def too_many(source: str, name: str, texts: Sequence[str]) -> EvenhandError:
     """The error for a column whose texts are not categories."""
     if all(_DATE.fullmatch(text) for text in texts[:100]):
         return dates(source, name, f"dates such as {show(texts[0])}")
-    if all(_AMOUNT.fullmatch(text) for text in texts[:100]):
-        return _for_people(f"{source}:", name, f"texts such as {show(texts[0])}")
+    amounts = _amounts(texts[:100])
+    if amounts:
+        return _for_people(f"{source}:", name, f"texts such as {show(amounts[0])}")
     fault = f"{source}: column {name!r} holds {len(texts):,} different texts such as {show(texts[0])}"
     cure = "an id or free text rather than categories: learn from its words with "
     group = f" if it is an id, or group them into at most {MOST_CATEGORIES:,}."
@@ -419,11 +423,20 @@ def _check_amounts(source: str, series: Series, row: Row, kind: str) -> None:
     """Refuses a column of text that holds only numbers as people write them; ``kind`` is what its texts would be."""
     names, codes = list(series.categories or ()), series.values
     used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(names))).tolist()
-    if all(_AMOUNT.fullmatch(names[code]) or number(names[code]) is not None for code in used):
-        for code in used:
-            if _AMOUNT.fullmatch(names[code]):
-                where = f"{source}: {row(int(np.argmax(codes == code)))},"
-                raise _for_people(where, series.name, show(names[code]), kind)
+    for amount in _amounts([names[code] for code in used])[:1]:
+        where = f"{source}: {row(int(np.argmax(codes == names.index(amount))))},"
+        raise _for_people(where, series.name, show(amount), kind)
+
+
+def _amounts(texts: Sequence[str]) -> list[str]:
+    """The amounts among texts that are all numbers, as people or programs write them; of other texts, none."""
+    amounts = [text for text in texts if _AMOUNT.fullmatch(text)]
+    others = set(texts) - set(amounts)
+    return (
+        []
+        if any(number(text) is None and not _BESIDE_AMOUNTS.fullmatch(text) for text in others)
+        else amounts
+    )
 
 
 def _for_people(where: str, name: str, content: str, kind: str = "") -> EvenhandError:
