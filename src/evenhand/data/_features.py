@@ -27,11 +27,13 @@ class Series(NamedTuple):
       values: numbers as float64 ``(n,)``, NaN where a cell is empty; or, for text, positions in ``categories``,
         -1 where a cell is empty.
       categories: the distinct texts; None for numbers.
+      declared: whether the table's type says that these are categories.
     """
 
     name: str
     values: NDArray
     categories: tuple[str, ...] | None = None
+    declared: bool = False
 
     @property
     def missing(self) -> NDArray:

@@ -216,6 +216,19 @@ def test_accounts_are_amounts_though_some_cells_alone_are_not(beside):
     assert len(inputs(from_frame(frame(CLIENT, n=[beside, "7"] * (ROWS // 2))))) == 3
 
 
+@pytest.mark.parametrize("library", ["pyarrow", "pandas", "polars"])
+def test_texts_that_a_table_declares_as_categories_are_no_amounts(library):
+    module = pytest.importorskip(library)
+    shares = pyarrow.array(["5%", "10%"] * (ROWS // 2)).dictionary_encode()
+    ways = {"pandas": lambda table: table.to_pandas(), "polars": lambda table: module.from_arrow(table)}
+    convert = ways.get(library, lambda table: table)
+    assert inputs(from_frame(convert(frame(CLIENT, n=shares))))[1:] == ("n = 10%", "n = 5%")
+    label = convert(frame(shares))
+    assert from_frame(label).classes == ("10%", "5%")
+    with pytest.raises(EvenhandError, match=r"no signs such as \$ or %\.$"):
+        from_frame(label, regression=True)
+
+
 def test_numbers_that_are_stored_as_text_are_not_taken_for_ids():
     table = frame(CLIENT, n=[f"{a:.3f}" for a in A])
     with pytest.raises(

@@ -274,7 +274,8 @@ def label_classes(
     if declared:
         label = as_categories(label)
     elif label.categories is not None:
-        _check_amounts(source, label, row, "" if regression else "class")
+        if regression or not label.declared:
+            _check_amounts(source, label, row, "" if regression else "class")
     elif not regression:
         check_class_numbers(label.values, source, f"column {label.name!r}", *amounts_or_classes(label.name))
 
@@ -403,7 +404,8 @@ def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) ->
     texts = [names[code] for code in used.tolist()]
     are_many = len(texts) > MOST_CATEGORIES
     if not categorical and texts:
-        _check_amounts(source, series, row, "category")
+        if not series.declared:
+            _check_amounts(source, series, row, "category")
         are_many |= len(texts) > max(_FEW, len(codes) // 2)
         if are_many and all(number(text) is not None for text in texts):
             fault = f"{source}: column {series.name!r} holds numbers that are stored as text, such as {show(texts[0])}"

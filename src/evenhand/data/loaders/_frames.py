@@ -126,7 +126,7 @@ def _hugging_face(dataset: Any, source: str) -> Frame:
         if names is None or column.categories is not None:
             return column
         codes = np.where(column.missing | (column.values < 0), -1, np.nan_to_num(column.values))
-        return Series(name, codes.astype(np.int32), tuple(names))
+        return Series(name, codes.astype(np.int32), tuple(names), declared=True)
 
     def ids(name: str) -> NDArray:
         return plain.ids(name) if names_of(name) is None else series(name).texts
@@ -146,11 +146,12 @@ def _polars(frame: Any, source: str, na: Sequence[str]) -> Frame:
             return Series(name, column.cast(polars.Float64).fill_null(float("nan")).to_numpy())
         if kind.is_temporal():
             raise dates(source, name, f"dates or times ({kind})")
-        if kind in (polars.Categorical, polars.Enum):
+        declared = kind in (polars.Categorical, polars.Enum)
+        if declared:
             column = column.cast(polars.String)
         elif kind not in (polars.String, polars.Null, polars.Object):
             raise _neither(source, name, str(kind))
-        return listed(source, name, _blanked(column.to_list(), na))
+        return listed(source, name, _blanked(column.to_list(), na))._replace(declared=declared)
 
     def ids(name: str) -> NDArray:
         column = frame[name]
@@ -185,7 +186,7 @@ def _pandas(frame: Any, source: str, na: Sequence[str]) -> Frame:
         if isinstance(kind, pandas.CategoricalDtype):
             categories = as_categories(listed(source, name, _blanked(list(column.cat.categories), na)))
             codes = np.array([*categories.values.tolist(), -1], np.int32)
-            return Series(name, codes[column.cat.codes.to_numpy()], categories.categories)
+            return Series(name, codes[column.cat.codes.to_numpy()], categories.categories, declared=True)
         if is_kind.is_bool_dtype(kind):
             codes = np.where(missing, -1, column.fillna(False).to_numpy(bool))
             return Series(name, codes.astype(np.int32), BOOLEANS)
@@ -291,7 +292,7 @@ def arrow_series(source: str, name: str, column: pa.ChunkedArray) -> Series:
     if types.is_temporal(kind):
         raise dates(source, name, f"dates or times ({kind})")
     if types.is_dictionary(kind):
-        return as_categories(arrow_series(source, name, column.cast(kind.value_type)))
+        return as_categories(arrow_series(source, name, column.cast(kind.value_type)))._replace(declared=True)
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise _neither(source, name, str(kind))
     return _text(name, column)
