@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
+from evenhand.cli._data import DataOptions
+from evenhand.errors import EvenhandError
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -87,6 +90,25 @@ def test_warnings_and_notes_of_a_fit_are_about_groups(capsys: pytest.CaptureFixt
     in_notebook = eh.load_run("f")._repr_html_()
     assert "client" not in (shown.out + shown.err + in_notebook).lower() and "unseen" not in shown.out
     assert "cohort" not in in_notebook and "over groups" in in_notebook
+
+
+@pytest.mark.parametrize("file", ["other clients.csv", "a client column.csv"])
+def test_names_of_users_and_files_stay_as_they_are_in_sentences_about_groups(
+    file: str,
+) -> None:
+    lines = Path("ill.csv").read_text().replace(",no", ",a client").replace(",yes", ",A client").splitlines()
+    Path(file).write_text("\n".join([*lines, "1,2,,a client"]))
+    data = DataOptions(data=f"./{file}", label_column="ill", client_column="age", groups="age")
+    with pytest.raises(
+        EvenhandError, match=rf"^{file}: line 92, column 'age' is empty: give the row a group"
+    ):
+        data.load()
+    (_, note) = replace(data, drop_empty=True).load().notes
+    assert note.startswith("Classes 'A client' and 'a client' differ only")
+    with pytest.raises(EvenhandError, match=rf"^{file}: there is no column of groups 'client column' among"):
+        replace(data, client_column="client column", groups="client column").load()
+    with pytest.raises(EvenhandError, match=rf"perhaps you meant {file}\)"):
+        replace(data, data=f"{file[:-4]}.cs").load()
 
 
 def test_several_seeds_are_compared_in_one_folder(capsys: pytest.CaptureFixture[str]) -> None:

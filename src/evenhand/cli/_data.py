@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -186,20 +187,22 @@ class DataOptions:
             raise EvenhandError(
                 f"{tabular[0]} is for tables, and --data {self.data} is not one: leave it out."
             )
+        source = str(Path(self.data))
         try:
             with warnings.catch_warnings():
                 if quiet:
                     warnings.simplefilter("ignore", EvenhandWarning)
                 data = self._kept(self._loaded())
-                notes = [_of_groups(note) for note in data.notes]
+                notes = [_of_groups(note, source) for note in data.notes]
                 return data if self.groups is None else replace(data, notes=tuple(map(str, notes)))
         except EvenhandError as error:
             if self.groups is None:
                 raise
+            parts = [_of_groups(part, source) for part in error.parts]
             if "clients" not in [part.name for part in error.parts if isinstance(part, Argument)]:
-                raise EvenhandError(*map(_of_groups, error.parts)) from None
+                raise EvenhandError(*parts) from None
             # The column that is missing was given as one of groups.
-            first = str(error.parts[0]).replace("client column", "column of groups").partition(": say")[0]
+            first = str(parts[0]).partition(": say")[0]
             raise EvenhandError(f"{first}: say which it is with --groups NAME.") from None
 
     def _kept(self, data: FederatedDataset) -> FederatedDataset:
@@ -329,13 +332,24 @@ class DataOptions:
         )
 
 
-def _of_groups(part: str | Argument) -> str | Argument:
-    """A part of a sentence about clients, where ``--groups`` names these; names of users stay as they are."""
+_QUOTED = r"""(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")(?!\w)"""
+_OF_CLIENTS = (
+    r"""\b(?:a client|client column|different clients|other clients|(?:Clients|at client)(?= ['"]))\b"""
+)
+
+
+def _of_groups(part: str | Argument, source: str) -> str | Argument:
+    """A part of a sentence about clients, where ``--groups`` names these; names of users and files stay as they are."""
     if isinstance(part, Argument):
         return Argument("groups", part.value) if part.name == "client" else part
-    for words in ("a client", "Clients '", "different clients", "at client '", "other clients"):
-        part = part.replace(words, words.replace("client", "group").replace("Client", "Group"))
-    return part
+
+    def renamed(match: re.Match[str]) -> str:
+        words = match["words"] or ""
+        group = words.replace("client", "group").replace("Client", "Group")
+        return "column of groups" if words == "client column" else group or match[0]
+
+    # A name stands in quotes or is a file, whose suffix follows.
+    return re.sub(rf"{re.escape(source)}|{_QUOTED}|(?P<words>{_OF_CLIENTS})(?!\.\w)", renamed, part)
 
 
 def remarks(data: FederatedDataset) -> list[str]:
