@@ -229,6 +229,25 @@ def test_texts_that_a_table_declares_as_categories_are_no_amounts(library):
         from_frame(label, regression=True)
 
 
+@pytest.mark.parametrize(
+    ("cells", "classes"),
+    [
+        (['"12,13"', "14"], ("12,13", "14")),
+        (["$4", "1.0"], ("$4", "1.0")),
+        (["7.0", "9"], ("7", "9")),
+        (["", "yes", "7"], ("7", "yes")),
+    ],
+)
+def test_a_declared_label_of_a_file_may_mix_numbers_with_texts(tmp_path, cells, classes):
+    labels = (cells * ROWS)[:ROWS]
+    assert from_csv(tmp_path, labels, categorical=["label"], drop_empty=True).classes == classes
+
+
+def test_a_declared_label_that_is_an_amount_is_read_as_numbers(tmp_path):
+    data = from_csv(tmp_path, SCORES, categorical=["label"], regression=True)
+    assert data.classes is None and data.train.y.max() == 30
+
+
 def test_numbers_that_are_stored_as_text_are_not_taken_for_ids():
     table = frame(CLIENT, n=[f"{a:.3f}" for a in A])
     with pytest.raises(

@@ -18,6 +18,7 @@ from evenhand.data._validation import (
     NDArray,
     check_class_numbers,
     class_labels,
+    is_missing,
     number,
 )
 from evenhand.errors import Argument, EvenhandError, named
@@ -250,6 +251,16 @@ def as_categories(series: Series) -> Series:
     all_codes[present] = codes
     texts = (str(int(value)) if value.is_integer() else repr(value) for value in values.tolist())
     return Series(series.name, all_codes, tuple(texts))
+
+
+def as_numbers(series: Series) -> Series:
+    """Text as the numbers that it spells, if each of its texts spells one; other columns unchanged."""
+    if series.categories is None:
+        return series
+    values = [np.nan if is_missing(text) else number(text) for text in series.categories]
+    return (
+        series if None in values else Series(series.name, np.array([*values, np.nan], float)[series.values])
+    )
 
 
 def amounts_or_classes(name: str) -> tuple[str | Argument, ...]:

@@ -235,7 +235,9 @@ def _file(path: Path, options: Options) -> FederatedDataset:
         return leaf_dataset(path, None, options)
     if suffix in _TABLES or (suffix == ".gz" and bare_suffix(path) in _TEXTS):
         header = [options.label, *options.client]
-        table = open_table(path, header, options.categorical, options.na, text=options.text, is_trained=False)
+        amounts = {options.label} if options.regression else set[str]()
+        categorical = [name for name in options.categorical if name not in amounts]
+        table = open_table(path, header, categorical, options.na, text=options.text, is_trained=False)
         return table_dataset(str(path), table, options)
     if is_archive(path):
         return _published_files(path, options, "the archive")

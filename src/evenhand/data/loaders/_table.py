@@ -117,7 +117,7 @@ def open_table(
     Args:
       path: the file.
       header: names of columns, by which the header of a ``.data`` file is known.
-      categorical: columns whose numbers are categories.
+      categorical: columns whose numbers are categories, or classes.
       na: further spellings of an empty cell.
       text: columns of free text.
       is_trained: the rows are for a model that is already trained.
@@ -152,11 +152,20 @@ def open_table(
                 }
                 parsed |= {name: CellColumn(name, fixed=True) for name in columns.client}
                 # What a number among new labels means depends on the labels that the model was trained on.
-                parsed |= {name: CellColumn(name, fixed=is_trained) for name in columns.read_as_numbers}
+                parsed |= {
+                    name: CellColumn(name, fixed=is_trained or name in categorical)
+                    for name in columns.read_as_numbers
+                }
                 lines = read_cells(path, layout, list(parsed.values()), problems, na)
+
+                def series(name: str) -> Series:
+                    column = parsed[name].series(source, lines)
+                    # Among numbers alone, 4.0 counts as 4, as in a label that is not declared.
+                    return cells.as_numbers(column) if name == columns.label and not is_trained else column
+
                 return Frame(
                     layout.names,
-                    lambda name: parsed[name].series(source, lines),
+                    series,
                     lambda name: parsed[name].ids(),
                     lambda row: f"line {lines[row]}",
                 )
