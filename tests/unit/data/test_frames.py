@@ -123,6 +123,16 @@ def test_options_reach_the_data() -> None:
             from_frame(table, clients=clients)  # pyright: ignore[reportArgumentType]
 
 
+def test_names_of_columns_may_be_any_collection() -> None:
+    table = pa.table(COLUMNS)
+    for names in ({"income"}, {"income": 1}.keys(), frozenset(["income"])):
+        assert people(table, features=names).features == people(table, features=["income"]).features
+    # A set of texts has another order in each process.
+    data = people(table, features=set(COLUMNS) - {"region", "group", "label"}, client={"region", "group"})
+    assert [column.name for column in features_of(data).columns] == ["income", "score", "sex", "vip"]
+    assert data.client_ids[0] == "A / north"
+
+
 def test_all_types_of_arrow_are_read_or_refused() -> None:
     table = pa.table(COLUMNS)
     varied = pa.table(

@@ -84,8 +84,9 @@ class Options(NamedTuple):
             raise EvenhandError(
                 f"{given[0]} and {given[1]} exclude each other, as each says what a text becomes: give one of them."
             )
+        features = None if options.features is None else several(options.features)
         names = (several(option) for option in (options.client, options.na, options.text))
-        return options._replace(**dict(zip(("client", "na", "text"), names, strict=True)))
+        return options._replace(features=features, **dict(zip(("client", "na", "text"), names, strict=True)))
 
     @property
     def splitting(self) -> Splitting:
@@ -105,8 +106,10 @@ def _in_text(names: Any) -> Any:
 
 
 def several(names: str | Sequence[str]) -> tuple[str, ...]:
-    """The names in an option that takes one name or several."""
-    return (names,) if isinstance(names, str) else tuple(names)
+    """The names in an option that takes one name or several; those of a set, which has no fixed order, sorted."""
+    if isinstance(names, str):
+        return (names,)
+    return tuple(sorted(names) if isinstance(names, set | frozenset) else names)
 
 
 _SHOWN = 40
