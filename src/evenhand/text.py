@@ -89,8 +89,10 @@ def extent(counts: Iterable[float]) -> str:
     return f"{low:,} to {high:,}" if low < high else f"{high:,}"
 
 
-def listed(texts: Sequence[str]) -> str:
-    """Texts listed in a sentence: ``"a, b and c"``."""
+def listed(texts: Sequence[str], most: int | None = None) -> str:
+    """Texts listed in a sentence: ``"a, b and c"``; ``"a, b and 4 more"`` if that is more than ``most``, here 2."""
+    if most is not None and len(texts) > most:
+        texts = [*texts[:most], f"{len(texts) - most:,} more"]
     *first, last = texts or [""]
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -599,11 +599,11 @@ def remarks_on_spelling(names: Iterable[str], kind: str = "clients", where: str 
     spellings: dict[str, list[str]] = {}
     for name in names:
         spellings.setdefault(_bare(name), []).append(name)
-    groups = [listed([repr(name) for name in group[:3]]) for group in spellings.values() if len(group) > 1]
+    groups = [listed(list(map(repr, group)), most=3) for group in spellings.values() if len(group) > 1]
     if not groups:
         return ()
-    more = counted(len(groups) - 1, "other group")
-    others = f" (and {more}, such as {groups[1]})" if len(groups) > 1 else ""
+    more, some = counted(len(groups) - 1, "other set"), "such as " if len(groups) > 2 else ""
+    others = f" (and {more} of names, {some}{groups[1]})" if len(groups) > 1 else ""
     return (
         f"{kind.capitalize()} {groups[0]}{others}{where} differ only in how they are written: they count as different "
         f"{kind}, so write them in one way if they are the same.",

@@ -173,8 +173,18 @@ def test_categories_that_differ_only_in_how_they_are_written_are_noted():
     table = frame(np.arange(ROWS) % 2, sex=np.array(["f", "Male", "male", "F"])[np.arange(ROWS) % 4])
     (note,) = from_frame(table).notes
     assert note.startswith(
-        "Categories 'F' and 'f' (and 1 other group, such as 'Male' and 'male') of column 'sex' differ only in how"
+        "Categories 'F' and 'f' (and 1 other set of names, 'Male' and 'male') of column 'sex' differ only in how"
     )
+
+
+def test_spellings_beyond_those_that_a_note_lists_are_counted():
+    labels = np.array(["Yes", "no", "YES", "yes", "yEs", "No", "yeS", "A", "a", "b"])
+    (note,) = from_frame(frame(labels[np.arange(ROWS) % 10])).notes
+    assert note.startswith(
+        "Classes 'A' and 'a' (and 2 other sets of names, such as 'No' and 'no') differ only"
+    )
+    (note,) = from_frame(frame(labels[np.arange(ROWS) % 7])).notes
+    assert "(and 1 other set of names, 'YES', 'Yes', 'yEs' and 2 more) differ" in note
 
 
 PEOPLE = [
@@ -203,6 +213,7 @@ def test_numbers_as_people_write_them_are_no_categories_and_no_classes_in_silenc
         ) as raised:
             from_frame(table)
         assert f"column {name!r} holds {cell!r}" in str(raised.value)
+        assert ("with the minus − (U+2212) in place of a hyphen: write" in str(raised.value)) == ("−" in cell)
         assert str(raised.value).endswith(f"; if each text is a {kind}, give categorical=[{name!r}].")
         assert from_frame(table, categorical=[name]).num_clients == 3
     with pytest.raises(EvenhandError, match=r"no signs such as \$ or %\.$"):
@@ -254,6 +265,9 @@ def test_numbers_that_are_stored_as_text_are_not_taken_for_ids():
         EvenhandError, match=r"'n' holds numbers that are stored as text, such as '-1.000': store"
     ):
         from_frame(table)
+    with pytest.raises(EvenhandError, match=r"if each number is a category, give categorical=\['n'\]\.$"):
+        from_frame(table)
+    assert len(inputs(from_frame(table, categorical=["n"], test_fraction=0))) == ROWS + 1
     codes = frame(CLIENT, n=(np.arange(ROWS) % 4).astype(str))
     assert inputs(from_frame(codes))[1:] == ("n = 0", "n = 1", "n = 2", "n = 3")
 

@@ -196,4 +196,4 @@ def test_ids_that_differ_in_more_are_not_named() -> None:
 
 def test_a_sentence_names_two_groups_and_counts_the_others() -> None:
     data = from_arrays(np.ones((6, 1)), [0] * 6, ["a", "A", "b", "B", "c", "C"])
-    assert "'A' and 'a' (and 2 other groups, such as 'B' and 'b')" in data.notes[0]
+    assert "'A' and 'a' (and 2 other sets of names, such as 'B' and 'b')" in data.notes[0]

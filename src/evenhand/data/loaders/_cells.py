@@ -420,8 +420,11 @@ def _check_texts(source: str, series: Series, row: Row, *, categorical: bool) ->
         are_many |= len(texts) > max(_FEW, len(codes) // 2)
         if are_many and all(number(text) is not None for text in texts):
             fault = f"{source}: column {series.name!r} holds numbers that are stored as text, such as {show(texts[0])}"
-            cure = f"{fault}: store them as numbers, or leave the column out with "
-            raise EvenhandError(cure, named("drop", series.name), ".")
+            parts: list[str | Argument] = [f"{fault}: store them as numbers, or leave the column out with "]
+            parts.append(named("drop", series.name))
+            if len(texts) <= MOST_CATEGORIES:
+                parts += ["; if each number is a category, give ", named("categorical", series.name)]
+            raise EvenhandError(*parts, ".")
         are_many |= all(_DATE.fullmatch(text) for text in texts)
     if are_many:
         raise too_many(source, series.name, texts)
@@ -454,7 +457,8 @@ def _amounts(texts: Sequence[str]) -> list[str]:
 
 def _for_people(where: str, name: str, content: str, kind: str = "") -> EvenhandError:
     """The error for numbers as people write them; ``kind`` is what they would be if they are no numbers."""
-    fault = f"{where} column {name!r} holds {content}: write a point for the decimals, as in"
+    minus = ", with the minus − (U+2212) in place of a hyphen" if "−" in content else ""
+    fault = f"{where} column {name!r} holds {content}{minus}: write a point for the decimals, as in"
     parts: list[str | Argument] = [
         f"{fault} -1234.5, nothing between the thousands, and no signs such as $ or %"
     ]
