@@ -285,6 +285,10 @@ def test_a_study_compares_risks_losses_and_weightings(capsys: pytest.CaptureFixt
         (["fit", "fit(risk=tilted(t=5), steps=3)", *FIT, "--steps", "4"], "has steps= already"),
         (["fit", "tilted(t=5)", *FIT, "--seeds", "x"], "--seeds"),
         (["fit", "tilted(t=5)", *FIT, "--groups", "sex"], "there is no column of groups 'sex'"),
+        (
+            ["fit", "tilted(t=5)", *FIT, "--groups", "sex", "--label-column", "y"],
+            "(1) there is no label column 'y'",
+        ),
         (["fit", "tilted(t=5)", *FIT, "--clients", "3"], "fit has no clients"),
         (
             ["fit", "tilted(t=5)", *FIT, "--groups", "age", "--client-column", "a"],

@@ -199,10 +199,10 @@ class DataOptions:
             if self.groups is None:
                 raise
             parts = [_of_groups(part, source) for part in error.parts]
-            if "clients" not in [part.name for part in error.parts if isinstance(part, Argument)]:
+            first, cut, _ = str(parts[0]).partition(": say")
+            if not cut or "clients" not in [part.name for part in error.parts if isinstance(part, Argument)]:
                 raise EvenhandError(*parts) from None
             # The column that is missing was given as one of groups.
-            first = str(parts[0]).partition(": say")[0]
             raise EvenhandError(f"{first}: say which it is with --groups NAME.") from None
 
     def _kept(self, data: FederatedDataset) -> FederatedDataset:

@@ -497,14 +497,16 @@ def test_staleness_is_bounded_as_in_its_proof():
 
 @pytest.mark.parametrize("name", ["decay", "eps"])
 def test_numbers_of_moments_that_know_no_step_are_no_schedules(name):
-    settings = {"clips": CLIPS, "delay": 2, **COMMON}
+    settings: Any = {"clips": CLIPS, "delay": 2, **COMMON}
+    scheduled: Any = {name: optax.constant_schedule(0.5)}
     for method in (eh.privacy.dp2, eh.privacy.dp2_extra_query):
         with pytest.raises(eh.EvenhandError, match=rf"{name}=\): give a number, not a schedule"):
-            method(MODEL, SIZES, **settings, **{name: lambda t: 0.5})
+            method(MODEL, SIZES, **settings, **scheduled)
+    takes_no_step: Any = float
     with pytest.raises(
         eh.EvenhandError, match=r"^dp2\(step_sizes=\): the schedule fails at step 0 \(.*\): give"
     ):
-        eh.privacy.dp2(MODEL, (lambda: 0.1, 0.1), **settings)
+        eh.privacy.dp2(MODEL, (lambda step: takes_no_step(step, step), 0.1), **settings)
 
 
 def test_staleness_grows_with_the_delay_and_has_known_values_without_noise():
