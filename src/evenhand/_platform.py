@@ -9,6 +9,7 @@ JAX before 0.11.1 can wait for itself for ever where it factorises stacks of mat
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import os
 import sys
@@ -163,12 +164,14 @@ def _in_pieces(primitive: Any, at_once: Callable[..., Any]) -> Callable[..., Any
         if any(map(_is_dealt, forms)) or not all(isinstance(n, int) for form in forms for n in form.shape):
             return at_once(context, *operands, **params)
         stack, sizes = forms[0].shape[:stacked], [form.shape[stacked:] for form in forms]
+        if 0 in itertools.chain(*sizes):  # of which JAX divides none
+            return at_once(context, *operands, **params)
         most = max(_UNDIVIDED // max(1, *(math.prod(size) * max(size) for size in sizes)), 1)
         if math.prod(stack) <= most:
             return at_once(context, *operands, **params)
 
         def loop(*stacks: Any, **params: Any) -> Any:
-            rows = [leaf.reshape(-1, *leaf.shape[stacked:]) for leaf in stacks]
+            rows = [leaf.reshape(math.prod(stack), *leaf.shape[stacked:]) for leaf in stacks]
             results = lax.map(lambda row: primitive.bind(*row, **params), rows, batch_size=most)
             return jax.tree.map(lambda leaf: leaf.reshape(*stack, *leaf.shape[1:]), results)
 

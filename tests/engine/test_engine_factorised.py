@@ -85,3 +85,9 @@ def test_no_stack_that_jax_would_divide_comes_whole() -> None:
     assert sizes(7, 30, 30) == sizes(2, 7, 30, 30) == sizes(30, 30) == sizes(1, 30, 30) == [1]
     assert sizes(100, 3, 3) == [100] and sizes(300, 3, 3) == [54, 246]
     assert sizes(0, 30, 30) == [0]
+
+
+def test_stacks_without_numbers_have_empty_results() -> None:
+    assert jnp.linalg.cholesky(jnp.zeros((9000, 0, 0))).shape == (9000, 0, 0)
+    assert jnp.linalg.svd(jnp.zeros((9000, 3, 0)), full_matrices=False)[1].shape == (9000, 0)
+    assert jnp.linalg.solve(jnp.ones((900, 1, 1)), jnp.zeros((900, 1, 0))).shape == (900, 1, 0)

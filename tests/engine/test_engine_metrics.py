@@ -243,6 +243,19 @@ def test_a_metric_that_fails_does_so_before_the_training() -> None:
         next(iter(runs))
 
 
+def test_a_metric_may_need_outputs_that_only_the_model_gives() -> None:
+    def least(outputs: Any, y: Any) -> float:
+        if not np.allclose(outputs.sum(axis=1), 1.0, atol=1e-5):
+            raise ValueError("these are no probabilities")
+        return float(outputs.min())
+
+    model = eh.testing.toy_model()
+    model = model._replace(apply=lambda params, x, of=model.apply: jax.nn.softmax(of(params, x)))
+    method = eh.algorithms.fedavg(eh.local.sgd(model, 0.1, epochs=1))
+    trained = eh.simulate(method, DATA, rounds=1, metrics=(from_function("least", least),))
+    assert (np.asarray(trained.client_metrics("train")["least"]) > 0).all()
+
+
 def test_what_the_model_measures_or_cannot_give_is_refused() -> None:
     with pytest.raises(EvenhandError, match="already measures 'accuracy'"):
         run(FEDAVG, metrics=(from_function("accuracy", lambda outputs, y: 0.0),))

@@ -519,7 +519,8 @@ def _settings(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 def _parts(text: str) -> list[str]:
     """Expressions with commas between them, one by one."""
     tree = ast.parse(text, mode="eval").body
-    return [ast.unparse(part) for part in tree.elts] if isinstance(tree, ast.Tuple) else [text]
+    several = isinstance(tree, ast.Tuple) and tree.elts
+    return [ast.unparse(part) for part in several] if several else [text]
 
 
 def _count(seeds: int | list[int] | None) -> int:

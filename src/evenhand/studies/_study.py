@@ -103,7 +103,8 @@ class Study:
                 raise EvenhandError(
                     f"under({dict(case)}): the study has a single condition, without a name: use the study itself."
                 )
-            raise EvenhandError(f"There is no condition {dict(case)}: choose one of {cases}.")
+            fault = f"{dict(case)} is several conditions" if meant else f"There is no condition {dict(case)}"
+            raise EvenhandError(f"{fault}: choose one of {meant or cases}.")
         inside = tuple(outcome for outcome in self.outcomes if dict(outcome.setting.case) == meant[0])
         return replace(self, outcomes=inside)
 

@@ -247,11 +247,24 @@ def test_texts_that_a_table_declares_as_categories_are_no_amounts(library):
         (["$4", "1.0"], ("$4", "1.0")),
         (["7.0", "9"], ("7", "9")),
         (["", "yes", "7"], ("7", "yes")),
+        (["007", "7", "8"], ("007", "7", "8")),
+        (["90071992547409921", "90071992547409922"], ("90071992547409921", "90071992547409922")),
     ],
 )
 def test_a_declared_label_of_a_file_may_mix_numbers_with_texts(tmp_path, cells, classes):
     labels = (cells * ROWS)[:ROWS]
     assert from_csv(tmp_path, labels, categorical=["label"], drop_empty=True).classes == classes
+
+
+@pytest.mark.parametrize("large", ["x", "label"])
+def test_integers_that_are_rounded_name_no_category(large):
+    ids = [90071992547409921, 90071992547409922] * (ROWS // 2)
+    columns = {"client": ["a", "b"] * (ROWS // 2), "x": list(range(ROWS)), "label": [0, 1] * (ROWS // 2)}
+    table = pyarrow.table({**columns, large: ids})
+    with pytest.raises(
+        EvenhandError, match=rf"column '{large}' holds about 90071992547409920.*store them as text"
+    ):
+        from_frame(table, categorical=[large])
 
 
 def test_a_declared_label_that_is_an_amount_is_read_as_numbers(tmp_path):

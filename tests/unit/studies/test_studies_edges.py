@@ -258,8 +258,10 @@ def test_conditions_of_several_kinds_are_named_in_part_and_add_no_settings() -> 
     ]
     study = Study(tuple(outcomes), Rule(), "f", "accuracy")
     assert study.under({"attack": "flip"}).cases == [{"attack": "flip", "systems": "s"}]
-    for case in ({"systems": "s"}, {"attack": "flip", "systems": "t"}, {}):
-        with pytest.raises(EvenhandError, match="There is no condition"):
+    with pytest.raises(EvenhandError, match="There is no condition"):
+        study.under({"attack": "flip", "systems": "t"})
+    for case in ({"systems": "s"}, {}):
+        with pytest.raises(EvenhandError, match="is several conditions: choose one of"):
             study.under(case)
     assert study.facts[:4] == ["3 settings", "2 conditions", "1 seed", "6 runs"]
     assert "settings tried were f 1, g 2." in " ".join(study.remarks)

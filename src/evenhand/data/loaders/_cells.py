@@ -203,6 +203,7 @@ def prepared(source: str, series: Series, row: Row, *, categorical: bool, is_tra
       is_trained: the model is already trained, so that any number of categories will do.
     """
     if categorical:
+        _check_exact(source, series, row)
         series = as_categories(series)
     elif series.categories is not None:
         series = _flags(series)
@@ -253,14 +254,32 @@ def as_categories(series: Series) -> Series:
     return Series(series.name, all_codes, tuple(texts))
 
 
+_EXACT = 2.0**53
+"""The whole number from which on float64 does not hold each."""
+
+
+def _check_exact(source: str, series: Series, row: Row) -> None:
+    """Refuses numbers that are to name categories, and may have been rounded to each other."""
+    if series.categories is None and (bad := np.abs(series.values) >= _EXACT).any():
+        (where, cell), others = faulty(row, bad, lambda i: f"{series.values[i]:.0f}")
+        raise EvenhandError(
+            f"{source}: {where}, column {series.name!r} holds about {cell}{others}: such numbers are rounded, so that "
+            "two categories may become one: store them as text."
+        )
+
+
 def as_numbers(series: Series) -> Series:
-    """Text as the numbers that it spells, if each of its texts spells one; other columns unchanged."""
+    """Text as the numbers that it spells, if each spells one that is kept, also its zeros; others unchanged."""
     if series.categories is None:
         return series
-    values = [np.nan if is_missing(text) else number(text) for text in series.categories]
-    return (
-        series if None in values else Series(series.name, np.array([*values, np.nan], float)[series.values])
-    )
+    present = [text for text in series.categories if not is_missing(text)]
+    spelled = {text: number(text) for text in present}
+    if any(value is None or abs(value) >= _EXACT for value in spelled.values()):
+        return series
+    if any(re.match(r"[+-]?0\d", text) for text in present):  # such as 007, which is not the class 7
+        return series
+    values = [spelled.get(text, np.nan) for text in series.categories]
+    return Series(series.name, np.array([*values, np.nan], float)[series.values])
 
 
 def amounts_or_classes(name: str) -> tuple[str | Argument, ...]:
@@ -275,14 +294,14 @@ def label_classes(
     """Class numbers or real targets of labels without gaps, and the names of the classes where they have some.
 
     Text is numbered in sorted order, and so are numbers if ``categorical`` names the label, which also makes a class of
-    a text such as "NaN".  Whole numbers that start
-    anywhere but at 0, such as -1 and 1, are names.
+    a text such as "NaN".  Whole numbers that start anywhere but at 0, such as -1 and 1, are names.
 
     Raises:
       EvenhandError: whole numbers may be amounts, and nothing says what they are; or these are no labels.
     """
     declared = label.name in categorical and not regression
     if declared:
+        _check_exact(source, label, row)
         label = as_categories(label)
     elif label.categories is not None:
         if regression or not label.declared:
