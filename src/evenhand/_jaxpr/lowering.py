@@ -12,6 +12,7 @@ from typing import Any, TypeVar, TypeVarTuple, cast
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from evenhand._jaxpr import JaxprEqn, Primitive, closed_call_p, cond_p, jit_p, programs, remat_p, scan_p
 from evenhand._jaxpr.convolution import convolution
@@ -82,10 +83,12 @@ _COLUMNS = (2, 32)
 """Fewest and most columns for which the gradient is faster this way."""
 _LARGE, _MOST_ROWS = 2**20, 512
 """Numbers of a matrix, and rows by it, for which the gradient in the rows is faster with the matrix first."""
+_FEW_ROWS, _SMALL, _NARROWEST = 32, 2**17, 48
+"""Rows, and numbers and features of a matrix, for which its gradient is faster of rows that were turned before."""
 
 
 def product_of_rows(equation: JaxprEqn) -> Callable[[Array, Array], Array] | None:
-    """The rule for ``dot_general`` on the CPU: rows in several axes, or by a matrix that is narrow or large."""
+    """The rule for ``dot_general`` on the CPU: rows in several axes, few, or by a matrix that is narrow or large."""
     x, w = (cast("Any", operand.aval) for operand in equation.invars)
     last = (((x.ndim - 1,), (0,)), ((), ()))
     if equation.params["dimension_numbers"] != last or jax.default_backend() != "cpu":
@@ -95,12 +98,14 @@ def product_of_rows(equation: JaxprEqn) -> Callable[[Array, Array], Array] | Non
     if not all(jnp.issubdtype(operand.dtype, jnp.floating) for operand in (x, w)):
         return None
     tall = w.shape[0] >= _FEWEST_FEATURES and _COLUMNS[0] <= w.shape[1] <= _COLUMNS[1]
-    large = not tall and w.size >= _LARGE and 2 <= x.size // w.shape[0] <= _MOST_ROWS
-    form = _matmul if tall else _by_large if large else _native
+    rows = x.size // w.shape[0]
+    large = not tall and w.size >= _LARGE and 2 <= rows <= _MOST_ROWS
+    few = not tall and 2 <= rows <= _FEW_ROWS and min(w.shape) >= _NARROWEST and w.size <= _SMALL
+    form = _matmul if tall else _by_large if large else _of_few if few else _native
     matmul = partial(form, {**equation.params, "dimension_numbers": _MATRICES})
     if x.ndim > 2:
         return partial(_of_all_rows, matmul)
-    return matmul if tall or large else None
+    return None if form is _native else matmul
 
 
 def _of_all_rows(matmul: Callable[[Array, Array], Array], x: Array, w: Array) -> Array:
@@ -120,6 +125,22 @@ def _matmul(params: dict[str, Any], x: Array, w: Array) -> Array:
 def _by_large(params: dict[str, Any], x: Array, w: Array) -> Array:
     # XLA makes (w g^T)^T of the gradient g w^T then, and need not copy w to multiply by its transpose.
     return lax.dot_general_p.bind(_apart(x.T).T, w, **params)
+
+
+def _of_few(params: dict[str, Any], x: Array, w: Array) -> Array:
+    product = jax.custom_jvp(partial(_native, params))
+
+    @partial(product.defjvp, symbolic_zeros=True)
+    def _(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+        (x, w), (dx, dw) = primals, tangents
+        parts = [] if isinstance(dx, SymbolicZero) else [_native(params, dx, w)]
+        if not isinstance(dw, SymbolicZero):
+            # A product x^T g of copied x^T goes to faster code of XLA than one that reads x along its columns.
+            turned = {**params, "dimension_numbers": (((0,), (0,)), ((), ()))}
+            parts.append(_native(turned, lax.optimization_barrier(x.T), dw))
+        return product(x, w), sum(parts[1:], parts[0])
+
+    return product(x, w)
 
 
 def outer(a: Array, b: Array) -> Array:

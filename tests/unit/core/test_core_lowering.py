@@ -281,6 +281,43 @@ def test_the_gradient_in_few_rows_is_taken_by_a_large_matrix_from_the_left(
         close(ours, native)
 
 
+@pytest.mark.parametrize(
+    ("rows", "features", "columns", "turns"),
+    [
+        (10, 784, 128, True),
+        (32, 48, 48, True),
+        (33, 48, 48, False),
+        (10, 48, 47, False),
+        (2, 2**12, 64, False),
+    ],
+)
+def test_the_gradient_of_a_small_matrix_is_a_product_with_few_turned_rows(
+    rows: int, features: int, columns: int, turns: bool
+) -> None:
+    """``x^T`` is copied before ``x^T g``, and zeros are not multiplied where only the matrix is trained."""
+    x, w = normal(rows, features), normal(features, columns) / 64
+    dx, dw = normal(*x.shape), normal(*w.shape)
+
+    def programs(argnums: int) -> list[str]:
+        derivatives = (jax.grad(partial(score, f), argnums) for f in (lowered(jnp.matmul), jnp.matmul))
+        return [str(jax.make_jaxpr(derivative)(x, w)) for derivative in derivatives]
+
+    ours, native = programs(1)
+    assert ("optimization_barrier" in ours, "optimization_barrier" in native) == (turns, False)
+    assert ours.count("dot_general") == native.count("dot_general") == 2
+    assert "optimization_barrier" not in programs(0)[0]
+
+    def second(f: Function, x: jax.Array, w: jax.Array) -> Any:
+        return jax.jvp(lambda x, w: gradients(f, x, w), (x, w), (dx, dw))
+
+    def clients(f: Function, x: jax.Array, w: jax.Array) -> Any:
+        return jax.vmap(partial(gradients, f, x))(jnp.stack([w, dw]))
+
+    for derivative in (gradients, second, clients):
+        both = jax.jit(lambda *o, d=derivative: [d(f, *o) for f in (lowered(jnp.matmul), jnp.matmul)])
+        close(*both(x, w))
+
+
 @pytest.mark.parametrize("columns", [8, 40])
 def test_products_of_rows_in_two_axes_are_those_of_rows_in_one(columns: int) -> None:
     """Also where they are narrow, and under ``vmap`` over matrices."""
