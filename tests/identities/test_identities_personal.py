@@ -406,6 +406,9 @@ SEVERAL = eh.algorithms.side_by_side({"a": AVERAGE, "b": AVERAGE})
         (lambda: P.finetune(AVERAGE, WORK, personal=b"b"), "does not say which parameters"),  # pyright: ignore[reportArgumentType]
         (lambda: P.finetune(SEVERAL, WORK), r"put finetune\(\) around each of its methods instead"),
         (lambda: P.ditto(SEVERAL, WORK, lam=1.0), r"put ditto\(\) around each of its methods instead"),
+        # Methods of users whose broadcast is no Message, and whose ``received`` does not fit it.
+        (lambda: P.ditto(AVERAGE._replace(received=lambda sent: sent.model), WORK), "received= of .*'model'"),
+        (lambda: P.dynamic_ditto(AVERAGE._replace(received=lambda sent: sent), WORK), "gives something else"),
         (lambda: P.fedalt(WORK, personal="b", personal_work=OTHER), "different models"),
         (lambda: P.fedsim(WORK, personal="b", ridge=-1.0), "ridge=-1.0"),
         (lambda: P.fedsim(PRIVATE, personal="b", ridge=2.0), r"ridge=2\): .* guarantees privacy"),

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from evenhand import tree
 from evenhand.errors import EvenhandError, expect, real_number
 from evenhand.local import Work, check_work, in_turn, step_per_row
+from evenhand.streams import root_key
 from evenhand.text import measured
 from evenhand.types import Algorithm, ClientData, Effort, Key, Model, Params, Phase, Privacy, PyTree
 
@@ -49,7 +54,7 @@ def beside(
       serve: ``personal -> params``, the model that the client uses; by default the state itself.
 
     Raises:
-      EvenhandError: ``method`` is no method.
+      EvenhandError: ``method`` is no method, or its ``received`` does not read the global model off its broadcast.
 
     Edge cases: a client that never took part is served the global model.  Finetuning that was put around ``method`` is
     left out: put it around the result.  A privacy guarantee stays, and says that it does not cover personal models.
@@ -70,6 +75,7 @@ def beside(
     """
     expect("method", method, Algorithm, "eh.algorithms.fedavg(work)")
     not_pooled(name, method)
+    _check_received(name, method)
 
     def wrap(phase: Phase, *, last: bool) -> Phase:
         def work(message: PyTree, state: _State, data: ClientData, key: Key) -> tuple[PyTree, _State]:
@@ -101,6 +107,26 @@ def not_pooled(name: str, method: Algorithm) -> None:
             f"{name} needs clients that train by themselves, and {method.name} trains on the examples of all clients "
             "together: give a federated method, such as fedavg()."
         )
+
+
+def _check_received(name: str, method: Algorithm) -> None:
+    """Checks that clients can read the global model off the last broadcast of ``method``."""
+    params = jax.eval_shape(method.model.init, root_key(0))
+    broadcast = method.phases[-1].broadcast
+    message = jax.eval_shape(lambda like: broadcast(method.init(like, 1), jnp.int32(0)), params)
+    try:
+        received = jax.eval_shape(method.received, message)
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        problem = f"fails: {error}"
+    else:
+        if tree.form(received) == tree.form(params):
+            return
+        problem = "gives something else"
+    raise EvenhandError(
+        f"{name:.80} needs the global model that clients receive, and received= of {method.name or 'the method'} "
+        f"{problem}: give Algorithm(received=) a function of the last phase's broadcast that returns the global "
+        "parameters, e.g. received=lambda message: message if the broadcast is the parameters."
+    )
 
 
 def uncovered(promise: Privacy | None) -> Privacy | None:
