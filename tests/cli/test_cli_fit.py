@@ -111,6 +111,13 @@ def test_names_of_users_and_files_stay_as_they_are_in_sentences_about_groups(
         replace(data, data=f"{file[:-4]}.cs").load()
 
 
+def test_a_batch_may_be_a_share_of_all_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *FIT, "--groups", "age", "--batch-size", "0.1", "--quiet", "--out", "f"]) == 0
+    assert "batch_size=0.1" in Path("f/config.json").read_text()
+    assert main(["fit", *FIT, "--groups", "age", "--batch-size", "1.5", "--quiet", "--out", "f"]) == 2
+    assert "batch_size=1.5: give a whole number from 1 to 1000000, or a share" in capsys.readouterr().err
+
+
 def test_several_seeds_are_compared_in_one_folder(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", "tilted(t=5)", *FIT, "--groups", "age", "--batch-size", "8", "--learning-rate", "0.05"]
     assert main([*words, "--seeds", "4,7", "--out", "f"]) == 0

@@ -12,6 +12,7 @@ import optax
 from evenhand.centralized._solver import Solver, check_parts, weighted_gradient
 from evenhand.centralized._solvers import descended
 from evenhand.errors import EvenhandError, expect, real_number, whole_number
+from evenhand.local import rows_in
 from evenhand.text import short
 from evenhand.types import Array, Key, Model, Params, PyTree
 
@@ -67,7 +68,7 @@ def weighted(
     model: Model,
     weighting: Weighting,
     *,
-    batch_size: int | None,
+    batch_size: int | float | None,
     optimiser: optax.GradientTransformation,
     steps: int,
 ) -> Solver:
@@ -83,7 +84,8 @@ def weighted(
     Args:
       model: what is trained.
       weighting: such as ``eh.centralized.self_paced(percentile=70)``.
-      batch_size: :math:`|B|`, examples per batch, drawn uniformly with replacement; None: all examples in each step.
+      batch_size: :math:`|B|`, examples per batch, drawn uniformly with replacement; a number below 1 is the share of
+        all examples, rounded down to at least one example; None: all examples in each step.
       optimiser: takes that gradient.
       steps: the planned number of steps, by which a weighting measures progress; give ``fit`` the same number.
 
@@ -110,8 +112,7 @@ def weighted(
     """
     check_parts(model, optimiser)
     expect("weighting", weighting, Weighting, "eh.centralized.self_paced(percentile=70)")
-    if batch_size is not None:
-        batch_size = whole_number("batch_size", batch_size, 1, 10**6)
+    rows_of = None if batch_size is None else rows_in(batch_size, "all examples")
     steps = whole_number("steps", steps, 1, 10**9)
 
     def init(params: Params, x: Array, y: Array) -> _Weighted:
@@ -120,8 +121,8 @@ def weighted(
     def step(state: _Weighted, x: Array, y: Array, number: Array, key: Key) -> _Weighted:
         # Split like the key of stochastic(), whose batches these are.
         draw_key, weighing_key, work_key = jax.random.split(key, 3)
-        if batch_size is not None:
-            rows = jax.random.randint(draw_key, (batch_size,), 0, x.shape[0])
+        if rows_of is not None:
+            rows = jax.random.randint(draw_key, (int(rows_of(x.shape[0])),), 0, x.shape[0])
             x, y = x[rows], y[rows]
         progress = jnp.minimum(number.astype(jnp.float32) / steps, 1.0)
 

@@ -14,6 +14,7 @@ from evenhand.centralized._solver import Solver, check_model
 from evenhand.centralized._weighting import Weighed, Weighting, weighted
 from evenhand.centralized.quasi_newton import RiskOf, quasi_newton
 from evenhand.errors import EvenhandError, expect, real_number, whole_number
+from evenhand.local import rows_in
 from evenhand.models import with_loss
 from evenhand.models.losses import Loss
 from evenhand.risks import hierarchical, mean
@@ -54,7 +55,7 @@ def fit(
     loss: Loss | None = None,
     weighting: Weighting | None = None,
     learning_rate: float | None = None,
-    batch_size: int | None = None,
+    batch_size: int | float | None = None,
     steps: int = 10,
     length: int = 500,
 ) -> Algorithm:
@@ -75,7 +76,8 @@ def fit(
       weighting: of examples, such as ``self_paced()``, in place of a risk.
       learning_rate: the step size of Adam; None: 0.01 with batches or a weighting, else L-BFGS, which has no step size
         to choose.
-      batch_size: examples per step, drawn uniformly with replacement; the risk is that of each batch.  None: all.
+      batch_size: examples per step, drawn uniformly with replacement; the risk is that of each batch.  A number below 1
+        is the share of all examples, rounded down to at least one example.  None: all.
       steps: steps per round.
       length: the number of steps in the whole training, for weightings that change with the progress.
 
@@ -101,6 +103,7 @@ def fit(
     if loss is not None:
         reported = {"loss": model.losses, **model.metrics}
         model = with_loss(model, loss)._replace(metrics=reported)
+    rows_of = None if batch_size is None else rows_in(batch_size, "all examples")
     solver = _solver(model, risk, inner, weighting, learning_rate, batch_size, length)
 
     def begin(params: Params, x: Array, y: Array) -> _State:
@@ -117,7 +120,7 @@ def fit(
         return solver.params(after), _State(after, state.number + steps)
 
     def effort(data: ClientData) -> Effort:
-        rows = data.size if batch_size is None else jnp.int32(batch_size)
+        rows = data.size if rows_of is None else jnp.int32(rows_of(data.size))
         # Of an empty slot, too, which no round has.
         return Effort(jnp.where(data.size > 0, steps, 0), jnp.where(data.size > 0, steps * rows, 0))
 
@@ -148,7 +151,7 @@ def _solver(
     inner: Risk | None,
     weighting: Weighting | None,
     learning_rate: float | None,
-    batch_size: int | None,
+    batch_size: int | float | None,
     length: int,
 ) -> Solver:
     """L-BFGS on all examples, or Adam on weights from the risk or the weighting."""

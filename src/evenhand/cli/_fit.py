@@ -52,8 +52,10 @@ class FitOptions:
     """solver steps per round"""
     learning_rate: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint=_NONE)] = None
     """learning rate (step size) of Adam"""
-    batch_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
-    """examples per step"""
+    batch_size: Annotated[
+        int | float | None, arg(metavar="INT|FLOAT", help_behavior_hint="(default: all)")
+    ] = None
+    """examples per step; below 1, the share of all examples"""
     fresh_data: bool = False
     """draw a new train/test split for each seed"""
     metrics: Annotated[str | None, arg(metavar="METRIC,...", help_behavior_hint="(default: none)")] = None

@@ -15,6 +15,7 @@ from evenhand.local._batches import (
     every_row,
     in_turn,
     over_batches,
+    rows_in,
     step_per_row,
     with_gradients,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "over_batches",
     "parts_of",
     "proximal",
+    "rows_in",
     "sgd",
     "shift",
     "spared",

@@ -98,28 +98,28 @@ def batches(
     for name, value in (("epochs", epochs), ("steps", steps)):
         if value is not None:
             whole_number(name, value, 1, _MOST)
-    rows_in = None if batch_size is None else _rows_in(batch_size)
+    rows_of = None if batch_size is None else rows_in(batch_size)
 
     # lax.div and lax.rem: // and % of jax.numpy are a dozen operations each, for numbers below 0, which do not occur
     # here, and for a divisor of 0, with which a client without rows computes positions that nobody reads.
     def per_epoch(data: ClientData) -> Array:
-        if rows_in is None:
+        if rows_of is None:
             return jnp.int32(1)
-        rows = rows_in(data.size)
+        rows = rows_of(data.size)
         return lax.div(data.size + (rows - 1), jnp.int32(rows))
 
     def effort(data: ClientData) -> Effort:
         epoch = jnp.maximum(per_epoch(data), 1)
         over = lax.rem(total := _num_steps(data, epoch, epochs, steps), epoch)
-        partial = data.size if rows_in is None else jnp.minimum(over * rows_in(data.size), data.size)
+        partial = data.size if rows_of is None else jnp.minimum(over * rows_of(data.size), data.size)
         return Effort(total, lax.div(total, epoch) * data.size + jnp.where(over > 0, partial, 0))
 
     def draw(data: ClientData, key: Key) -> Callable[[Array], Batch]:
-        if rows_in is None:
+        if rows_of is None:
             return lambda i: Batch(data)
-        word, epoch, rows = permutation_words(key), per_epoch(data), rows_in(data.size)
+        word, epoch, rows = permutation_words(key), per_epoch(data), rows_of(data.size)
         # The most that a client can have in a batch: room for all of them.
-        places = jnp.arange(min(int(rows_in(data.capacity)), data.capacity), dtype=jnp.int32)
+        places = jnp.arange(min(int(rows_of(data.capacity)), data.capacity), dtype=jnp.int32)
 
         def batch(i: Array) -> Batch:
             positions = lax.rem(i, epoch) * rows + places
@@ -132,13 +132,13 @@ def batches(
     return Batches(effort, draw)
 
 
-def _rows_in(batch_size: float) -> Callable[[Array | int], Array | int]:
-    """``size -> rows``, the examples in a batch of a client with so many: a given number, or a share of them."""
+def rows_in(batch_size: float, whole: str = "a client's examples") -> Callable[[Array | int], Array | int]:
+    """``size -> rows``, the examples in a batch of so many: a given number, or a share of the ``whole``."""
     if not 0.0 < (share := real_number(batch_size)) < 1.0:
         if isinstance(batch_size, float):
             raise EvenhandError(
                 Argument("batch_size", repr(batch_size)),
-                f": give a whole number from 1 to {_MOST}, or a share of a client's examples between 0 and 1.",
+                f": give a whole number from 1 to {_MOST}, or a share of {whole} between 0 and 1.",
             )
         rows = whole_number("batch_size", batch_size, 1, _MOST)
         return lambda size: rows

@@ -295,6 +295,20 @@ def test_as_a_method_it_takes_losses_weightings_and_batches() -> None:
     assert all(np.abs(a - b).max() > 1e-3 for i, a in enumerate(ends) for b in ends[:i])
 
 
+def test_a_share_of_all_examples_is_a_batch_of_so_many() -> None:
+    data = clients()
+    count = int(data.train.sizes.sum()) // 4
+    methods = [method(MODEL, learning_rate=0.3, batch_size=size) for size in (0.25, count)]
+    share, number = (flat(eh.simulate(kind, data, rounds=3).params) for kind in methods)
+    np.testing.assert_array_equal(share, number)
+    x, y = jnp.zeros((48, 2)), jnp.zeros(48)
+    client = ClientData(x, y, jnp.int32(0), jnp.int32(48), jnp.float32(1.0), 48)
+    efforts = [effort(client) for kind in methods if (effort := kind.phases[0].effort)]
+    assert [int(effort.rows) for effort in efforts] == [10 * count] * 2
+    with pytest.raises(eh.EvenhandError, match="or a share of all examples between 0 and 1"):
+        method(MODEL, batch_size=1.5)
+
+
 def test_a_pooled_method_takes_no_attack_and_resumes(tmp_path: Path) -> None:
     data = clients()
     with pytest.raises(eh.EvenhandError, match="trains on the pooled examples of all clients"):
