@@ -154,6 +154,16 @@ def test_every_option_says_what_it_takes(
         ("run fedavg --data Digits", "(perhaps you meant digits)"),
         ("run fedavg --data minst", "(perhaps you meant mnist)"),
         ("run fedavg --data nothing-like-it", "nothing-like-it: no such file or folder, nor one"),
+        (
+            "run fedavg --attack zero(0.1) --attack=sign_flip(0.2)",
+            "--attack is given twice, as 'zero(0.1)' and 'sign_flip(0.2)': write both(a, b) for both attacks",
+        ),
+        (
+            "run fedavg --metrics auc --rounds 2 --metrics ece",
+            "'auc' and 'ece': give all values at once, with",
+        ),
+        ("study fedavg --lr 0.1 --lr 0.2", "'0.1' and '0.2': give all values at once, with commas between"),
+        ("run fedavg --data digits --data iris", "--data is given twice, as 'digits' and 'iris': give one."),
         ("resume", "resume needs RUN after it: see `evenhand resume --help`."),
         ("resume a b", "The word 'b' is left over: see `evenhand resume --help`."),
         (

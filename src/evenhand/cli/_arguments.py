@@ -50,12 +50,14 @@ class Takes(NamedTuple):
       many: whether it may be several.
       needed: whether it must be given.
       inverts: whether it is the ``--no-`` form of a switch.
+      cure: what to do instead of giving the option twice, if both values would be expected to count.
     """
 
     kinds: tuple[Any, ...]
     many: bool = False
     needed: bool = False
     inverts: bool = False
+    cure: str | None = None
 
     @property
     def words(self) -> list[str]:
@@ -120,7 +122,23 @@ def options_of(command: type) -> Options:
             options |= option(field.name, WholeNumbers)
         elif _HIDDEN not in marks:
             options |= option(field.name, hint)
+        if (name := f"--{hyphenated(field.name)}") in options:
+            cure = _CURES.get(field.name, _LIST if any("," in _metavar(mark) for mark in marks) else None)
+            options[name] = options[name]._replace(cure=cure)
     return options
+
+
+_LIST = "give all values at once, with commas between them"
+_CURES = {
+    "attack": "write both(a, b) for both attacks at once, or 'a, b' in a study to try each",
+    "systems": "give one, or 'a, b' in a study to try each",
+    "data": "give one",
+}
+
+
+def _metavar(mark: Any) -> str:
+    """How the help shows the value of an option, such as ``A,B,C`` for a list."""
+    return getattr(mark, "metavar", None) or ""
 
 
 def option(name: str, hint: Any) -> Options:
@@ -200,6 +218,9 @@ def split(words: Sequence[str], options: Options, methods: Collection[str] = ())
       words: what follows ``evenhand``.
       options: which of them take a value.  What follows an unknown option was meant for it, unless it is a method.
       methods: their plain names.
+
+    Raises:
+      EvenhandError: an option whose values would all be expected to count is given twice.
     """
     pairs, loose = list[tuple[str, str | None]](), list[str]()
     rest = list(reversed(words[1:]))
@@ -213,6 +234,9 @@ def split(words: Sequence[str], options: Options, methods: Collection[str] = ())
         follows = bool(rest) and not equals and not _is_option(rest[-1])
         if follows and (taken.kinds if taken is not None else hyphenated(rest[-1]) not in methods):
             equals, value = "=", rest.pop()
+        earlier = dict(pairs).get(name)
+        if taken is not None and taken.cure and earlier and value and earlier != value:
+            raise EvenhandError(f"{name} is given twice, as {earlier!r:.60} and {value!r:.60}: {taken.cure}.")
         pairs.append((name, value if equals else None))
     return Words(tuple(loose), tuple(pairs))
 
