@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from evenhand import tree
 from evenhand.centralized._weighting import Weighed, Weighting, normalised, stateless
-from evenhand.errors import EvenhandError, real_number
+from evenhand.errors import EvenhandError, array_of, real_number
 from evenhand.lowering import lowered
 from evenhand.types import Array, Model, Params, PyTree
 
@@ -77,6 +77,9 @@ def learn_to_reweight(
     Source: Ren et al., *Learning to Reweight Examples for Robust Deep Learning*, ICML 2018, algorithm 1; Li et al.,
     *On Tilted Losses in Machine Learning*, JMLR 2023, figure 7.14, tables 7.7 and 7.8.
     """
+    for name, values in (("x", x), ("y", y)):
+        if (dtype := array_of(values).dtype).kind in "OSUMm":  # "V" is bfloat16 and its like
+            raise EvenhandError(f"learn_to_reweight() got {name} of type {dtype}: give an array of numbers.")
     clean_x, clean_y = jnp.asarray(x), jnp.asarray(y)
     if not clean_x.ndim or not clean_x.shape[0] or clean_y.shape[:1] != clean_x.shape[:1]:
         raise EvenhandError(

@@ -529,10 +529,10 @@ def assign(client: NDArray, splitting: Splitting, *, name: str, subject: str) ->
 
 
 def _codes(rows: PooledRows, name: str, subject: str) -> tuple[NDArray, tuple[str, ...]]:
-    if not len(rows.x) == len(rows.y) == len(rows.client):
+    if len(set(counts := [len(part) if np.ndim(part) else "none" for part in rows])) > 1:
         raise EvenhandError(
-            f"{name}: x has {len(rows.x)} rows, y {len(rows.y)} and {subject} {len(rows.client)}: give one "
-            "label and one client id for each row of x."
+            f"{name}: x has {counts[0]} rows, y {counts[1]} and {subject} {counts[2]}: give one label and one client "
+            "id for each row of x."
         )
     if not len(rows.x):
         raise EvenhandError(f"{name}: there are no examples: give at least one for each client.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand.data._features import BUCKETS, NDArray
-from evenhand.errors import EvenhandError, truth_value, whole_number
+from evenhand.errors import EvenhandError, expect, truth_value, whole_number
 
 # --- words --------------------------------------------------------------------------------------------------
 
@@ -107,6 +107,7 @@ def encode_counts(words: Sequence[str], *, lower: bool = True) -> Callable[[Any]
     Personalization*, ICML 2021.
     """
     lower = truth_value("lower", lower)
+    expect("words", words, Collection, "['be', 'not']")
     places = {word: i for i, word in enumerate(words)}
     if len(places) < len(words) or not words:
         raise EvenhandError("encode_counts: a word is listed twice, or there is none: list each word once.")

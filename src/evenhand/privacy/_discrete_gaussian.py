@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, real_number, whole_number
+from evenhand.errors import EvenhandError, expect, real_number, whole_number
 from evenhand.privacy._checks import check_sampled_noise, checked_clip, positive
 from evenhand.sampling import fixed
 from evenhand.secure import masked_words
@@ -99,6 +99,7 @@ def discrete_gaussian(key: Key, *, sigma: float, shape: tuple[int, ...] = ()) ->
     Source: Canonne, Kamath and Steinke, *The Discrete Gaussian for Differential Privacy*, NeurIPS 2020; Pillutla et
     al., *Federated Learning with Superquantile Aggregation for Heterogeneous Data*, Machine Learning 2023, section 4.3.
     """
+    expect("discrete_gaussian(shape=)", shape, tuple | list, "shape=(8,)")
     table = _thresholds(checked_sigma(sigma, "discrete_gaussian"))
     count = len(table)
     steps = count.bit_length()

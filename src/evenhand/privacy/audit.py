@@ -14,7 +14,7 @@ import numpy.typing as npt
 import optax
 
 from evenhand import tree
-from evenhand.errors import EvenhandError, whole_number
+from evenhand.errors import EvenhandError, real_number, whole_number
 from evenhand.local import Work
 from evenhand.privacy._checks import probability
 from evenhand.streams import root_key
@@ -185,6 +185,8 @@ def audit_mean(
     """
     rounds = whole_number("rounds", rounds, 1)
     _check_odds(delta, confidence)
+    _check_length(length)
+    included, keys = _runs(canaries, runs, seed)
     like = _halves(jnp.zeros(canaries))
 
     def upload(position: Array) -> Upload:
@@ -207,7 +209,6 @@ def audit_mean(
     def scores(included: Array, key: Array) -> Array:
         return jnp.sum(jax.lax.map(partial(direction, included), jax.random.split(key, rounds)), axis=0)
 
-    included, keys = _runs(canaries, runs, seed)
     measured = [scores(jnp.asarray(coins), key) for coins, key in zip(included, keys, strict=True)]
     return audit_scores(np.ravel(measured), np.ravel(included), delta=delta, confidence=confidence)
 
@@ -241,6 +242,7 @@ def audit_work(
       True
     """
     _check_odds(delta, confidence)
+    _check_length(length)
     included, keys = _runs(canaries, runs, seed)
 
     def init(key: Array) -> Params:
@@ -278,6 +280,12 @@ def _check_odds(delta: float, confidence: float) -> None:
     """Checks both before anything is trained; out of range, every audit would find nothing."""
     probability("delta", delta, zero=True)
     probability("confidence", confidence)
+
+
+def _check_length(length: float) -> None:
+    """Checks that canaries have a length."""
+    if not 0.0 < real_number(length) < math.inf:
+        raise EvenhandError(f"length={length!r:.40}: give the length of a canary, a finite number above 0.")
 
 
 def _halves(whole: Array) -> Params:

@@ -135,6 +135,7 @@ def plan(
             "more than all."
         )
     places = range(m) if order is None else order
+    expect("plan(order=)", places, Iterable, f"range({m})")
     circle = [ids[whole_number("plan(order=)", i, 0, m - 1)] for i in places]
     if sorted(circle) != sorted(ids):
         raise EvenhandError(f"plan(order=): give each of 0 to {m - 1} once.")

@@ -493,6 +493,38 @@ def test_whole_numbers_of_arrays_are_whole_numbers(number) -> None:
     assert eh.testing.toy_data().min_examples(number(2)).num_clients
 
 
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda wrong: audited(canaries=wrong(20.0)), r"canaries=20.0: give a whole number"),
+        (lambda wrong: audited(length=wrong("a")), r"length='a': give the length of a canary"),
+        (
+            lambda wrong: eh.privacy.discrete_gaussian(jax.random.key(0), sigma=1.0, shape=wrong(3)),
+            r"shape=\)=3: give a value such as shape=\(8,\)",
+        ),
+        (lambda wrong: eh.secure.plan(range(4), order=wrong(3)), r"plan\(order=\)=3: .* range\(4\)"),
+        (
+            lambda wrong: eh.data.from_arrays(np.zeros((6, 2)), np.zeros(6), client=wrong(3)),
+            "client none: give",
+        ),
+        (lambda wrong: eh.data.encode_counts(wrong(None)), "words=None: give a value such as"),
+        (lambda wrong: eh.data.load("digits", na=wrong(None)), r"na=None: give a value such as \['\?'"),
+        (
+            lambda wrong: eh.centralized.learn_to_reweight(wrong("12"), np.ones(2)),
+            "x of type <U2: give an array",
+        ),
+    ],
+)
+def test_values_of_other_types_are_refused_in_a_sentence(call: Callable[..., Any], sentence: str) -> None:
+    with pytest.raises(EvenhandError, match=sentence):
+        call(lambda value: cast(Any, value))
+
+
+def audited(*, length: float = 1.0, canaries: int = 20) -> None:
+    rule = eh.privacy.noisy_mean(1.0, noise_multiplier=2.0, rate=1.0)
+    eh.privacy.audit_mean(rule, rounds=1, length=length, delta=1e-5, canaries=canaries)
+
+
 def test_a_run_is_evaluated_every_so_many_rounds() -> None:
     method = A.fedavg(eh.local.sgd(eh.testing.toy_model(), 0.1, epochs=1))
     with pytest.raises(eh.EvenhandError, match=r"^eval_every=None: give a whole number"):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TextIO, cast
 
 from evenhand.data._features import Encode, Fill, few
 from evenhand.data._validation import Splitting
-from evenhand.errors import EvenhandError, truth_value
+from evenhand.errors import EvenhandError, expect, truth_value
 
 # --- options ------------------------------------------------------------------------------------------------
 
@@ -85,8 +85,10 @@ class Options(NamedTuple):
                 f"{given[0]} and {given[1]} exclude each other, as each says what a text becomes: give one of them."
             )
         features = None if options.features is None else several(options.features)
-        names = (several(option) for option in (options.client, options.na, options.text))
-        return options._replace(features=features, **dict(zip(("client", "na", "text"), names, strict=True)))
+        lists = {"client": options.client, "na": options.na, "text": options.text}
+        for name, value in lists.items():
+            expect(name, value, Collection, "['?', '-999']" if name == "na" else "['site', 'year']")
+        return options._replace(features=features, **{name: several(value) for name, value in lists.items()})
 
     @property
     def splitting(self) -> Splitting:
