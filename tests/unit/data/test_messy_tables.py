@@ -321,6 +321,13 @@ def test_of_many_faulty_cells_the_first_ten_are_listed_over_all_blocks(tmp_path:
         load(tmp_path / "t.csv")
 
 
+def test_of_a_long_column_of_ids_the_count_is_called_a_least_one(tmp_path: Path) -> None:
+    # A file is read in blocks of 8,192 rows, and an id is found out in the first.
+    (tmp_path / "t.csv").write_text("a,id,label\n" + "".join(f"{i},P{i},{i % 2}\n" for i in range(9000)))
+    with pytest.raises(EvenhandError, match="column 'id' holds at least 8,192 different texts such as 'P0'"):
+        load(tmp_path / "t.csv", clients=2, label="label")
+
+
 def test_infinite_numbers_of_a_column_are_all_reported(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("client,v,label\na,1,0\na,1e99,1\nb,2,0\nb,-1e50,1\n")
     words = r"line 3, .* holds 1e\+99, which is not a finite 32-bit number \(also -1e\+50 in line 5\): repair"

@@ -381,14 +381,15 @@ def mixed(
     return EvenhandError(*parts, ".")
 
 
-def too_many(source: str, name: str, texts: Sequence[str]) -> EvenhandError:
-    """The error for a column whose texts are not categories."""
+def too_many(source: str, name: str, texts: Sequence[str], *, all_read: bool = True) -> EvenhandError:
+    """The error for a column whose texts are not categories; ``texts`` are the first ones unless ``all_read``."""
     if all(_DATE.fullmatch(text) for text in texts[:100]):
         return dates(source, name, f"dates such as {show(texts[0])}")
     amounts = _amounts(texts[:100])
     if amounts:
         return _for_people(f"{source}:", name, f"texts such as {show(amounts[0])}")
-    fault = f"{source}: column {name!r} holds {len(texts):,} different texts such as {show(texts[0])}"
+    count = f"{'' if all_read else 'at least '}{len(texts):,}"
+    fault = f"{source}: column {name!r} holds {count} different texts such as {show(texts[0])}"
     cure = "an id or free text rather than categories: learn from its words with "
     group = f" if it is an id, or group them into at most {MOST_CATEGORIES:,}."
     leave = " if it is free text, leave it out with "

@@ -284,4 +284,5 @@ def _add_text(source: str, column: CellColumn, cells: tuple[str, ...]) -> None:
         np.array([texts.setdefault(cell, len(texts)) for cell in map(canonical, cells)], np.int32)
     )
     if column.feature and len(texts) > _MOST_READ:
-        column.fault = too_many(source, column.name, list(texts))
+        # Further cells are not read, so there may be more.
+        column.fault = too_many(source, column.name, list(texts), all_read=False)
