@@ -19,7 +19,7 @@ On the CPU, XLA runs the gradient of a convolution inside a loop ten to fifty ti
 * **Products** of up to 512 rows by a matrix of at least 2^20 numbers, on the CPU: the gradient of the rows is computed
   with the matrix as the first operand.  XLA copies the second one before it multiplies by its transpose.
 * **Products** of 2 to 32 rows by a matrix of at most 2^17 numbers, with at least 48 rows and columns, on the CPU: the
-  gradient of the matrix is a product with turned rows.  A gradient of the MLP takes 0.92 of the time.
+  gradient of the matrix multiplies a transposed copy of the rows.  A gradient of the MLP takes 0.92 of the time.
 * **Products** of rows in several axes, such as those of tokens, by a matrix, on the CPU: those of rows in one axis. XLA
   would transpose the slopes for the gradient of the matrix; a gradient of the LSTM takes 0.9 of the time.
 * Everything else, and functions that bring derivatives of their own (``custom_jvp``, ``custom_vjp``) or loop with

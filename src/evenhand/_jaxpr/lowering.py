@@ -84,7 +84,7 @@ _COLUMNS = (2, 32)
 _LARGE, _MOST_ROWS = 2**20, 512
 """Numbers of a matrix, and rows by it, for which the gradient in the rows is faster with the matrix first."""
 _FEW_ROWS, _SMALL, _NARROWEST = 32, 2**17, 48
-"""Rows, and numbers and features of a matrix, for which its gradient is faster of rows that were turned before."""
+"""Most rows, most numbers of a matrix, and its fewest rows or columns, for which transposing the rows first pays."""
 
 
 def product_of_rows(equation: JaxprEqn) -> Callable[[Array, Array], Array] | None:
@@ -135,9 +135,9 @@ def _of_few(params: dict[str, Any], x: Array, w: Array) -> Array:
         (x, w), (dx, dw) = primals, tangents
         parts = [] if isinstance(dx, SymbolicZero) else [_native(params, dx, w)]
         if not isinstance(dw, SymbolicZero):
-            # A product x^T g of copied x^T goes to faster code of XLA than one that reads x along its columns.
-            turned = {**params, "dimension_numbers": (((0,), (0,)), ((), ()))}
-            parts.append(_native(turned, lax.optimization_barrier(x.T), dw))
+            # XLA has faster code for a copied x^T by g than for an x that is read along its columns.
+            by_columns = {**params, "dimension_numbers": (((0,), (0,)), ((), ()))}
+            parts.append(_native(by_columns, lax.optimization_barrier(x.T), dw))
         return product(x, w), sum(parts[1:], parts[0])
 
     return product(x, w)

@@ -54,7 +54,7 @@ def beside(
       serve: ``personal -> params``, the model that the client uses; by default the state itself.
 
     Raises:
-      EvenhandError: ``method`` is no method, or its ``received`` does not read the global model off its broadcast.
+      EvenhandError: ``method`` is no method, or its ``received`` does not return the global model.
 
     Edge cases: a client that never took part is served the global model.  Finetuning that was put around ``method`` is
     left out: put it around the result.  A privacy guarantee stays, and says that it does not cover personal models.
@@ -110,7 +110,7 @@ def not_pooled(name: str, method: Algorithm) -> None:
 
 
 def _check_received(name: str, method: Algorithm) -> None:
-    """Checks that clients can read the global model off the last broadcast of ``method``."""
+    """Checks that ``received`` makes the global model of the last broadcast of ``method``."""
     params = jax.eval_shape(method.model.init, root_key(0))
     broadcast = method.phases[-1].broadcast
     message = jax.eval_shape(lambda like: broadcast(method.init(like, 1), jnp.int32(0)), params)

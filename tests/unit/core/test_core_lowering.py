@@ -291,7 +291,7 @@ def test_the_gradient_in_few_rows_is_taken_by_a_large_matrix_from_the_left(
         (2, 2**12, 64, False),
     ],
 )
-def test_the_gradient_of_a_small_matrix_is_a_product_with_few_turned_rows(
+def test_the_gradient_of_a_small_matrix_multiplies_few_rows_that_are_transposed_first(
     rows: int, features: int, columns: int, turns: bool
 ) -> None:
     """``x^T`` is copied before ``x^T g``, and zeros are not multiplied where only the matrix is trained."""
