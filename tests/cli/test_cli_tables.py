@@ -114,6 +114,11 @@ def test_classes_have_the_names_of_the_table(table: Path) -> None:
         (["--fill", "zero"], "zero"),
         (["--client-column", "region,town"], "no client column 'town'"),
         ([], "column 'work' is empty or NaN: drop the row, or say how to fill it"),
+        (["--data", "digits", "--drop", "work"], "digits: drop is for tables"),
+        (
+            ["--data", "synthetic:1,1", "--fill", "mean"],
+            "--fill is for tables, and --data synthetic:1,1 is not one",
+        ),
     ],
 )
 def test_one_sentence(
@@ -123,21 +128,6 @@ def test_one_sentence(
     shown = capsys.readouterr().err
     assert sentence in shown and shown.count("\n") == 1
     assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("data", "words", "sentence"),
-    [
-        ("digits", ["--drop", "work"], "digits: drop is for tables"),
-        ("synthetic:1,1", ["--fill", "mean"], "--fill is for tables, and --data synthetic:1,1 is not one"),
-    ],
-)
-def test_columns_of_other_data_than_tables_are_refused(
-    data: str, words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", "fedavg", "--data", data, "--rounds", "1", *words]) == 2
-    shown = capsys.readouterr().err
-    assert sentence in shown and shown.count("\n") == 1
 
 
 def test_names_with_commas_are_quoted(no_figures: None, table: Path) -> None:

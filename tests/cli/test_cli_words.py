@@ -162,8 +162,10 @@ def test_every_option_says_what_it_takes(
             "run fedavg --metrics auc --rounds 2 --metrics ece",
             "'auc' and 'ece': give all values at once, with",
         ),
-        ("study fedavg --lr 0.1 --lr 0.2", "'0.1' and '0.2': give all values at once, with commas between"),
-        ("run fedavg --data digits --data iris", "--data is given twice, as 'digits' and 'iris': give one."),
+        (
+            "run fedavg --drop age --drop town",
+            "'age' and 'town': give all values at once, with commas between",
+        ),
         ("resume", "resume needs RUN after it: see `evenhand resume --help`."),
         ("resume a b", "The word 'b' is left over: see `evenhand resume --help`."),
         (

@@ -123,21 +123,22 @@ def options_of(command: type) -> Options:
         elif _HIDDEN not in marks:
             options |= option(field.name, hint)
         if (name := f"--{hyphenated(field.name)}") in options:
-            cure = _CURES.get(field.name, _LIST if any("," in _metavar(mark) for mark in marks) else None)
+            cure = _CURES.get(field.name, _LIST if any(_metavar(mark) in _LISTS for mark in marks) else None)
             options[name] = options[name]._replace(cure=cure)
     return options
 
 
+# Names add up in a reader's mind; a number replaces an earlier one, as where a command is copied and made shorter.
+_LISTS = ("A,B,C", "METRIC,...", "NAME,...", "TRACKER,...")
 _LIST = "give all values at once, with commas between them"
 _CURES = {
     "attack": "write both(a, b) for both attacks at once, or 'a, b' in a study to try each",
     "systems": "give one, or 'a, b' in a study to try each",
-    "data": "give one",
 }
 
 
 def _metavar(mark: Any) -> str:
-    """How the help shows the value of an option, such as ``A,B,C`` for a list."""
+    """How the help shows the value of an option, such as ``A,B,C`` for a list of names."""
     return getattr(mark, "metavar", None) or ""
 
 
