@@ -78,7 +78,9 @@ def learn_to_reweight(
     *On Tilted Losses in Machine Learning*, JMLR 2023, figure 7.14, tables 7.7 and 7.8.
     """
     for name, values in (("x", x), ("y", y)):
-        if (dtype := array_of(values).dtype).kind in "OSUMm":  # "V" is bfloat16 and its like
+        # NumPy cannot read the rows of a function that is being traced; their type is known.
+        dtype = values.dtype if isinstance(values, Array) else array_of(values).dtype
+        if dtype.kind in "OSUMm":  # "V" is bfloat16 and its like
             raise EvenhandError(f"learn_to_reweight() got {name} of type {dtype}: give an array of numbers.")
     clean_x, clean_y = jnp.asarray(x), jnp.asarray(y)
     if not clean_x.ndim or not clean_x.shape[0] or clean_y.shape[:1] != clean_x.shape[:1]:

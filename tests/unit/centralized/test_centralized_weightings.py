@@ -510,6 +510,18 @@ def test_noisy_labels_lose_their_weight_to_clean_examples() -> None:
     assert errors[0] < 0.5 and errors[1] > 1.0
 
 
+def test_clean_examples_may_be_arguments_of_a_compiled_function() -> None:
+    """As in a fit that is mapped over seeds, each with clean examples of its own."""
+    batch = seen(np.ones(3), np.array([0, 1, 1]), params=jnp.zeros(3), x=X[:3])
+
+    def weights(x: jax.Array, y: jax.Array) -> jax.Array:
+        return learn_to_reweight(x, y).weigh(LINEAR, (), batch)[0]
+
+    for x, y in ((CLEAN_X, CLEAN_Y), (-CLEAN_X, CLEAN_Y)):
+        assert np.allclose(jax.jit(weights)(x, y), weights(x, y), atol=1e-6)
+    assert not np.allclose(weights(CLEAN_X, CLEAN_Y), weights(-CLEAN_X, CLEAN_Y), atol=1e-3)
+
+
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
