@@ -514,7 +514,7 @@ def test_clean_examples_may_be_arguments_of_a_compiled_function() -> None:
     """As in a fit that is mapped over seeds, each with clean examples of its own."""
     batch = seen(np.ones(3), np.array([0, 1, 1]), params=jnp.zeros(3), x=X[:3])
 
-    def weights(x: jax.Array, y: jax.Array) -> jax.Array:
+    def weights(x: Any, y: Any) -> jax.Array:
         return learn_to_reweight(x, y).weigh(LINEAR, (), batch)[0]
 
     for x, y in ((CLEAN_X, CLEAN_Y), (-CLEAN_X, CLEAN_Y)):
