@@ -592,8 +592,19 @@ def false_delta(
 
 def received_params(algorithm: Algorithm, number: int, message: PyTree) -> Callable[[], Params] | None:
     """How a client reads the global model off the broadcast of a phase; None before the last: nobody says how."""
-    last = number == len(algorithm.phases) - 1
-    return (lambda: algorithm.received(message)) if last else None
+
+    def read() -> Params:
+        try:
+            return algorithm.received(message)
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            raise EvenhandError(
+                "This attack needs the global model that clients receive, and received= of "
+                f"{algorithm.name or 'the method'} fails: {error}: give Algorithm(received=) a function of the last "
+                "phase's broadcast that returns the global parameters, or another attack, such as "
+                "eh.attacks.gaussian(0.2)."
+            ) from error
+
+    return read if number == len(algorithm.phases) - 1 else None
 
 
 def lifted(

@@ -72,7 +72,7 @@ def random_model(fraction: float = 0.0) -> Attack:
 
     def reply(delta: PyTree, params: Params, key: Key) -> PyTree:
         sent, received = (
-            (jax.tree.structure(values), [leaf.shape for leaf in jax.tree.leaves(values)])
+            (jax.tree.structure(values), [jnp.shape(leaf) for leaf in jax.tree.leaves(values)])
             for values in (delta, params)
         )
         if sent != received:

@@ -408,6 +408,12 @@ def test_in_a_run_random_models_keep_the_length_of_the_model_and_replace_it() ->
     for refused, words in (
         (eh.algorithms.scaffold(work), "do not upload a changed model"),
         (eh.personalization.fedalt(work, personal="b"), "or take another attack"),
+        # Methods of users whose ``received`` does not fit their broadcast.
+        (
+            method._replace(received=lambda sent: sent.model),
+            "received= of fedavg fails: .*'model': give Algorithm",
+        ),
+        (method._replace(received=lambda sent: 0.5), "do not upload a changed model"),
     ):
         with pytest.raises(eh.EvenhandError, match=words):
             eh.simulate(refused, data, rounds=1, attack=attacks.random_model(0.5))
