@@ -385,16 +385,13 @@ class ServerCommand:
         console = Console(stderr=True, quiet=self.quiet, highlight=False)
         made = trackers(self.watch, folder)
         log = event_log(folder / "server.log", lambda sentence: say(console, sentence, style="yellow"))
-        say(
-            console,
-            f"Run {file.run} listens on {file.host}:{file.port} for {len(files.roster(folder))} clients.",
-        )
-        place = folder / "server"
+        place, roster = folder / "server", files.roster(folder)
         authority = certificates.authority_file(folder / files.AUTHORITY)
         if not authority.is_file():
             authority = certificates.authority_file(place)
         own = certificates.Certificates(authority, place / "server.crt", place / "server.key")
-        with link(place / "flower", file.host, file.port, own, files.roster(folder), log=log) as carrier:
+        with link(place / "flower", file.host, file.port, own, roster, log=log) as carrier:
+            say(console, f"Run {file.run} listens on {file.host}:{file.port} for {len(roster)} clients.")
             train(folder, build, carrier, log, console, made, admit=carrier.register)
         if written(folder / "run") != file.rounds:
             say(

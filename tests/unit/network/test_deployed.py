@@ -673,6 +673,17 @@ def test_a_tracker_follows_a_deployed_run(tmp_path, monkeypatch, capsys):
         assert logged[column] == [(done, pytest.approx(number)) for done, number in wanted]
 
 
+def test_a_server_that_cannot_listen_says_only_why(tmp_path, monkeypatch, capsys):
+    def link(*arguments, log):
+        raise eh.EvenhandError("A deployment needs the package flwr.")
+
+    folder = federation(tmp_path / "fed", data=False)
+    monkeypatch.setitem(sys.modules, "evenhand.network.carriers.flower", SimpleNamespace(link=link))
+    capsys.readouterr()
+    assert main(["deploy", "server", str(folder)]) == 2
+    assert capsys.readouterr().err == "evenhand: A deployment needs the package flwr.\n"
+
+
 @pytest.mark.parametrize(("rate", "status"), [("0.02", "done"), ("1e5", "diverged")])
 def test_a_tracker_learns_how_a_deployed_run_ended(tmp_path, monkeypatch, rate, status):
     monkeypatch.setattr(sys.modules[__name__], "LOCAL", ("--lr", rate, "--batch-size", "5"))
