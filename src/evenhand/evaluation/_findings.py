@@ -26,7 +26,6 @@ _LEAST_OF_ONE = 20
 _ODDS, _RARE = 20.0, 0.25
 _APART, _PERSONAL, _NAMED = 1000.0, 10.0, 5
 
-
 Kind: TypeAlias = (
     Literal[
         "diverged", "unmoved", "rejected", "guessing", "base_rate", "no_guarantee", "schedule"
@@ -380,8 +379,9 @@ def _unseen_by_accuracy(
     is_proven = against.rows * (against.constant_per_row - against.loss_per_row) >= math.log(_ODDS)
     if is_seen and (is_proven or order is not None):
         return None
-    rare = len(given.counts) == 2 and np.min(given.counts) <= _RARE * given.total
-    cure, learnt = "use --metrics auc" if len(given.counts) == 2 else "compare losses", "but"
+    binary = len(given.counts) == 2
+    rare = binary and np.min(given.counts) <= _RARE * given.total
+    cure, learnt = 'use --metrics auc (Python: metrics="auc")' if binary else "compare losses", "but"
     if not is_proven:
         cure, learnt = f"{cure}, or train for more rounds", "and the examples are too few to show that"
     hidden = f"Accuracy cannot show {'a label this rare' if rare else 'this'}: {cure}."

@@ -224,21 +224,27 @@ def test_an_accuracy_that_cannot_see_a_rare_label_says_so(accuracy):
     """500 rows, 40 of them positive: 3 nats, a likelihood ratio of 20, are .006 per row."""
     rare = cells([460, 40], accuracy)
     (finding,) = found(against(0.2, 0.2062, rows=500), rare)
-    assert "Accuracy cannot show a label this rare: use --metrics auc." in finding.sentence
+    assert (
+        'Accuracy cannot show a label this rare: use --metrics auc (Python: metrics="auc").'
+        in finding.sentence
+    )
     assert "92.0 %" in finding.sentence
     assert "step size" not in finding.sentence
     (finding,) = found(
         against(0.2, 0.2058, rows=500), rare
     )  # below the shares' loss, which 500 rows do not prove
     assert "too few to show that it has learnt" in finding.sentence
-    assert "Accuracy cannot show a label this rare: use --metrics auc, or train for" in finding.sentence
+    assert (
+        'Accuracy cannot show a label this rare: use --metrics auc (Python: metrics="auc"), or train for'
+        in finding.sentence
+    )
     assert "step size" not in finding.sentence and "learnt nothing" not in finding.sentence
     for constant in (against(0.2, 0.2, rows=500), against(0.2, 0.1, rows=500), None):
         (finding,) = found(constant, rare)
         assert "step size" in finding.sentence
         assert "auc" not in finding.sentence
     (finding,) = found(against(0.6, 0.7, rows=500), cells([260, 240], [1, 0]))
-    assert "Accuracy cannot show this: use --metrics auc." in finding.sentence
+    assert 'Accuracy cannot show this: use --metrics auc (Python: metrics="auc").' in finding.sentence
     assert finding.kind == "base_rate"
 
 
@@ -378,7 +384,10 @@ def test_a_rare_label_that_is_learnt_is_not_blamed_on_the_step_size():
     logits = np.asarray(run.algorithm.model.apply(run.params, jnp.asarray(data.test.x)))
     assert roc_auc_score(data.test.y, logits[:, 1] - logits[:, 0]) > 0.6
     (finding,) = run.findings
-    assert "Accuracy cannot show a label this rare: use --metrics auc." in finding.sentence
+    assert (
+        'Accuracy cannot show a label this rare: use --metrics auc (Python: metrics="auc").'
+        in finding.sentence
+    )
     view = run.view()
     assert view.info["base_rate"] and view.info["constant"]["mean"] > run.summary(metric="loss")["mean"]
     assert may_be_starred(view, "loss") and not may_be_starred(view, "accuracy")
