@@ -247,6 +247,13 @@ def test_an_expression_is_what_python_makes_of_it(text: str, made: Callable[[], 
     ("text", "words"),
     [
         ("fedporx(mu=1)", "column 1: there is no method 'fedporx' (perhaps you meant fedprox)"),
+        # Names that papers have, found in the first lines of docstrings.
+        ("q_ffl(q=1)", "there is no method 'q_ffl' (perhaps you meant qfedavg)"),
+        ("simplicial_fl()", "(perhaps you meant delta_fl)"),
+        ("rfa()", "there is no method 'rfa' (perhaps you meant geometric_median, an aggregator)"),
+        ("dpsgd()", "(perhaps you meant dp_sgd, local work)"),
+        ("fedavg(aggregator=risk_weighted(cvar(0.1)))", "no risk 'cvar' (perhaps you meant superquantile)"),
+        ("model()", "there is no method 'model' among"),
         ("fedprox()", "column 1: fedprox needs mu="),
         ("fedprox(mu='a')", "column 12: mu takes a number"),
         ("fedprox(mu=True)", "column 12: mu takes a number"),

@@ -111,6 +111,7 @@ def test_every_option_says_what_it_takes(
             "There is no method 'FedAvg' (perhaps you meant fedavg): see `evenhand list methods`.",
         ),
         ("run fed-avg", "(perhaps you meant fedavg)"),
+        ("run q-ffl", "There is no method 'q-ffl' (perhaps you meant qfedavg): see `evenhand list methods`."),
         ("run fedporx --help", "(perhaps you meant fedprox)"),
         (
             "run --rounds 3 fedsomething",

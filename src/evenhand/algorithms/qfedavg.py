@@ -27,7 +27,7 @@ def qfedavg(
     sampling: Sampling = proportional(replace=False),
     keep_partial: bool = False,
 ) -> Algorithm:
-    r"""q-FedAvg: weights clients by the ``q``-th power of their loss; the step adapts to the curvature.
+    r"""q-FedAvg (q-FFL): weights clients by the ``q``-th power of their loss; the step adapts to the curvature.
 
     .. math::
         \min_w \sum_k \frac{p_k}{q+1} F_k(w)^{q+1}, \qquad

@@ -253,7 +253,7 @@ def no_method(loose: tuple[str, ...]) -> EvenhandError:
         )
     if python := kinds.only_in_python(name):
         return EvenhandError(f"{python}.")
-    hint = perhaps(word, METHODS) or f" among {', '.join(METHODS)}"
+    hint = perhaps(word, METHODS) or kinds.described(word, _METHOD) or f" among {', '.join(METHODS)}"
     return EvenhandError(f"There is no method {word!r:.40}{hint}: see `evenhand list methods`.")
 
 

@@ -6,6 +6,7 @@ A kind has Evenhand's own factories, which are read off the packages' ``__all__`
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -41,6 +42,7 @@ __all__ = [
     "Kind",
     "alternatives",
     "constant",
+    "described",
     "example",
     "factories",
     "factory_of",
@@ -186,6 +188,35 @@ def only_in_python(name: str) -> str:
         if name in _public(kind) and (needed := " and ".join(_inexpressible(_public(kind)[name]))):
             return f"{name} needs {needed}, which an expression cannot give: call it from Python"
     return ""
+
+
+def described(word: str, kind: Kind) -> str:
+    """``" (perhaps you meant ...)"``: the factory whose first line has this name of a paper; ``""`` if none has.
+
+    Case and hyphens do not count.  Factories of other kinds come after those of ``kind``.
+
+    Example:
+      >>> described("q_ffl", kind_of(Algorithm)), described("rfa", kind_of(Algorithm))
+      (' (perhaps you meant qfedavg)', ' (perhaps you meant geometric_median, an aggregator)')
+    """
+    for other in (kind, *KINDS):
+        places = {name: _names(factory).get(_folded(word)) for name, factory in factories(other).items()}
+        named = {name: place for name, place in places.items() if place is not None}
+        if named:  # "DP-SGD: ..." comes before "AdaDPS: DP-SGD whose ..."
+            first = min(named, key=named.__getitem__)
+            return f" (perhaps you meant {first}{'' if other is kind else f', {other.with_article}'})"
+    return ""
+
+
+def _names(factory: Callable[..., Any]) -> dict[str, int]:
+    """The names such as DP-SGD and q-FFL in the first line of a docstring, each with its place."""
+    line = (factory.__doc__ or "").strip().partition("\n")[0]
+    words = enumerate(re.findall(r"[\w+-]+", line))
+    return {_folded(word): place for place, word in words if len(re.findall("[A-Z]", word)) > 1}
+
+
+def _folded(word: str) -> str:
+    return re.sub("[-_+ ]", "", word).casefold()
 
 
 @cache

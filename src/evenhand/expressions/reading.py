@@ -264,7 +264,8 @@ def _unknown(name: str, kind: Kind) -> str:
     for other in KINDS:
         if name in kinds.names_of(other):
             return f"{shown}: {name} is {other.with_article}, and {kind.with_article} is one of {', '.join(names)}"
-    return shown + (perhaps(name, names) or f" among {', '.join(names)}")
+    hint = perhaps(name, names) or kinds.described(name, kind)
+    return shown + (hint or f" among {', '.join(names)}")
 
 
 def _bound(reader: _Reader, call: ast.Call, factory: Callable[..., Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -17,7 +17,7 @@ __all__ = ["inverse_superquantile", "smoothed_superquantile", "squared_superquan
 
 
 def superquantile(theta: float) -> Risk:
-    r"""The mean of the worst fraction ``theta`` of the losses, with the boundary loss counted in part.
+    r"""CVaR: the mean of the worst fraction ``theta`` of the losses, with the boundary loss counted in part.
 
     .. math::
         \mathbb S_\theta(f; p) = \max\Big\{ \textstyle\sum_i \pi_i f_i : \pi \ge 0,\ \sum_i \pi_i = 1,\
