@@ -13,7 +13,7 @@ from evenhand.algorithms import fedavg
 from evenhand.errors import EvenhandError, truth_value
 from evenhand.local import Work
 from evenhand.privacy._checks import check_sampled_noise, checked_clip, noise, pair
-from evenhand.privacy._preconditioners import Moment, delayed_rule
+from evenhand.privacy._preconditioners import Moment, StepNumber, delayed_rule
 from evenhand.privacy.client_level import private
 from evenhand.privacy.dp_ftrl import Correlation, Turns, tree_noise
 from evenhand.privacy.gaussian import noisy_mean
@@ -27,7 +27,7 @@ __all__ = ["dp_fed2"]
 def dp_fed2(
     work: Work,
     *,
-    step_sizes: tuple[float, float],
+    step_sizes: tuple[StepNumber, StepNumber],
     clips: tuple[float, float],
     noise_multiplier: float,
     delay: int | tuple[int, int],
@@ -57,7 +57,8 @@ def dp_fed2(
 
     Args:
       work: as in :func:`evenhand.privacy.dp_fedavg`.
-      step_sizes: :math:`\alpha` of the plain rounds, 1 for averaging, and of the divided ones.
+      step_sizes: :math:`\alpha` of the plain rounds, 1 for averaging, and of the divided ones; each a number, or a
+        function of the rounds of both so far, from 0, such as a schedule of optax.
       clips: :math:`C` of each; the first in the units of an update, the second without units.
       noise_multiplier: :math:`z`, the same in both.
       delay: :math:`s_1 = s_2` in rounds, or both, ``(s1, s2)``.

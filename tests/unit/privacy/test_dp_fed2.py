@@ -1,5 +1,6 @@
 """DP^2 for clients: against a NumPy loop, DP^2 for examples, DP-FedAvg, DP-FTRL; its noise, and what it publishes."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -49,7 +50,7 @@ def yogi(v, square):
     return v + (1 - BETA) * np.sign(square - v) * square
 
 
-def loop(rounds, s1=2, s2=1, follow=rmsprop, noise_first=False):
+def loop(rounds, s1=2, s2=1, follow=rmsprop, noise_first=False, size_at=lambda size, t: size):
     """Without noise, all clients in each round, one full step per client."""
     w = tree_map(np.float64, eh.simulate(method(), DATA, rounds=0).params)
     v, total = tree_map(np.zeros_like, w), tree_map(np.zeros_like, w)
@@ -63,7 +64,8 @@ def loop(rounds, s1=2, s2=1, follow=rmsprop, noise_first=False):
         u = answer(w, v, int(r >= s1), noise_first)
         if r < s1:
             total = tree_map(np.add, total, u)
-        w = tree_map(lambda w, u, size=SIZES[r >= s1]: w + size * u, w, u)
+        size = size_at(SIZES[r >= s1], t)
+        w = tree_map(lambda w, u, size=size: w + size * u, w, u)
     return w
 
 
@@ -79,8 +81,13 @@ def answer(w, v, divided, noise_first):
     return tree_map(np.divide, u, scales) if noise_first else u
 
 
+def fading(size, t):
+    return size / (1.0 + t)
+
+
 CASES = {
     "rmsprop": ({}, {}),
+    "schedules": ({"step_sizes": tuple(partial(fading, size) for size in SIZES)}, {"size_at": fading}),
     "adagrad": ({"kind": "adagrad"}, {"follow": adagrad}),
     "yogi": ({"kind": "yogi"}, {"follow": yogi}),
     "equal delays": ({"delay": 2}, {"s2": 2}),
