@@ -102,15 +102,16 @@ def check_sampled_noise(method: str, noise_multiplier: object, chance: object) -
     rate(f"{method}(rate=)", chance, least=math.ulp(0.0))
 
 
-def check_decay(method: str, decay: float, eps: float) -> None:
-    """Checks the two numbers of a moment.
+def check_decay(method: str, decay: float, eps: float, at: str = "") -> None:
+    """Checks the two numbers of a moment; ``at`` says in the sentence of which step they are.
 
     Raises:
       EvenhandError: a decay outside [0, 1), or an ``eps`` that is not above 0.
     """
     if not 0.0 <= real_number(decay) < 1.0 or not 0.0 < real_number(eps) < math.inf:
         raise EvenhandError(
-            f"{method}(decay={decay!r:.40}, eps={eps!r:.40}): give a decay from 0 to below 1, and a finite eps above 0."
+            f"{method}(decay={decay!r:.40}, eps={eps!r:.40}){at}: give a decay from 0 to below 1, and a finite eps "
+            "above 0."
         )
 
 

@@ -41,13 +41,19 @@ def at_step(number: StepNumber, step: Array | int) -> Any:
         return jnp.asarray(number(step), jnp.float32)
 
 
-def first_number(name: str, number: StepNumber) -> Any:
-    """The number of the first step; an error in a sentence if a schedule gives none."""
+def first_numbers(name: str, number: StepNumber, steps: int = 1) -> list[Any]:
+    """The numbers of so many first steps; an error in a sentence if a schedule gives none."""
+    if not callable(number):
+        return [number] * steps
     try:
-        return at_step(number, 0)
+        given = np.asarray(jax.vmap(lambda step: at_step(number, step))(jnp.arange(steps)))
+        return [
+            float(str(single)) for single in given
+        ]  # 0.9, where float() of a float32 is 0.8999999761581421
     except (TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
         raise EvenhandError(
-            f"{name}: the schedule fails at step 0 ({error}): give a function of the steps so far that gives a number."
+            f"{name}: the schedule fails at step 0 ({reason}): give a function of the steps so far that gives a number."
         ) from error
 
 
@@ -58,21 +64,26 @@ class Moment(NamedTuple):
     decay: StepNumber
     eps: StepNumber
 
-    def checked(self, method: str, kinds: tuple[Kind, ...], scheduled: bool = False) -> Moment:
+    def checked(self, method: str, kinds: tuple[Kind, ...], steps: int | None = None) -> Moment:
         """The same moment, if it is one of these kinds and its numbers are as :func:`check_decay` asks.
 
-        Only a moment that is ``scheduled`` is given steps, and may have numbers that depend on them.
+        Only a moment with ``steps``, those of a round, may have schedules, which are checked at each of them.
         """
         if self.kind not in kinds:
             raise EvenhandError(f"{method}(kind={self.kind!r}): give one of {', '.join(map(repr, kinds))}.")
-        for name, number in (("decay", self.decay), ("eps", self.eps)):
-            if callable(number) and not scheduled:
+        numbers = {f"{method}(decay=)": self.decay, f"{method}(eps=)": self.eps}
+        scheduled = [name for name, number in numbers.items() if callable(number)]
+        if scheduled and steps is None:
+            raise EvenhandError(f"{scheduled[0]}: give a number, not a schedule, which adadps() takes.")
+        count = whole_number("steps", steps, 1, 10**6) if scheduled else 1
+        columns = (first_numbers(name, number, count) for name, number in numbers.items())
+        for step, (decay, eps) in enumerate(zip(*columns, strict=True)):
+            at = f" at step {step}" if scheduled else ""
+            check_decay(method, decay, eps, at)
+            if self.kind == "adam" and decay == 0.0:
                 raise EvenhandError(
-                    f"{method}({name}=): give a number, not a schedule, which adadps() takes."
+                    f"{method}(kind='adam', decay=0){at}: nothing would be left of private gradients."
                 )
-        check_decay(
-            method, first_number(f"{method}(decay=)", self.decay), first_number(f"{method}(eps=)", self.eps)
-        )
         return self
 
     def follow(self, moment: Params, square: Params, step: Array | int = 0) -> Params:
@@ -205,7 +216,7 @@ def step_pair(method: str, step_sizes: tuple[StepNumber, StepNumber]) -> tuple[S
     """The step size of each phase, checked; of a schedule, that of the first step."""
 
     def checked(size: StepNumber) -> StepNumber:
-        first = checked_step(method, first_number(f"{method}(step_sizes=)", size))
+        first = checked_step(method, *first_numbers(f"{method}(step_sizes=)", size))
         return size if callable(size) else first
 
     return tuple(map(checked, pair(f"{method}(step_sizes", step_sizes, "of SGD and of the adaptive phase")))
@@ -319,8 +330,9 @@ def side_information(
     batch_size: int | None,
     moment: Moment,
     refresh_every: int | None,
+    steps: int = 1,
 ) -> Side:
-    """Fixed scales, or moments of public gradients.
+    """Fixed scales, or moments of public gradients; ``steps`` are those of a round, if they are known.
 
     Raises:
       EvenhandError: both or none of them are given, or an argument is out of range.
@@ -334,9 +346,7 @@ def side_information(
     if public is None:
         query = Query(divided_by=fitting_scales(method, model, divided_by))
         return Side(lambda params: (), lambda state, iteration: (), lambda state: query)
-    moment.checked(method, ("rmsprop", "adam", "adagrad"), scheduled=True)
-    if moment.kind == "adam" and at_step(moment.decay, 0) == 0.0:
-        raise EvenhandError(f"{method}(kind='adam', decay=0): nothing would be left of private gradients.")
+    moment.checked(method, ("rmsprop", "adam", "adagrad"), steps)
     examples = public_examples(method, model, public, batch_size)
     if refresh_every is not None:
         refresh_every = whole_number("refresh_every", refresh_every, 1)

@@ -79,13 +79,14 @@ def adadps(
         all public mini-batches, as in the authors' code.
 
     Raises:
-      EvenhandError: a number out of range; both or none of ``divided_by`` and ``public``.
+      EvenhandError: a number out of range, also of a schedule at a step of the first round; both or none of
+        ``divided_by`` and ``public``.
 
     Edge cases: :math:`(A, C, \text{step}) \to (cA, C / c, c \cdot \text{step})` changes nothing, for fixed :math:`A`.
     Public moments begin at 0 and their bias is not corrected.  The paper's theorem for convex losses asks for
     ``decay=lambda t: 1 - 1 / (t + 1)``, with which :math:`v` is the mean of all :math:`\hat g^2` so far, and steps in
     proportion to :math:`1 / \sqrt t`, a schedule of the ``optimiser``.  Both begin anew in each round, except with
-    :func:`evenhand.algorithms.alone`.
+    :func:`evenhand.algorithms.alone`, whose later steps no check sees.
 
     Differs from the paper: its code clips means of four examples, which doubles what one example can change; shuffles
     where its accountant assumes the Poisson samples of here; and counts public examples among the private ones.
@@ -105,7 +106,9 @@ def adadps(
     Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, algorithm 1.
     """
     moment = Moment(kind, decay, eps)
-    side = side_information("adadps", model, divided_by, public, public_batch_size, moment, refresh_every)
+    side = side_information(
+        "adadps", model, divided_by, public, public_batch_size, moment, refresh_every, steps
+    )
     rule = UpdateRule(method="adadps", optimiser=optimiser, init=side.init, before=side.before)
     return private_work(model, rule, Noise(clip, noise_multiplier, rate, steps))
 
@@ -207,7 +210,10 @@ def adas(
     Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, section 4.
     """
     moment = Moment(kind, decay, eps)
-    side = side_information("adas", model, divided_by, public, public_batch_size, moment, refresh_every)
+    count = 1 if steps is None else steps
+    side = side_information(
+        "adas", model, divided_by, public, public_batch_size, moment, refresh_every, count
+    )
     rule = UpdateRule(method="adas", optimiser=optimiser, init=side.init, before=side.before)
     return update_rules.clean_work(model, rule, epochs=epochs, steps=steps, batch_size=batch_size)
 

@@ -122,7 +122,7 @@ def dp_r_pub(
     Source: Li et al., *Private Adaptive Optimization with Side Information*, ICML 2022, section 6.
     """
     moment = Moment("rmsprop", decay, eps)
-    side = side_information("dp_r_pub", model, None, public, public_batch_size, moment, refresh_every)
+    side = side_information("dp_r_pub", model, None, public, public_batch_size, moment, refresh_every, steps)
 
     def before(state: PyTree, iteration: Iteration) -> tuple[Query, PyTree]:
         return Query(), side.refresh(state, iteration)
