@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "call_text",
     "counted",
     "extent",
     "isolated",
@@ -95,6 +96,16 @@ def listed(texts: Sequence[str], most: int | None = None) -> str:
         texts = [*texts[:most], f"{len(texts) - most:,} more"]
     *first, last = texts or [""]
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def call_text(name: str, first: str, options: Mapping[str, bool]) -> str:
+    """The name of a method with its first argument, and with those of its options that are not the usual ones.
+
+    Example:
+      >>> call_text("averaged", "fedavg", {"growth=1.1": True, "initial=False": False})
+      'averaged(fedavg, growth=1.1)'
+    """
+    return f"{name}({', '.join([first, *(option for option, is_given in options.items() if is_given)])})"
 
 
 def isolated(text: object) -> str:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from evenhand import tree
 from evenhand.errors import EvenhandError, expect, real_number, truth_value
+from evenhand.text import call_text
 from evenhand.types import Algorithm, Array, Info, Key, Params, Phase, PyTree
 
 __all__ = ["averaged"]
@@ -95,8 +96,9 @@ def averaged(method: Algorithm, *, growth: float = 1.0, initial: bool = True) ->
 
     *before, final = method.phases
     personal = method.personal_params
+    options = {f"growth={growth:g}": growth != 1, "initial=False": not initial}
     return method._replace(
-        name=f"averaged({method.name or 'method'})",
+        name=call_text("averaged", method.name or "method", options),
         init=lambda params, n: _Averaged(method.init(params, n), tree.widened(params), jnp.float32(initial)),
         phases=(*(wrap(phase, last=False) for phase in before), wrap(final, last=True)),
         global_params=mean,

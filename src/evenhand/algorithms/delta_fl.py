@@ -10,9 +10,10 @@ from evenhand.algorithms.fedavg import staying, variant
 from evenhand.errors import EvenhandError, truth_value
 from evenhand.local import Work
 from evenhand.sampling import uniform
+from evenhand.text import call_text
 from evenhand.types import Algorithm, Sampling
 
-__all__ = ["delta_fl"]
+__all__ = ["delta_fl", "shown_options"]
 
 
 def delta_fl(
@@ -118,4 +119,10 @@ def delta_fl(
             "delta_fl() got follow=True and sampling that draws each client independently: such cohorts have no "
             "planned size that theta could follow; leave follow out, or sample with eh.sampling.uniform()."
         )
-    return staying(method._replace(name=f"delta_fl(theta={theta:g}{', follow=True' if follow else ''})"))
+    options = {**shown_options(nu, filtered, strict), "follow=True": follow}
+    return staying(method._replace(name=call_text("delta_fl", f"theta={theta:g}", options)))
+
+
+def shown_options(nu: float, filtered: bool, strict: bool) -> dict[str, bool]:
+    """The options of one level or several, each with whether it is not the usual one, as a method's name shows it."""
+    return {f"nu={nu:g}": nu != 0, "filtered=True": filtered, "strict=False": not strict}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import optax
 
-from evenhand.algorithms.delta_fl import delta_fl
+from evenhand.algorithms.delta_fl import delta_fl, shown_options
 from evenhand.algorithms.side_by_side import side_by_side
 from evenhand.errors import EvenhandError, expect, real_number
 from evenhand.local import Work, check_work
 from evenhand.sampling import uniform
+from evenhand.text import call_text
 from evenhand.types import Algorithm, Sampling
 
 __all__ = ["check_levels", "delta_fl_levels"]
@@ -83,7 +84,8 @@ def delta_fl_levels(
         for level in levels
     }
     shown = ", ".join(f"{level:g}" for level in levels)
-    return side_by_side(methods, by_level=True)._replace(name=f"delta_fl_levels(theta={shown})")
+    name = call_text("delta_fl_levels", f"theta={shown}", shown_options(nu, filtered, strict))
+    return side_by_side(methods, by_level=True)._replace(name=name)
 
 
 def check_levels(factory: str, theta: tuple[float, ...]) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ from evenhand.algorithms.fedprox import fedprox
 from evenhand.errors import EvenhandError, real_number, truth_value, whole_number
 from evenhand.risks import hierarchical, tilted
 from evenhand.sampling import uniform
+from evenhand.text import call_text
 from evenhand.types import Aggregator, Algorithm, Array, ClientData, Key, Params, Risk
 
 __all__ = ["fedtilt"]
@@ -119,14 +120,14 @@ def fedtilt(
         return work.of_risk(two_level)
 
     grouped = None if tilt_class == tilt_sample == 0 else classes
-    aggregator, sampling = _at_server(aggregator, tilt_server, server_steps), uniform(weighted=False)
-    method = fedavg(tilt(work), aggregator=aggregator, sampling=sampling)._replace(classes=grouped)
-    name = f"fedtilt(tilts {tilt_class:g}, {tilt_sample:g}, {tilt_server:g}; prox_mu={prox_mu:g})"
+    rule, sampling = _at_server(aggregator, tilt_server, server_steps), uniform(weighted=False)
+    method = fedavg(tilt(work), aggregator=rule, sampling=sampling)._replace(classes=grouped)
+    name = _name((tilt_class, tilt_sample, tilt_server), prox_mu, aggregator, server_steps, tied)
     if prox_mu == math.inf:
         return method._replace(name=name)
     own = tilt(own_work)
     if tied:
-        near = fedprox(own, mu=prox_mu, aggregator=aggregator, sampling=sampling, keep_partial=False)
+        near = fedprox(own, mu=prox_mu, aggregator=rule, sampling=sampling, keep_partial=False)
         return near._replace(name=name, classes=grouped)
 
     def train(v: Params, received: Params, data: ClientData, key: Key) -> Params:
@@ -134,6 +135,17 @@ def fedtilt(
         return own.solve(v, data, key, local.proximal(prox_mu, received))[0]
 
     return beside(method, train=train, effort=own.effort, name=name)
+
+
+def _name(
+    tilts: tuple[float, float, float], prox_mu: float, aggregator: Aggregator | None, steps: int, tied: bool
+) -> str:
+    """The method's name, with the options that are not the usual ones."""
+    at_class, at_sample, at_server = (f"{tilt:g}" for tilt in tilts)
+    if aggregator is not None:
+        at_server = "the aggregator's"
+    shown = f"tilts {at_class}, {at_sample}, {at_server}; prox_mu={prox_mu:g}"
+    return call_text("fedtilt", shown, {f"server_steps={steps}": steps != 1, "tied=True": tied})
 
 
 def _at_server(aggregator: Aggregator | None, tilt: float, steps: int) -> Aggregator:

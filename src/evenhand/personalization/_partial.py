@@ -12,8 +12,9 @@ from typing import NamedTuple
 import optax
 
 from evenhand import local, tree
-from evenhand._paths import Division, Named
+from evenhand._paths import Division, Named, Personal, shown
 from evenhand.errors import EvenhandError, truth_value
+from evenhand.text import call_text
 from evenhand.types import Algorithm, Array, ClientData, Effort, Info, Key, Params, PyTree, Report
 
 # --- methods on the shared ones ----------------------------------------------------------------------------------
@@ -96,6 +97,12 @@ def partial(
         received=_refuse,
         name=name,
     )
+
+
+def part_name(factory: str, personal: Personal, ridge: float, stateful: bool) -> str:
+    """The name of such a method, with the options that are not the usual ones."""
+    options = {f"ridge={ridge:g}": ridge != 0, "stateful=False": not truth_value("stateful", stateful)}
+    return call_text(factory, shown(personal), options)
 
 
 def restricted(work: local.Work, parts: Division, factory: str, *, personal: bool) -> Callable[..., Named]:

@@ -13,6 +13,7 @@ from evenhand import local, tree
 from evenhand.algorithms.beside import beside, check_method, non_negative
 from evenhand.errors import EvenhandError, truth_value
 from evenhand.streams import Purpose, stream
+from evenhand.text import call_text
 from evenhand.types import Algorithm, Array, ClientData, Key, Params, PyTree
 
 __all__ = ["ditto"]
@@ -102,7 +103,8 @@ def ditto(
         )
     if str(origin) not in ("initial", "received"):
         raise EvenhandError(f"ditto(origin={origin!r:.40}): give 'initial' or 'received'.")
-    name = f"ditto({method.name or 'method'}, {_shown(lam, origin, implicit, same_batches)})"
+    options = _options(origin, implicit, same_batches)
+    name = call_text("ditto", f"{method.name or 'method'}, lam={lam:g}", options)
     if lam == math.inf:
         return _without_own_models(method)._replace(name=name)
 
@@ -144,14 +146,13 @@ def ditto(
     )
 
 
-def _shown(lam: float, origin: str, implicit: bool, same_batches: bool) -> str:
-    """The penalty and the options that are not the usual ones, for the method's name."""
-    options = {
+def _options(origin: str, implicit: bool, same_batches: bool) -> dict[str, bool]:
+    """The options that the method's name shows, each with whether it is not the usual one."""
+    return {
         "origin='received'": origin == "received",
         "implicit=True": implicit,
         "same_batches=True": same_batches,
     }
-    return ", ".join([f"lam={lam:g}", *(option for option, is_given in options.items() if is_given)])
 
 
 def _without_own_models(method: Algorithm) -> Algorithm:

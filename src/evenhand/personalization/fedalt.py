@@ -9,12 +9,12 @@ import jax
 import optax
 
 from evenhand import local
-from evenhand._paths import Division, Named, Personal, division, shown
+from evenhand._paths import Division, Named, Personal, division
 from evenhand.aggregators import mean
 from evenhand.algorithms.beside import check_same, non_negative
 from evenhand.algorithms.fedavg import variant
 from evenhand.errors import EvenhandError, ModelError
-from evenhand.personalization._partial import partial, restricted
+from evenhand.personalization._partial import part_name, partial, restricted
 from evenhand.sampling import uniform
 from evenhand.streams import Purpose, stream
 from evenhand.types import Aggregator, Algorithm, ClientData, Key, Params, Sampling
@@ -95,7 +95,7 @@ def fedalt(
             kept = on_personal(kept, shared, data, stream(key, Purpose.PERSONAL), towards)
         return on_shared(shared, kept, data, key, optax.identity()) if shared else shared, kept
 
-    name, effort = f"fedalt({shown(personal)})", local.in_turn(*efforts)
+    name, effort = part_name("fedalt", personal, ridge, stateful), local.in_turn(*efforts)
     return partial(method, parts, train, effort=effort, sends_fresh=ridge > 0, stateful=stateful, name=name)
 
 
@@ -167,7 +167,7 @@ def fedsim(
         params, _ = work.solve(parts.whole(shared, kept), data, key, towards)
         return parts.part(params, personal=False), parts.part(params, personal=True)
 
-    name = f"fedsim({shown(personal)})"
+    name = part_name("fedsim", personal, ridge, stateful)
     return partial(
         method, parts, train, effort=work.effort, sends_fresh=ridge > 0, stateful=stateful, name=name
     )

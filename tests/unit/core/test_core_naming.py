@@ -20,15 +20,28 @@ METHODS = {
     "qfedsgd(q=2, step_size=0.1)": A.qfedsgd(MODEL, q=2.0, step_size=0.1),
     "qmaml(q=1, step_size=0.1)": A.qmaml(MODEL, q=1.0, step_size=0.1),
     "delta_fl(theta=0.5)": A.delta_fl(WORK, theta=0.5),
+    "delta_fl(theta=0.5, nu=0.1, follow=True)": A.delta_fl(WORK, theta=0.5, nu=0.1, follow=True),
+    "delta_fl(theta=0.5, filtered=True)": A.delta_fl(WORK, theta=0.5, filtered=True),
+    "delta_fl(theta=0.5, filtered=True, strict=False)": A.delta_fl(
+        WORK, theta=0.5, filtered=True, strict=False
+    ),
     "delta_fl_levels(theta=0.8, 0.5, 0.3)": A.delta_fl_levels(WORK, theta=(0.3, 0.8, 0.5)),
+    "delta_fl_levels(theta=0.8, 0.5, nu=0.1)": A.delta_fl_levels(WORK, theta=(0.8, 0.5), nu=0.1),
     "afl(gamma_w=0.1, gamma_lambda=0.2)": A.afl(MODEL, gamma_w=0.1, gamma_lambda=0.2),
     "fedmgda(epsilon=0.1)": A.fedmgda(WORK),
     "fedtilt(tilts 1, 2, 0; prox_mu=0.01)": A.fedtilt(WORK, tilt_class=1.0, tilt_sample=2.0),
+    "fedtilt(tilts 0, 0, 1; prox_mu=0.01, server_steps=2, tied=True)": A.fedtilt(
+        WORK, tilt_server=1.0, server_steps=2, tied=True
+    ),
+    "fedtilt(tilts 0, 0, the aggregator's; prox_mu=0.01)": A.fedtilt(
+        WORK, aggregator=eh.aggregators.drift_tilted(2.0)
+    ),
     "term(t=1)": A.term(WORK, t=1.0),
     "term(t=1, running=0.5, summed=True)": A.term(WORK, t=1.0, running=0.5, summed=True),
     "term(t=1, reference=True)": A.term(WORK, t=1.0, reference=True),
     "qfedavg(q=2, lipschitz=10, summed=True)": A.qfedavg(WORK, q=2.0, lipschitz=10.0, summed=True),
     "averaged(fedprox(mu=0.1))": A.averaged(PROX),
+    "averaged(fedprox(mu=0.1), growth=1.5, initial=False)": A.averaged(PROX, growth=1.5, initial=False),
     "side_by_side(a, b)": A.side_by_side({"a": A.fedavg(WORK), "b": PROX._replace(partial_work=False)}),
 }
 
@@ -48,6 +61,14 @@ def test_a_method_shows_its_name_and_what_sets_it_apart(name):
 )
 def test_a_method_around_another_shows_its_options(options, shown):
     assert eh.personalization.ditto(PROX, WORK, lam=0.1, **options).name == f"ditto(fedprox(mu=0.1), {shown})"
+
+
+@pytest.mark.parametrize("factory", [eh.personalization.fedalt, eh.personalization.fedsim])
+def test_a_method_with_a_personal_part_shows_its_options(factory):
+    name = factory.__name__
+    assert factory(WORK, personal="bias").name == f"{name}(personal='bias')"
+    shown = factory(WORK, personal="bias", ridge=0.5, stateful=False).name
+    assert shown == f"{name}(personal='bias', ridge=0.5, stateful=False)"
 
 
 def test_the_table_names_public_methods():
