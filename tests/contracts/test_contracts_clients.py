@@ -295,6 +295,11 @@ def _sending(upload, method=FEDAVG):
     return method._replace(phases=(phase._replace(work=work, server=server),))
 
 
+def _with_ridge(lam):
+    """What a client uploads with a ridge that is added to its change, as docs/extending.md describes."""
+    return lambda trained, delta, size: tree.add(delta, tree.scale(lam, tree.subtract(trained, delta)))
+
+
 REGRESSING = eh.local.sgd(REGRESSION, 0.1, epochs=1, batch_size=4)
 
 
@@ -305,9 +310,10 @@ REGRESSING = eh.local.sgd(REGRESSION, 0.1, epochs=1, batch_size=4)
         eh.algorithms.feddane(REGRESSING, mu=0.1),
         _sending(lambda trained, delta, size: tree.scale(-10.0, delta), eh.algorithms.fedavg(REGRESSING)),
         _sending(lambda trained, delta, size: tree.scale(-size / size, delta)),  # NaN without examples
+        _sending(_with_ridge(0.49)),
         eh.personalization.local_only(WORK),  # which sends nothing
     ],
-    ids=["scaffold", "feddane", "gradients", "gradients by size", "nothing"],
+    ids=["scaffold", "feddane", "gradients", "gradients by size", "ridge", "nothing"],
 )
 def test_gradients_may_grow_with_the_parameters(method):
     _law("uploads are differences", method)()
@@ -323,8 +329,9 @@ def test_gradients_may_grow_with_the_parameters(method):
         lambda trained, delta, size: (delta, tree.scale(size / size, trained)),  # NaN without examples
         lambda trained, delta, size: jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(trained)]),
         lambda trained, delta, size: {**delta, "b": trained["b"]},
+        _with_ridge(0.51),
     ],
-    ids=["times the size", "times the share", "beside a difference", "flat", "in part"],
+    ids=["times the size", "times the share", "beside a difference", "flat", "in part", "ridge"],
 )
 def test_parameters_are_found_in_whatever_form_they_are_sent(upload):
     with pytest.raises(AssertionError, match="a client sends parameters"):

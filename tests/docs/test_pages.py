@@ -159,6 +159,13 @@ def test_a_page_lists_all_kinds_of_findings():
     assert set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE)) == kinds
 
 
+def test_a_page_has_the_functions_of_an_attack():
+    section = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8").split("\n## An attack")[1]
+    functions = dict(re.findall(r"^ +(\w+): ``(\(.+?)``", eh.types.Attack.__doc__ or "", re.MULTILINE))
+    assert len(functions) == 7
+    assert dict(re.findall(r"^\| `(\w+)` \| `(\(.+?)` \|", section, re.MULTILINE)) == functions
+
+
 def test_pages_list_all_theory_all_extras_and_all_scripts():
     diagnostics, install, contributing = (
         (ROOT / page).read_text(encoding="utf-8")
