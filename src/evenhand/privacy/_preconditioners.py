@@ -47,9 +47,8 @@ def first_numbers(name: str, number: StepNumber, steps: int = 1) -> list[Any]:
         return [number] * steps
     try:
         given = np.asarray(jax.vmap(lambda step: at_step(number, step))(jnp.arange(steps)))
-        return [
-            float(str(single)) for single in given
-        ]  # 0.9, where float() of a float32 is 0.8999999761581421
+        # A sentence then shows 0.9, where float() of a float32 would be 0.8999999761581421.
+        return [float(str(single)) for single in given]
     except (TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise EvenhandError(
