@@ -43,6 +43,15 @@ def _interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
     raise AssertionError("Ctrl-C had no effect, three times.")
 
 
+def _wait_for_numpy(process: subprocess.Popen[str]) -> None:
+    """Until Python itself has started, and the first package after Evenhand's own lines is being imported."""
+    maps = Path(f"/proc/{process.pid}/maps")
+    if not maps.exists():  # not Linux
+        time.sleep(0.5)
+    while maps.exists() and process.poll() is None and "numpy" not in maps.read_text():
+        time.sleep(0.01)
+
+
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_a_usable_folder(
@@ -133,7 +142,7 @@ def test_ctrl_c_while_importing_is_quiet(start: list[str], thorough: bool) -> No
             if start[0] == "-c":
                 assert process.stdout is not None and process.stdout.readline() == "ready\n"
             else:
-                time.sleep(0.5)  # Python itself must have started
+                _wait_for_numpy(process)
             time.sleep(seconds)
             shown, complaints = _interrupt(process)
         finally:
