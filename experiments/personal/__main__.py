@@ -5,6 +5,7 @@ of its penalty, with all rivals tuned alike.  From the root of the repository:
 
     python -m experiments.personal --data-dir DIR --folder runs/personal
     python -m experiments.personal --parts joint partial --data-dir DIR --folder runs/personal
+    python -m experiments.personal --parts stopping --data-dir DIR
     python -m experiments.personal --parts penalty tilted vehicle --data-dir DIR --folder runs/personal
     python -m experiments.personal --parts normalisation --data-dir DIR --folder runs/personal
 """
@@ -25,12 +26,12 @@ from evenhand import attacks
 from experiments import evidence
 from experiments.evidence import Finding, Rival
 from experiments.fairness import Experiment, write
-from experiments.personal import joint, normalisation, partly, penalty, vehicle
+from experiments.personal import joint, normalisation, partly, penalty, stopping, vehicle
 from experiments.personal.comparison import Found, Runs, compared, shown
 from experiments.personal.methods import Candidates, candidates
 from experiments.personal.places import PLACES, Place, clients_of, model_of
 
-Part = Literal["table", "joint", "partial", "penalty", "tilted", "vehicle", "normalisation"]
+Part = Literal["table", "joint", "stopping", "partial", "penalty", "tilted", "vehicle", "normalisation"]
 Attack = Literal["clean", "A1 50", "A3 10", "A2 50", "A3 20"]
 
 PAPER: Mapping[str, Mapping[str, float]] = {
@@ -58,8 +59,9 @@ class Config(Experiment):
     data_dir: Path = Path("data")
     """Folder with mnist.npz, shakespeare_speakers.npz and cifar10_jpeg.npz."""
     parts: tuple[Part, ...] = ("table",)
-    """The table; Ditto's two solvers; a part of the model personal, with robust rules; Ditto's penalty against theory;
-    TERM's tilts under random labels; MOCHA and other support vector machines; batch normalisation that stays."""
+    """The table; Ditto's two solvers; finetuning from earlier rounds; a part of the model personal, with robust rules;
+    Ditto's penalty against theory; TERM's tilts under random labels; MOCHA and other support vector machines; batch
+    normalisation that stays."""
     places: tuple[Place, ...] = field(default_factory=lambda: get_args(Place))
     """The data (ours)."""
     attacks: tuple[Attack, ...] = field(default_factory=lambda: get_args(Attack))
@@ -124,6 +126,8 @@ def main(config: Config) -> None:
     """Each part; a file of the table is written after each attack."""
     if "joint" in config.parts:
         _joint(config)
+    if "stopping" in config.parts:
+        _stopping(config)
     if "partial" in config.parts:
         _partial(config)
     if "penalty" in config.parts:
@@ -153,6 +157,17 @@ def _joint(config: Config) -> None:
         found[place] = compared(_wanted(config, joint.methods()), runs)
         shown(f"joint, {place}", found[place])
         write(config.out / "joint.json", {"percent": found}, asdict(config), digits=4)
+
+
+def _stopping(config: Config) -> None:
+    """Finetuning from earlier rounds of the run that the two solvers end with (figures 7 and 8)."""
+    for place in joint.PLACES:
+        if place not in config.places:
+            continue
+        runs = _runs(config, place, config.cohort, attack("A3 20", config.cohort), None)
+        found = stopping.measured(runs._replace(rates=(stopping.RATE,)))
+        print(stopping.markdown(found), flush=True)
+        write(config.out / f"stopping_{place.replace(' ', '_')}.json", found, asdict(config), digits=4)
 
 
 def _partial(config: Config) -> None:

@@ -9,6 +9,7 @@ import shlex
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,10 +20,11 @@ import tyro
 from PIL import Image
 
 import evenhand as eh
+from evenhand import attacks
 from evenhand.studies import Outcome, Setting
 from experiments import evidence
 from experiments.personal import __main__ as command
-from experiments.personal import comparison, joint, normalisation, partly, penalty, vehicle
+from experiments.personal import comparison, joint, normalisation, partly, penalty, stopping, vehicle
 from experiments.personal.methods import PERSONAL, ROBUST, candidates
 from experiments.personal.places import PLACES, Place, clients_of, model_of
 
@@ -140,10 +142,53 @@ def test_characters_and_pictures_at_a_tiny_size(folder: Path, tmp_path: Path) ->
 
 def test_both_solvers_at_a_tiny_size(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "PLACES", ("two classes",))
-    monkeypatch.setattr(joint, "_EPOCHS", (1, 2))
+    monkeypatch.setattr(joint, "EPOCHS", (1, 2))
     words = ["--parts", "joint", "--methods", "global", "finetuning solver"]
     found = run(folder, tmp_path, "joint", *words)["two classes"]
     assert list(found) == ["global", "finetuning solver"] and len(found["finetuning solver"]["valid"]) == 6
+
+
+def test_finetuning_from_earlier_rounds_at_a_tiny_size(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint, "EPOCHS", (1,))
+    monkeypatch.setattr(joint, "LAMS", (0.1,))
+    monkeypatch.setattr(stopping, "FINETUNING", {"plain finetuning": (0.0,), "finetuning solver": (0.1,)})
+    words = [
+        "--parts",
+        "stopping",
+        "--places",
+        "two classes",
+        "--data-dir",
+        str(folder),
+        "--out",
+        str(tmp_path),
+    ]
+    command.main(tyro.cli(command.Config, args=[*words, *TINY]))
+    found = json.loads((tmp_path / "stopping_two_classes.json").read_text())
+    assert found["rounds"] == [0, 1, 2] and {len(each) for each in found["seeds"][0].values()} == {3}
+    assert found["chosen"]["finetuning solver"] == [{"lam": 0.1, "epochs": 1}] * 3
+    assert stopping.markdown(found).count("\n") == 13
+
+
+def test_a_server_sees_the_false_labels_that_malicious_clients_train_on(folder: Path) -> None:
+    data = clients_of("two classes", folder, 0, 5, 240)
+    run: Any = SimpleNamespace(malicious=np.arange(5) == 2, seed=0)
+    labels = [
+        each.train.y for each in (data, stopping.as_seen(data, attacks.uniform_labels(0.2, classes=10), run))
+    ]
+    parts = [np.split(each, data.train.offsets[1:-1]) for each in labels]
+    differs = [(a != b).mean() for a, b in zip(*parts, strict=True)]
+    assert differs[2] > 0.5 and not any(differs[:2] + differs[3:])
+
+
+def test_a_signal_stops_a_run_where_it_is_best_after_round_0() -> None:
+    course = {measure: [9.0, 1.0, 3.0, 2.0] for measure, _ in stopping.SIGNALS.values()}
+    found = stopping.stops([{**course, "finetuning solver": [90.0, 50.0, 70.0, 40.0]}])
+    assert {name: each["part"] for name, each in found.items()} == {
+        name: [1 if "least" in name else 3 if "last" in name else 2] for name in found
+    }
+    assert found["the last round"] == {"part": [3], "percent": [40.0], "behind": [30.0]}
 
 
 def test_a_personal_output_layer_at_a_tiny_size(
@@ -274,6 +319,33 @@ def test_the_joint_solver_is_ahead_of_finetuning_which_is_ahead_of_the_global_mo
         assert alone.mean() + 45 < after.mean() < beside.mean() - 4
         assert beside.mean() < local.mean()
         assert (alone < after).all() and (after < beside).sum() >= 3
+
+
+@pytest.mark.parametrize(("place", "random"), [("dirichlet", 6.7), ("two_classes", 2.7)])
+def test_the_page_has_the_finetuning_from_earlier_rounds_and_what_tells_them(
+    place: str, random: float
+) -> None:
+    content = json.loads((FOLDER / "results" / f"stopping_{place}.json").read_text())
+    assert stopping.markdown(content) in (FOLDER / "README.md").read_text()
+    names = ("plain finetuning", "finetuning solver", "joint solver", "global")
+    plain, after, beside, alone = (np.array([seed[name] for seed in content["seeds"]]) for name in names)
+    # It is the run that the two solvers end with.
+    for name, found in (("joint solver", beside), ("finetuning solver", after), ("global", alone)):
+        np.testing.assert_allclose(found[:, -1], saved("joint", place.replace("_", " "), name), atol=0.01)
+    early, late = after[:, 1], beside[:, -1]
+    gained, ahead = early - after[:, -1], early - late
+    is_dirichlet = place == "dirichlet"
+    assert (gained > 0).sum() == 4 + is_dirichlet
+    assert gained.mean() == pytest.approx(10.6 if is_dirichlet else 3.8, abs=0.051)
+    assert ahead.mean() == pytest.approx(2.2 if is_dirichlet else -0.4, abs=0.051)
+    assert (ahead > 0).all() == is_dirichlet and (plain > after).all()
+    assert plain[:, 1].mean() - 1 < plain[:, 0].mean() and plain.mean(axis=0).argmax() == 1
+    found = stopping.stops(content["seeds"])
+    loss, validation, _, _, _, best = (each["part"] for each in found.values())
+    assert loss == validation and sum(a == b for a, b in zip(loss, best, strict=True)) == 2 + is_dirichlet
+    behind = np.mean(found["least training loss, all clients"]["behind"])
+    assert behind == pytest.approx(0.4, abs=0.051)
+    assert np.mean(after[:, 1:].max(axis=1) - after[:, 1:].mean(axis=1)) == pytest.approx(random, abs=0.051)
 
 
 def test_personal_layers_and_robust_rules_need_each_other_under_omniscient_updates() -> None:
