@@ -139,16 +139,29 @@ def _dense(indptr: NDArray, indices: NDArray, counts: NDArray) -> NDArray:
     return x / np.float32(290)
 
 
+def budget(config: Config, rows: int) -> dict[str, Any]:
+    """Noise, rate and steps of a run with one query per step."""
+    steps, rate = config.epochs * rows // config.batch, config.batch / rows
+    noise = privacy.noise_for(epsilon=config.epsilon, rate=rate, steps=steps, delta=4e-5)
+    return {"noise_multiplier": noise, "rate": rate, "steps": steps}
+
+
+def phases(n: Numbers) -> dict[str, Any]:
+    """Step sizes, clips and the delay of DP2, and what is added to its divisor."""
+    return {
+        "step_sizes": (0.1, n["lr"]),
+        "clips": (0.5, n["clip"]),
+        "delay": n.get("delay", 195),
+        "eps": 1e-7,
+    }
+
+
 def candidates(config: Config) -> dict[str, Candidate]:
     """All methods, with what is tried of each."""
     data, public, others, weights = texts(config)
     model = eh.models.softmax_regression(features=10_000, classes=2)
-    rows = data.train.rows
-    steps = config.epochs * rows // config.batch
-    rate = config.batch / rows
-    noise = privacy.noise_for(epsilon=config.epsilon, rate=rate, steps=steps, delta=4e-5)
-    common: dict[str, Any] = {"noise_multiplier": noise, "rate": rate, "steps": steps}
-    plain: dict[str, Any] = {"steps": steps, "batch_size": config.batch}
+    common = budget(config, data.train.rows)
+    plain: dict[str, Any] = {"steps": common["steps"], "batch_size": config.batch}
     clips = (0.1, 0.5)
     counts: Any = np.asarray(public[0]) * 290
     frequencies = privacy.token_frequencies(model, counts)
@@ -164,7 +177,7 @@ def candidates(config: Config) -> dict[str, Candidate]:
         return privacy.dp_sgd(model, chosen, clip=n["clip"], **common)
 
     def mirror(n: Numbers) -> eh.local.Work:
-        given = {"public": public, "total_steps": steps}
+        given = {"public": public, "total_steps": common["steps"]}
         return privacy.pda_dpmd(model, n["lr"], clip=n["clip"], **given, **common)
 
     def with_public(n: Numbers) -> eh.local.Work:
@@ -174,8 +187,7 @@ def candidates(config: Config) -> dict[str, Candidate]:
         return privacy.adadps(model, n["lr"], clip=n["clip"], divided_by=frequencies, **common)
 
     def delayed(n: Numbers) -> eh.local.Work:
-        clips, delay = (0.5, n["clip"]), n.get("delay", 195)
-        return privacy.dp2(model, (0.1, n["lr"]), clips=clips, delay=delay, eps=1e-7, **common)
+        return privacy.dp2(model, **phases(n), **common)
 
     rates, wide = (3.0, 10.0, 20.0), (1.0, 3.0, 10.0, 30.0)
     every = {
