@@ -27,7 +27,8 @@ from nursery import Nursery
 
 MODEL = eh.testing.toy_model()
 DATA = eh.testing.toy_data()
-METHOD = eh.algorithms.scaffold(eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4))
+WORK = eh.local.sgd(MODEL, 0.1, epochs=2, batch_size=4)
+METHOD = eh.algorithms.scaffold(WORK)
 SETTINGS: dict[str, Any] = {"rounds": 12, "cohort": 4, "eval_every": 2, "seed": 3}
 
 
@@ -132,6 +133,33 @@ def test_the_checkpoint_of_another_array_in_the_method_is_refused(tmp_path):
     eh.simulate(scaffold(0.1), DATA, checkpoint=tmp_path, **{**SETTINGS, "rounds": 2})
     with pytest.raises(eh.EvenhandError, match=r"of another run .its method"):
         eh.simulate(scaffold(0.2), DATA, checkpoint=tmp_path, **SETTINGS)
+
+
+def _discrete(noise_multiplier):
+    mean = eh.privacy.discrete_mean(0.5, noise_multiplier=noise_multiplier, rate=0.5, fewest=2)
+    return eh.privacy.private(
+        eh.algorithms.fedavg(WORK, aggregator=mean, sampling=eh.sampling.fixed(0.5)),
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        _discrete,
+        lambda clip: eh.privacy.dp_fedavg(WORK, clip=clip, noise_multiplier=1.0, rate=0.5),
+        lambda mu: eh.algorithms.fedprox_adaptive(WORK, mu0=mu),
+        lambda rate: eh.algorithms.fedavg(
+            WORK, server_opt=optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+        ),
+    ],
+    ids=["discrete noise", "clip", "mu", "injected"],
+)
+def test_the_checkpoint_of_another_number_in_a_state_is_refused(tmp_path, method):
+    """A round reads it in the state, and is the same program; a continued run would state noise that it lacks."""
+    eh.simulate(method(0.5), DATA, rounds=1, checkpoint=tmp_path)
+    with pytest.raises(eh.EvenhandError, match=r"of another run .its method .the states that it begins with"):
+        eh.simulate(method(2.0), DATA, rounds=2, checkpoint=tmp_path)
+    assert eh.simulate(method(0.5), DATA, rounds=2, checkpoint=tmp_path).info["rounds"] == 2
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ _METHOD = "method (with its settings, systems and attack)"
 """The part of a run's identity that is a traced program, which another version may trace otherwise."""
 _MODEL = "model (its first parameters and its metrics)"
 """The part of a run's identity that a round does not show."""
+_BEGINNING = "method (the states that it begins with)"
+"""The part that a round is given, such as the noise in an aggregator's state; earlier versions did not save it."""
 _MALICIOUS = "attack (its fraction and clients)"
 """The part of a study's identity that says who is malicious, which differs with the seed."""
 _VERSIONS = "versions"
@@ -194,7 +196,7 @@ class Checkpoints:
         saved = _NO_START | about["identity"]
         for name, value in (_NO_START | dict(identity)).items():
             if name in saved and saved[name] != value:  # what earlier versions did not save is not compared
-                hint = _traced_by(about.get(_VERSIONS)) if name in (_METHOD, _MODEL) else ""
+                hint = _traced_by(about.get(_VERSIONS)) if name in (_METHOD, _MODEL, _BEGINNING) else ""
                 raise EvenhandError(
                     f"The checkpoint in {self._folder} is of another run (its {name} is {saved[name]}, not {value}): "
                     f"give another folder, or delete that one.{hint}"
@@ -527,6 +529,7 @@ def identity(setup: Setup, job: Job) -> dict[str, Any]:
             _form(data.train.y[:1]),
             has_start=job.start is not None,
         ),
+        _BEGINNING: _of_beginning(setup, data),
     }
     if job.start is not None:
         same["start"] = _checksum(_numbered(job.start, np.asarray))[:16]
@@ -567,6 +570,16 @@ def _of_computation(identity: ById, structure: Any, form: tuple[jax.ShapeDtypeSt
         traced.append(jax.make_jaxpr(adapted)(state, rows, keys.shared))
     for jaxpr in traced:
         _add(digest, jaxpr)
+    return digest.hexdigest()[:16]
+
+
+def _of_beginning(setup: Setup, data: FederatedDataset) -> str:
+    """Of the states before the first round, for any first parameters: a round's program does not show their numbers."""
+    algorithm, digest = setup.program.algorithm, hashlib.sha256()
+    params = jax.eval_shape(algorithm.model.init, root_key(0))
+    _add(digest, jax.make_jaxpr(setup.begin)(params))
+    if algorithm.pooled is not None:
+        _add(digest, jax.make_jaxpr(algorithm.pooled)(params, *map(_form, (data.train.x, data.train.y))))
     return digest.hexdigest()[:16]
 
 

@@ -93,6 +93,7 @@ class Setup(NamedTuple):
       source: the training rows.
       keys: the roots of everything random.
       state: before the first round.
+      begin: which state that is, for each model that it may start from.
       traffic: what crosses the wire in each phase of a round.
       offloaded: the clients' states, where they are on the host, and ``state`` has none; or None.
       restarts: whether a schedule of the clients' step sizes restarts in every round.
@@ -102,6 +103,7 @@ class Setup(NamedTuple):
     source: Source
     keys: Keys
     state: RoundState
+    begin: Callable[[Params], RoundState]
     traffic: tuple[Exchanged, ...]
     offloaded: Offloaded | None = None
     restarts: bool = False
@@ -185,6 +187,7 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         source=source,
         keys=keys,
         state=state._replace(clients=() if offloaded else stored(state.clients, clients)),
+        begin=begin,
         traffic=communication.traffic(algorithm, wires),
         offloaded=offloaded,
         restarts=any(wire.restarts for wire in wires),

@@ -29,7 +29,11 @@ _UNSEALED = {
 """What the files of earlier versions have in them, at most."""
 _LATER = {"attack", "data (every row, and the clients' names)"}
 """What earlier versions did not save of a run's identity."""
-_NEWER = {"model (its first parameters and its metrics)", "attack (its fraction and clients)"}
+_NEWER = {
+    "model (its first parameters and its metrics)",
+    "attack (its fraction and clients)",
+    "method (the states that it begins with)",
+}
 """What version 0.2 did not save of it."""
 UNASKED = {"untrained": "global", "start": "the model's own"}
 """What runs do unasked, of their identity: results of earlier versions do not say so."""
