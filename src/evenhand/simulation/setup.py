@@ -163,13 +163,11 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
         check_start(job.start, algorithm.model)
         # In the containers of the model: others with the same paths would be another program.
         params = jax.tree.unflatten(jax.tree.structure(params), map(jnp.asarray, jax.tree.leaves(job.start)))
-    like = source.rows
+    form = tree.form((params, (source.rows.x, source.rows.y)))
     if any(phase.aggregator.compression is not None for phase in algorithm.phases):
-        algorithm = _compressed(
-            _Method(algorithm), *tree.form((params, (like.x, like.y))), program.capacity, clients
-        )
+        algorithm = _compressed(_Method(algorithm), *form, program.capacity, clients)
         program = program._replace(algorithm=algorithm)
-    wires, begin = _beginning(ById(program), *tree.form((params, (like.x, like.y))), clients)
+    wires, begin = _beginning(ById(program), *form, clients)
     beginning = begin(params)
     lanes = execution.lanes or _default_lanes(program, params, beginning, source, keys)
     program = _shifting(program._replace(lanes=lanes), params, source, keys)
@@ -181,7 +179,7 @@ def set_up(job: Job, *, rows: Resident | None = None) -> Setup:
     if _on_host(state.clients, clients, execution.offload):
         folder = Path(execution.offload) if isinstance(execution.offload, str | Path) else None
         store = HostStore(jax.tree.map(np.asarray, here(state.clients)), clients, folder)
-        offloaded = Offloaded(store, program, like.sizes, like.table, keys)
+        offloaded = Offloaded(store, program, source.rows.sizes, source.rows.table, keys)
     return Setup(
         program=program,
         source=source,
