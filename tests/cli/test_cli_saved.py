@@ -198,6 +198,61 @@ def test_a_model_of_another_shape_is_no_start(
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            ",none,",
+            ",leave,",
+            "other.csv (work = none only there; work = leave only here)",
+        ),
+        (
+            ",yes",
+            ",maybe",
+            "other.csv (yes only there; maybe only here)",
+        ),
+        (",work,", ",wage,", "(work = job and work = none only there; wage = job and wage = none only here)"),
+    ],
+)
+def test_a_model_of_other_inputs_or_classes_is_no_start(
+    before: str,
+    after: str,
+    words: str,
+    table: Path,
+    commanded: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As many as its own, so that its arrays would fit."""
+    other = tmp_path / "other.csv"
+    other.write_text(table.read_text().replace(before, after))
+    assert begin(other, tmp_path / "a", "--start", str(commanded)) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_start_on_columns_of_another_scale_is_said(
+    table: Path, commanded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = list[str]()
+    for name, share in (("a", "0.2"), ("b", "0.1")):  # the first as in the run that it begins from
+        words = [
+            "--start",
+            str(commanded),
+            "--valid-fraction",
+            share,
+            "--rounds",
+            "0",
+            "--out",
+            str(tmp_path / name),
+        ]
+        assert main(["run", "fedavg", "--data", str(table), *words]) == 0
+        said.append(" ".join(capsys.readouterr().err.split()))
+    assert [f"Other training rows than those of {commanded}" in text for text in said] == [False, True]
+
+
 def test_a_resumed_run_has_the_start_that_it_began_from(
     table: Path, commanded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

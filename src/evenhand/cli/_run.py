@@ -7,7 +7,7 @@ whenever the run ends; what ``config.json`` says of it, which :mod:`evenhand.cli
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,7 +33,7 @@ from evenhand.cli._options import (
     trackers,
 )
 from evenhand.cli._terminal import remark, say, show_comparison, show_estimate, show_private
-from evenhand.data import FederatedDataset, hold_out_clients
+from evenhand.data import Features, FederatedDataset, hold_out_clients, load_features
 from evenhand.errors import EvenhandError, ModelError
 from evenhand.evaluation import feature_scales, is_share, primary_metric
 from evenhand.evaluation.metrics import BACKDOOR, resolved
@@ -61,7 +61,7 @@ from evenhand.simulation import folder as files
 from evenhand.simulation.saving import configuration, write_results, write_summary
 from evenhand.systems import Systems, stragglers
 from evenhand.testing import toy_model
-from evenhand.text import counted, quoted
+from evenhand.text import counted, listed, quoted
 from evenhand.types import Algorithm, Attack, Model, Params
 
 # --- the command --------------------------------------------------------------------------------------------
@@ -114,11 +114,11 @@ class RunCommand:
             rule.check(data)
         data, _ = self._divided(data)
         algorithm = self._checked(model, console, data, resumed=False)
-        expected = estimate(algorithm, data, **self._simulated(model, algorithm))
+        expected = estimate(algorithm, data, **self._simulated(model, algorithm, data))
         show_estimate(expected, data.num_clients, Console(highlight=False))
         return 0
 
-    def _simulated(self, model: Model, algorithm: Algorithm) -> dict[str, Any]:
+    def _simulated(self, model: Model, algorithm: Algorithm, data: FederatedDataset) -> dict[str, Any]:
         """The arguments of the simulation that decide what is computed."""
         options = self.training
         return {
@@ -133,7 +133,7 @@ class RunCommand:
             "metrics": options.metrics or (),
             "untrained": options.untrained,
             "masks": options.masks,
-            "start": None if options.start is None else started(Path(options.start), algorithm.model),
+            "start": None if options.start is None else started(Path(options.start), algorithm.model, data),
         }
 
     def _start(self, data: FederatedDataset, folder: Path, with_remarks: bool) -> int:
@@ -186,10 +186,12 @@ class RunCommand:
             say(console, finding.sentence, style="yellow")
         if (sentence := cohort_line(algorithm, data.num_clients)) is not None:
             say(console, sentence)
+        if options.start is not None and (sentence := rescaled(Path(options.start), data)):
+            say(console, sentence, style="yellow")
         runs = iterate(
             algorithm,
             data,
-            **self._simulated(model, algorithm),
+            **self._simulated(model, algorithm, data),
             checkpoint=None
             if options.checkpoint == "off"
             else Checkpoint(place.folder / files.CHECKPOINT, options.checkpoint, fresh=not place.resumed),
@@ -264,11 +266,11 @@ class RunCommand:
         return None if text is None else parse(text, Attack, model, lambda: self.local.work(model))
 
 
-def started(folder: Path, model: Model) -> Params:
+def started(folder: Path, model: Model, data: FederatedDataset) -> Params:
     """The global parameters of an earlier run, from which another one begins.
 
     Raises:
-      EvenhandError: there is no such run, or it has another model.
+      EvenhandError: there is no such run, or it has another model, or the same numbers of other inputs or classes.
     """
     saved = load_run(folder, model=model)
     if not saved.fits:
@@ -276,7 +278,44 @@ def started(folder: Path, model: Model) -> Params:
             f"--start {folder}: its model differs from the one to be trained: name a run with the same --model, on "
             "examples of the same form."
         )
+    named: dict[str, tuple[Sequence[str] | None, Sequence[str] | None]] = {
+        "classes": (saved.form.names, data.form.names)
+    }
+    if (features := _features(folder)) is not None and data.features is not None:
+        named["inputs"] = features.inputs, data.features.inputs
+    for parts, (before, now) in named.items():
+        if before and now and before != now:
+            change = [f"{listed(names, 6)} only {place}" for names, place in _apart(before, now) if names]
+            raise EvenhandError(
+                f"--start {folder}: the {parts} of its model are not those of {data.name} "
+                f"({'; '.join(change) or 'their order differs'}): give data with the same columns, categories and "
+                "classes, or leave --start out."
+            )
     return saved.params
+
+
+def _apart(before: Sequence[str], now: Sequence[str]) -> list[tuple[list[str], str]]:
+    """The names that only the earlier run has, and those that only the data have."""
+    return [
+        ([name for name in before if name not in {*now}], "there"),
+        ([name for name in now if name not in {*before}], "here"),
+    ]
+
+
+def rescaled(folder: Path, data: FederatedDataset) -> str:
+    """A sentence if the same model reads other numbers than in the run that it begins from; ``""`` if it does not."""
+    features = _features(folder)
+    if features is None or data.features is None or features == data.features:
+        return ""
+    return (
+        f"Other training rows than those of {folder} set the scale of columns here, so that its model answers "
+        "otherwise than there before the first round; --no-standardize in both runs leaves numbers as they are."
+    )
+
+
+def _features(folder: Path) -> Features | None:
+    """How the run in a folder encoded its table; None if it had none."""
+    return load_features(folder) if (folder / files.FEATURES).is_file() else None
 
 
 # --- a run recorded as it happens ---------------------------------------------------------------------------
