@@ -7,7 +7,7 @@ Preconditioners*, ICLR 2023), at settings that another experiment has chosen.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from evenhand.types import Model, Release
 from experiments.fairness import picture
 from experiments.private.table import Candidate, Numbers, Runs, earlier, save, spent, study, wanted
 
-__all__ = ["COLORS", "Sweep", "Task", "chosen_by", "one_epoch", "run"]
+__all__ = ["COLORS", "Sweep", "Task", "budgets", "chosen_by", "epochs", "one_epoch", "run"]
 
 COLORS = {"DP-SGD": "#0072B2", "DP-RMSProp": "#009E73", "DP2-RMSProp": "#D55E00"}
 
@@ -80,10 +80,10 @@ class Sweep(NamedTuple):
     parts: Sequence[str] = ()
 
 
-def chosen_by(path: Path, measure: str) -> dict[str, Numbers]:
-    """The settings of the three methods in the file of an experiment."""
+def chosen_by(path: Path, measure: str, names: Iterable[str] = COLORS) -> dict[str, Numbers]:
+    """The settings of these methods in the file of an experiment."""
     found = json.loads(path.read_text())[measure]
-    return {name: found[name]["chosen"] for name in COLORS}
+    return {name: found[name]["chosen"] for name in names}
 
 
 def promised(task: Task, epsilons: Sequence[float]) -> dict[str, dict[str, Any]]:
