@@ -25,7 +25,7 @@ from evenhand.types import Model, Release
 from experiments.fairness import picture
 from experiments.private.table import Candidate, Numbers, Runs, earlier, save, spent, study, wanted
 
-__all__ = ["COLORS", "Sweep", "Task", "budgets", "chosen_by", "epochs", "one_epoch", "run"]
+__all__ = ["COLORS", "Sweep", "Task", "chosen_by", "epochs", "one_epoch", "run"]
 
 COLORS = {"DP-SGD": "#0072B2", "DP-RMSProp": "#009E73", "DP2-RMSProp": "#D55E00"}
 
