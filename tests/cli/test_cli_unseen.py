@@ -73,6 +73,14 @@ def test_a_run_that_goes_on_has_the_same_clients() -> None:
     assert Path("part/clients.csv").read_text() == Path("whole/clients.csv").read_text()
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_of_a_method_for_the_clients_that_train_alone() -> None:
+    """There are fewer unseen clients, and nothing is trained on them."""
+    method = "dp_ftrl(clip=0.5, noise_multiplier=4, cohort=3, clients=6)"
+    assert main(["run", method, "--out", "a", *QUICK, "--quiet"]) == 0
+    assert "test_unseen" in json.loads(Path("a/summary.json").read_text())
+
+
 def test_a_share_out_of_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "fedavg", "--unseen", "1.5", "--out", "b", "--quiet", "--rounds", "1"]) == 2
     assert "between 0 and 1" in capsys.readouterr().err

@@ -25,7 +25,6 @@ from evenhand.network.terms import Agreed
 from evenhand.rounds import RoundState
 from evenhand.simulation import Job
 from evenhand.simulation.evaluating import Evaluation, Served
-from evenhand.simulation.program import Program, resident
 from evenhand.streams import Keys
 from evenhand.text import measured, of_model
 from evenhand.types import Algorithm, Key, PyTree
@@ -107,17 +106,7 @@ class Measuring:
             # One client may lack the last class, and would count fewer of them.
             data = replace(data, classes=tuple(map(str, range(classes))))
         job = Job(algorithm=algorithm, data=data, rounds=0)
-        program = Program(
-            algorithm=algorithm,
-            cohort=1,
-            capacity=agreed.terms.capacity,
-            lanes=1,
-            systems=None,
-            attack=None,
-            buffer=1,
-        )
-        source = resident(data, None, 0, None, None)
-        self._evaluation = Evaluation(job, program, Keys(key, key), source, None)
+        self._evaluation = Evaluation.without_rounds(job, agreed.terms.capacity, Keys(key, key))
 
     def server_state(self, arrays: Sequence[NDArray]) -> PyTree:
         """The server's state, from the leaves that were sent; the others are zeros, and nothing depends on them.

@@ -25,11 +25,10 @@ from evenhand.privacy import Account, account
 from evenhand.privacy.client_level import worth_of_noise
 from evenhand.report import RunView, write_report
 from evenhand.rounds import RoundState, newcomer, roots, work_key
-from evenhand.simulation._job import Execution, Job, Untrained, check_model
+from evenhand.simulation._job import Job, Untrained, check_model
 from evenhand.simulation.evaluating import Adapting, Evaluation, fitting, has_own, honest_among, tiles
 from evenhand.simulation.results import Applied, Facts, Results
 from evenhand.simulation.saving import save
-from evenhand.simulation.setup import set_up
 from evenhand.simulation.store import Kept, NDArray, stored
 from evenhand.streams import keys_of
 from evenhand.types import Algorithm, Array, ClientData, Key, Params, PyTree, Trigger
@@ -672,17 +671,12 @@ def serve_newcomers(job: Job, server: PyTree, form: Form) -> dict[str, Any]:
                 f"serve({data.name!r}): it has {property} {new}, but the model was trained on {old}."
             )
     check_model(algorithm.model, data)
-    # One by one: no cohort of them trains.
-    job = job._replace(execution=Execution(lanes=1, devices=1, offload=False))
-    setup = set_up(job)
     examples = int(data.train.sizes.max())
-    # Of the program: its clients also keep what a compression has them keep.
-    fresh = newcomer(setup.program.algorithm, algorithm.global_params(server), examples)
+    fresh = newcomer(algorithm, algorithm.global_params(server), examples)
     # No last round, so that ``untrained`` decides what a newcomer is served.
     never = jnp.zeros(data.num_clients, jnp.int32)
-    # An evaluation reads no aggregator: those of round 0 only complete the structure.
-    state = RoundState(server, setup.state.aggregators, stored(fresh, data.num_clients), never)
-    measuring = Evaluation(job, setup.program, setup.keys, setup.source, setup.store)
+    state = RoundState(server, (), stored(fresh, data.num_clients), never)
+    measuring = Evaluation.without_rounds(job, examples, roots(algorithm, keys_of(job.seed)))
     measuring.chosen_on = ("valid", "train")  # no model has seen their training examples
     served = measuring.served(state)
     if metrics := evaluation.metrics.resolved(job.metrics):

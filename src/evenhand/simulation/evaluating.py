@@ -186,7 +186,7 @@ class Evaluation:
       job: the run.
       program: what it compiles.
       keys: its roots.
-      source: its training rows.
+      source: its training rows; None: they are only measured.
       store: its clients' states, where they are on the host.
 
     Attributes:
@@ -198,7 +198,7 @@ class Evaluation:
     """
 
     def __init__(
-        self, job: Job, program: Program, keys: Keys, source: Source, store: HostStore | None
+        self, job: Job, program: Program, keys: Keys, source: Source | None, store: HostStore | None
     ) -> None:
         data = job.data
         self.untrained: Untrained = job.untrained
@@ -212,17 +212,35 @@ class Evaluation:
         self.store = store
         self.parts: dict[str, tuple[Prepared, ClassIndex | None]] = {}
         for name, whole in (("train", data.train), ("valid", data.valid), ("test", data.test)):
-            is_on_device = name == "train" and self.drawn is None and isinstance(source, Resident)
+            is_whole = name == "train" and self.drawn is None
+            on_device = source.rows if is_whole and isinstance(source, Resident) else None
             split = whole if self.drawn is None else _some(whole, self.drawn)
-            if is_on_device and not poisoned:  # malicious clients are measured on clean rows
-                rows = (source.rows.x, source.rows.y)
+            if on_device is not None and not poisoned:  # malicious clients are measured on clean rows
+                rows = (on_device.x, on_device.y)
                 x, y = here(rows) if mesh is None else everywhere(mesh, rows)
-            elif not is_on_device and must_stream(split):
+            elif on_device is None and must_stream(split):
                 x, y = np.asarray(split.x), np.asarray(split.y)
             else:
                 x, y = sent(mesh, (aligned(split.x), aligned(split.y)))
             index = _index(self.algorithm.model, split, data.num_classes)
             self.parts[name] = Prepared(x, y, split.offsets, self.drawn, mesh), index
+
+    @staticmethod
+    def without_rounds(job: Job, capacity: int, keys: Keys) -> Evaluation:
+        """Of clients that are only measured, one by one on one device; ``capacity``: the most training rows of any.
+
+        A method for a fixed number of clients does for any number of them: it neither begins nor draws a cohort.
+        """
+        program = Program(
+            algorithm=job.algorithm,
+            cohort=1,
+            capacity=capacity,
+            lanes=1,
+            systems=None,
+            attack=None,
+            buffer=1,
+        )
+        return Evaluation(job, program, keys, None, None)
 
     def shared_by(self, program: Program, keys: Keys, store: HostStore | None) -> Evaluation:
         """The same clients' examples, evaluated with the models of another run."""

@@ -324,7 +324,7 @@ class SavedRun(Results):
                 "serve()."
             )
         # The folder holds no server state: that of a new run, around the trained parameters, stands in for it.
-        server = algorithm.init(self.params, data.num_clients)
+        server = algorithm.init(self.params, len(self.recorded.client_ids))
         if not _are_close(algorithm.global_params(server), self.params):
             raise EvenhandError(
                 f"{self.folder} has too little of {algorithm.name or 'the method'} to serve new clients: its global "

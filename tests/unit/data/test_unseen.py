@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -13,6 +15,36 @@ MODEL = eh.testing.toy_model()
 WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
 SEEN, UNSEEN = eh.data.hold_out_clients(DATA, 0.4, seed=1)
 FEDAVG = eh.algorithms.fedavg(WORK)
+P, TURNS = eh.privacy, {"noise_multiplier": 1.0, "cohort": 2, "clients": SEEN.num_clients}
+FIXED = eh.sampling.fixed(1 / SEEN.num_clients)
+OF_A_FIXED_SIZE = {
+    "dp_ftrl": P.dp_ftrl(WORK, clip=0.5, **TURNS),
+    "dp_fed2": P.dp_fed2(WORK, step_sizes=(1.0, 0.1), clips=(0.5, 5.0), delay=2, **TURNS),
+    "dp_delta_fl": P.dp_delta_fl(
+        WORK,
+        theta=0.5,
+        largest_loss=3.0,
+        clip=0.5,
+        noise_multiplier=2.0,
+        rate=0.75,
+        at_server=False,
+        fewest=3,
+    ),
+    "discrete_mean": P.private(
+        eh.algorithms.fedavg(
+            WORK,
+            aggregator=P.discrete_mean(0.5, noise_multiplier=2.0, rate=0.75, fewest=3),
+            sampling=eh.sampling.fixed(0.75),
+        )
+    ),
+    "noisy_mean": P.private(
+        eh.algorithms.fedavg(
+            WORK,
+            aggregator=P.noisy_mean(0.5, noise_multiplier=2.0, rate=FIXED.rate, sampling="fixed"),
+            sampling=FIXED,
+        )
+    ),
+}
 
 
 def test_every_client_is_on_one_side_with_all_of_its_examples() -> None:
@@ -57,6 +89,17 @@ def test_newcomers_get_the_global_model() -> None:
         np.testing.assert_allclose(new.client_metrics("test")[name], values, rtol=1e-6)
     assert new.data is UNSEEN
     assert "global_loss" not in new.client_metrics("test")  # nobody has a model of its own
+
+
+@pytest.mark.parametrize("name", OF_A_FIXED_SIZE)
+def test_newcomers_may_be_of_another_number_than_the_method_is_for(name: str, tmp_path: Path) -> None:
+    """Its cohorts and sums need the number of clients that train, and newcomers do not."""
+    method, newcomer = OF_A_FIXED_SIZE[name], UNSEEN.select(UNSEEN.client_ids[:1])
+    run = eh.simulate(method, SEEN, rounds=0)
+    saved = eh.load_run(run.save(tmp_path / "a"), algorithm=method)
+    expected = eh.evaluation.evaluate(MODEL, run.params, newcomer.test)["loss"]
+    for kept in (run, saved):
+        np.testing.assert_allclose(kept.serve(newcomer).client_metrics("test")["loss"], expected, rtol=1e-6)
 
 
 def test_newcomers_of_ditto_begin_with_the_global_model_of_today() -> None:
