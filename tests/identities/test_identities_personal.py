@@ -64,6 +64,29 @@ def test_the_global_model_is_the_same_to_the_bit_with_ditto_and_without(name, la
     assert (np.abs(served(found) - without_a_penalty()).max() < 1e-6) == (lam == 0.0)
 
 
+def of_a_fixed_size(clients):
+    """Methods that begin with no other number of clients, or not with a single one."""
+    turns = {"noise_multiplier": 1.0, "cohort": 3, "clients": clients}
+    halves = {"noise_multiplier": 2.0, "rate": 0.5, "at_server": False, "fewest": 3}
+    return {
+        "dp_ftrl": eh.privacy.dp_ftrl(WORK, clip=0.5, **turns),
+        "dp_fed2": eh.privacy.dp_fed2(WORK, step_sizes=(1.0, 0.1), clips=(0.5, 5.0), delay=2, **turns),
+        "dp_delta_fl": eh.privacy.dp_delta_fl(WORK, theta=0.5, largest_loss=3.0, clip=0.5, **halves),
+    }
+
+
+@pytest.mark.parametrize("name", ["dp_ftrl", "dp_fed2", "dp_delta_fl"])
+def test_ditto_goes_around_a_method_of_a_fixed_size(name):
+    method = of_a_fixed_size(len(CLIENTS))[name]
+    found = [eh.simulate(each, DATA, rounds=0) for each in (method, P.ditto(method, WORK))]
+    assert same(found[0].state.server, found[1].state.server)
+
+
+def test_another_number_of_clients_is_refused_when_the_run_begins():
+    with pytest.raises(eh.EvenhandError, match=r"dp_ftrl\(clients=7\): there are 6"):
+        eh.simulate(P.ditto(of_a_fixed_size(7)["dp_ftrl"], WORK), DATA, rounds=0)
+
+
 def test_the_global_model_is_the_same_with_dynamic_penalties():
     for per_run in (False, True):
         found = run(P.dynamic_ditto(GLOBAL["scaffold"], WORK, per_run=per_run))
