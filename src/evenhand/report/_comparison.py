@@ -293,8 +293,9 @@ class Comparison(NamedTuple):
 
     @property
     def comparisons(self) -> int:
-        """How many differences decide whether a method is the best: those to every other candidate."""
-        return max(1, len(self.candidates) - 1)
+        """How many differences are tested together: those of a method to all others that did not diverge."""
+        # That a method only guesses is seen in its results: leaving it out would make marks too easy.
+        return max(1, sum(method.is_sound for method in self.methods) - 1)
 
     @property
     def may_mark(self) -> bool:

@@ -10,7 +10,9 @@ from reported import view
 from scipy.stats import permutation_test
 
 from evenhand.errors import EvenhandError
+from evenhand.evaluation import Finding
 from evenhand.report import RunView, caution, compare, covered, may_win, verdict
+from evenhand.report.tables import difference_table
 
 OPTIONS = {"data": "digits", "alpha": 0.1, "data_seed": 0, "cohort": 10, "rounds": 50, "lr": 0.1, "lanes": 4}
 
@@ -150,6 +152,20 @@ def test_no_star_where_the_test_by_signs_cannot_come_to_its_level(methods: int, 
         assert of.winners(values, [""] * methods, 1) == ({0} if able else set())
         words = f"With {seeds} seeds no difference can be significant: use at least {least}."
         assert (words in caution(of)) != able
+
+
+def test_methods_that_guess_count_among_the_comparisons() -> None:
+    """The table of differences tests them, too: one page names one number of seeds."""
+    for seeds in (6, 7):
+        runs = [run(title, seed=i) for title in "abc" for i in range(seeds)]
+        guesses = (Finding("guessing", "It guesses."),)
+        of = compare([x._replace(findings=guesses) if x.title == "c" else x for x in runs])
+        assert [method.name for method in of.candidates] == ["a", "b"]
+        values = [1 + 1e-3 * np.arange(seeds), *[np.zeros(seeds)] * 2]
+        able = of.winners(values, [""] * 3, 1) == {0}
+        assert able == of.may_mark == (seeds == 7)
+        for text in (caution(of), difference_table(of)):
+            assert ("no difference can be significant: use at least 7" in text) != able
 
 
 def test_a_run_that_is_not_finite_never_wins() -> None:
