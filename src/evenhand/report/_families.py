@@ -387,18 +387,22 @@ def _covers(run: RunView, split: str, metric: str) -> NDArray:
 
 
 def _by_availability(run: RunView) -> dict[str, NDArray]:
-    """Which clients are in each group: those never available, and thirds of the others where there are enough."""
+    """Which clients are in each group: those never available, and thirds of the others where there are enough.
+
+    Clients that were available equally often are in one group, so there may be only two groups, or one.
+    """
     share = _share(run)
-    ranked = np.flatnonzero(share > 0)
-    ranked = ranked[np.argsort(share[ranked], kind="stable")]
-    groups = {"never": np.flatnonzero(share == 0)}
-    if len(ranked) >= _THIRDS_FROM and share[ranked[0]] < share[ranked[-1]]:
-        names = ("least often", "in between", "most often")
-        groups |= dict(zip(names, np.array_split(ranked, 3), strict=True))
-    else:
-        groups["available"] = ranked
-    clients = np.arange(len(share))
-    return {name: np.isin(clients, some) for name, some in groups.items() if len(some)}
+    shares, counts = np.unique(share[share > 0], return_counts=True)
+    ends, total = np.cumsum(counts), int(counts.sum())
+    # All clients with one share are in the third of the middle one of them.
+    third = 3 * (ends - counts // 2 - 1) // total if total >= _THIRDS_FROM else 0 * counts
+    parts = [shares[third == i] for i in np.unique(third)]
+    groups = dict(zip(_OFTEN[len(parts)], (np.isin(share, part) for part in parts), strict=True))
+    return ({"never": share == 0} if (share == 0).any() else {}) | groups
+
+
+_OFTEN = ((), ("available",), ("least often", "most often"), ("least often", "in between", "most often"))
+"""The names of so many groups of clients that were available."""
 
 
 # --- privacy: what a private method guarantees, and what it has spent ---------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.report import RunView, compare, gains, in_words, read_clients_csv, write_clients_csv
-from evenhand.report._families import attacked, available, personal
+from evenhand.report._families import _by_availability, attacked, available, personal
 from evenhand.report.draw import edges
 
 pytestmark = pytest.mark.draws
@@ -263,3 +264,24 @@ def test_groups_count_the_clients_with_examples_and_name_the_range_over_seeds() 
     # g alone was always available: of the clients that count, all others were there as often as each other.
     assert [row[1:4] for row in rows(text)] == [["never", "1 to 2", "0 ± 0"], ["available", "4", "50.00 ± 0"]]
     assert "over 5 to 6 clients with test examples." in text
+
+
+@pytest.mark.parametrize(
+    ("often", "groups"),
+    [
+        ([0.25, 1, 1, 1, 1, 1], {"least often": 1, "most often": 5}),
+        ([0.5, 0.5, 0.5, 0.5, 0.5, 1], {"least often": 5, "most often": 1}),
+        ([1, 0.5, 0.5, 0.25, 0.5, 0, 0.25], {"never": 1, "least often": 2, "in between": 3, "most often": 1}),
+        ([0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5], {"available": 7}),
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], {"least often": 3, "in between": 2, "most often": 2}),
+        ([0, 0, 0], {"never": 3}),
+    ],
+)
+def test_clients_that_were_available_equally_often_are_in_one_group(
+    often: list[float], groups: dict[str, int]
+) -> None:
+    share = np.array(often)
+    found = _by_availability(view()._replace(availability=share))
+    assert {name: int(some.sum()) for name, some in found.items()} == groups
+    ranges = [share[some] for some in found.values()]
+    assert all(a.max() < b.min() for a, b in itertools.pairwise(ranges))
