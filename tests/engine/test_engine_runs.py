@@ -277,6 +277,8 @@ def test_unknown_names_get_a_sentence(seven):
         (lambda: seven.client_metrics("tset"), "'tset'"),
         (lambda: seven.summary(metric="f1"), "'f1'"),
         (lambda: seven.personal_params(6), "positions run from 0 to 5"),
+        (lambda: seven.personal_params(seven.data.client_ids[4]), "position of the client, 4, not its id"),
+        (lambda: seven.personal_params("bert"), r"'bert'\): give the position .*, from 0 to 5\."),
     ):
         with pytest.raises(eh.EvenhandError, match=words):
             call()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -456,10 +457,17 @@ class Results(ABC):
             )
         return int(self.level[places[0]])
 
-    def _check_position(self, k: int) -> None:
-        count = len(self.facts.client_ids)
-        if not 0 <= k < count:
-            raise EvenhandError(f"There is no client {k}: positions run from 0 to {count - 1}.")
+    def _check_position(self, k: object) -> None:
+        ids = self.facts.client_ids
+        try:
+            place = operator.index(k)  # pyright: ignore[reportArgumentType]  (the point is to try)
+        except TypeError:
+            is_id = isinstance(k, str) and k in ids
+            here = f"{ids.index(k)}, not its id" if is_id else f"from 0 to {len(ids) - 1}"
+            fault = f"personal_params({k!r:.60}): give the position of the client, {here}."
+            raise EvenhandError(fault) from None
+        if not 0 <= place < len(ids):
+            raise EvenhandError(f"There is no client {place}: positions run from 0 to {len(ids) - 1}.")
 
     def _position(self, client: str, ids_in_words: str) -> int:
         """The position of the client with this id."""
