@@ -284,7 +284,7 @@ class Differences(NamedTuple):
       by: statistic -> paired difference.
       p: statistic -> the p value of that difference, raised for the number of comparisons (Holm).
       gains: the clients that are better served than by the baseline at every seed, and those worse served at every
-        seed; None where the runs do not have the same clients.
+        seed; None where the runs' clients differ in their ids or numbers of examples.
     """
 
     by: Mapping[str, PairedDifference]

@@ -36,7 +36,7 @@ class Line(NamedTuple):
       differences: statistic -> paired difference to the baseline; empty for the baseline itself.
       p: statistic -> the p value of that difference, raised for the number of comparisons (Holm).
       gains: the clients that are better served than by the baseline at every seed, and those worse served at every
-        seed; None where the runs do not have the same clients.
+        seed; None where the runs' clients differ in their ids or numbers of examples.
     """
 
     setting: Setting | None
