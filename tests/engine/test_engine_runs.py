@@ -297,7 +297,7 @@ def _data(y, features=4):
         ),
         (
             _data(np.zeros(12, int), features=5),
-            "does not fit the data 'arrays', whose rows are float32\\[5\\]",
+            "does not fit the data 'arrays', whose rows are float32\\[5\\] .*[^.]\\)\\.$",
         ),
     ],
 )

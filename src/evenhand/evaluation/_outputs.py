@@ -28,6 +28,7 @@ from evenhand.evaluation._evaluate import ParamsOf, Prepared, chunk_rows, divide
 from evenhand.evaluation.metrics import Metric, check, measure_clients
 from evenhand.lowering import lowered
 from evenhand.models import Margin, hinge, squared_error
+from evenhand.text import listed
 from evenhand.types import Array, Model, Params, PyTree
 
 # --- new examples -------------------------------------------------------------------------------------------------
@@ -143,8 +144,8 @@ def check_metrics(metrics: Sequence[Metric], model: Model, data: FederatedDatase
     kind = _targets(model, np.empty(0, y.dtype)).dtype
     if kind.kind != "f" and y.size != 2:
         raise EvenhandError(
-            f"metrics: the labels of {data.name!r} have shape {y.shape[1:]}, and metrics of classes need one class "
-            "number per example."
+            f"metrics: the labels of {data.name!r} are class numbers of shape {y.shape[1:]}, and metrics need one "
+            f"class number per example: leave out {listed([metric.name for metric in metrics])}."
         )
     check(metrics, outputs.shape, kind, margins=isinstance(given, Margin) or model.losses is hinge)
     # A function of the user's that gives no number should fail now, not after the training.

@@ -545,7 +545,7 @@ def _normal(outputs: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[NDArray, NDA
         return x, labels.reshape(x.shape)
     if labels.size != n:
         raise EvenhandError(
-            f"metrics: the labels have shape {labels.shape}, and metrics of classes need one class number per example."
+            f"metrics: the labels are classes of shape {labels.shape}, and metrics need one class number per example."
         )
     y = labels.reshape(-1).astype(np.int64)
     if x.shape[1] == 1:

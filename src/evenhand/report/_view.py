@@ -272,7 +272,11 @@ def headline_split(runs: Sequence[RunView], metric: str) -> str:
     for split in reversed(SPLITS):  # a run that diverged has no finite value anywhere
         if all(metric in run.clients.get(split, {}) for run in runs):
             return split
-    raise EvenhandError(f"No split has a {metric} per client in every run, so there is nothing to report.")
+    lacking = (run.title for run in runs if not any(metric in metrics for metrics in run.clients.values()))
+    place = next((f" ({title!r:.60} has none)" for title in lacking), "")
+    raise EvenhandError(
+        f"No split has the metric {metric} per client in every run{place}, so there is nothing to report."
+    )
 
 
 def client_values(run: RunView, split: str, metric: str) -> NDArray:

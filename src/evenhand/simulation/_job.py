@@ -298,7 +298,7 @@ def check_model(model: Model, data: FederatedDataset) -> None:
     try:
         given = jax.eval_shape(losses, x, y)
     except (TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise EvenhandError(
             f"The model does not fit the data {data.name!r}, whose rows are {x.dtype}{list(x.shape[1:])} with labels "
             f"{y.dtype}{list(y.shape[1:])}: give a model for such rows ({reason})."

@@ -231,8 +231,8 @@ def test_many_clients_stay_small(tmp_path: Path) -> None:
 def test_bad_input_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EvenhandError, match="no run to report on"):
         write_report(tmp_path / "report.html", [])
-    with pytest.raises(EvenhandError, match="No split has a loss per client in every run"):
-        write_report(tmp_path / "report.html", [view()._replace(clients={})])
+    with pytest.raises(EvenhandError, match=r"has the metric loss per client in every run \('b' has none\)"):
+        write_report(tmp_path / "report.html", [view(), view("b")._replace(clients={})])
     assert not (tmp_path / "report.html").exists()
 
 
