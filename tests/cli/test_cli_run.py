@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import evenhand as eh
 from evenhand.cli import main
+from evenhand.cli._run import Place
 
 pytestmark = [pytest.mark.usefixtures("shared_programs"), pytest.mark.draws]
 
@@ -106,6 +108,30 @@ def test_the_default_folder_names_the_arguments_of_the_method(
     }
     assert main(["run", "fedprox", "--mu", "1", *words]) == 2  # nothing is overwritten
     assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_run_that_was_killed_before_its_first_evaluation_is_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill leaves what is there when the first evaluation ends: locks, and the folder of the checkpoint."""
+    left, begin = tmp_path / "b", Place.begin
+
+    def begun(place: Place, of: eh.Run) -> None:
+        shutil.copytree(place.folder, left)
+        begin(place, of)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "begin", begun)
+        assert run(tmp_path / "a", "fedavg", "--rounds", "0") == 0
+    assert main(["resume", str(left)]) == 2
+    assert "if it was stopped, nothing is kept, so repeat its command" in capsys.readouterr().err
+    (left / "checkpoint" / "notes.txt").write_text("mine")
+    assert run(left, "fedavg", "--rounds", "0") == 2
+    (left / "checkpoint" / "notes.txt").unlink()
+    assert run(left, "fedavg", "--rounds", "0") == 0
+    for name in ("metrics.jsonl", "clients.csv"):
+        assert (left / name).read_bytes() == (tmp_path / "a" / name).read_bytes()
 
 
 @pytest.mark.usefixtures("no_figures")

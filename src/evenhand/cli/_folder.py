@@ -39,7 +39,7 @@ def free(folder: Path, *, overwrite: bool) -> Generator[None]:
     if folder.exists() and not folder.is_dir():
         raise EvenhandError(f"--out {folder} is a file: name a folder that is new or empty.")
     with held(folder):
-        if not overwrite and any(path.name != LOCK for path in folder.iterdir()):
+        if not overwrite and not _has_nothing(folder):
             is_run = (folder / files.CONFIG).exists()
             resume = f", or continue with `evenhand resume {quoted(folder)}`" if is_run else ""
             raise EvenhandError(
@@ -51,6 +51,12 @@ def free(folder: Path, *, overwrite: bool) -> Generator[None]:
             if foreign:
                 raise EvenhandError(f"{folder / foreign[0]} was not written by `evenhand run`: move it away.")
         yield
+
+
+def _has_nothing(folder: Path) -> bool:
+    """Whether a folder has no more than a run makes before its first evaluation, which a kill leaves there."""
+    place = folder / files.CHECKPOINT
+    return all(path.name == LOCK or (path == place and path.is_dir()) for path in folder.rglob("*"))
 
 
 def claim(folder: Path, *, checkpoint: bool) -> None:
@@ -127,8 +133,11 @@ def refuse_other(folder: Path, study: str) -> None:
     """Refuses a folder without a run; for a study's, the sentence says ``study``."""
     if not (folder / files.CONFIG).is_file():
         seeds = seed_folders(folder)
-        other = f"holds a run for each seed: name one, such as {seeds[0]}" if seeds else ""
-        other = other or "is not a run folder: name one that `evenhand run` wrote"
+        other = "is not a run folder: name one that `evenhand run` wrote"
+        if seeds:
+            other = f"holds a run for each seed: name one, such as {seeds[0]}"
+        elif folder.is_dir() and any(folder.iterdir()) and _has_nothing(folder):
+            other = "is of a run before its first evaluation: if it was stopped, nothing is kept, so repeat its command"
         raise EvenhandError(f"{folder} {study if (folder / 'runs').is_dir() else other}.")
 
 
