@@ -19,7 +19,7 @@ from evenhand._platform import check_process
 from evenhand.data import FederatedDataset, Form
 from evenhand.devices import local, over
 from evenhand.errors import EvenhandError, truth_value
-from evenhand.evaluation import Baseline, ClassMetrics, Finding, Metric, Prepared, of_global, unmeasured
+from evenhand.evaluation import Baseline, ClassMetrics, Finding, Metric, Prepared, unmeasured
 from evenhand.evaluation.metrics import BACKDOOR, SPLITS
 from evenhand.privacy import Account, account
 from evenhand.privacy.client_level import worth_of_noise
@@ -27,7 +27,7 @@ from evenhand.report import RunView, write_report
 from evenhand.rounds import RoundState, newcomer, roots, work_key
 from evenhand.simulation._job import Job, Untrained, check_model
 from evenhand.simulation.evaluating import Adapting, Evaluation, fitting, has_own, honest_among, tiles
-from evenhand.simulation.results import Applied, Facts, Results
+from evenhand.simulation.results import Applied, Facts, Results, Training, may_be_undefined, split_sizes
 from evenhand.simulation.saving import save
 from evenhand.simulation.store import Kept, NDArray, stored
 from evenhand.streams import keys_of
@@ -83,6 +83,7 @@ class Run(Results):
       trigger: that of the attack's backdoor; None: there is none.
       remote: whether the examples are on other machines: ``data`` then has their numbers alone, and what would be read
         off the examples is not known.
+      training: of the run that trained, if this one serves other clients; None: this one trained.
     """
 
     algorithm: Algorithm
@@ -104,6 +105,7 @@ class Run(Results):
     trigger: Trigger | None = None
     availability: NDArray = field(default_factory=lambda: np.zeros(0))
     remote: bool = False
+    training: Training | None = None
 
     @property
     def params(self) -> Params:
@@ -168,7 +170,8 @@ class Run(Results):
             aucs={split: metrics["auc"] for split, metrics in self.clients.items() if "auc" in metrics},
             is_exposed=self._is_exposed,
         )
-        noise = (Finding(*pair) for pair in worth_of_noise(self.algorithm, self.data.num_clients))
+        clients = self.data.num_clients if self.training is None else self.training.clients
+        noise = (Finding(*pair) for pair in worth_of_noise(self.algorithm, clients))
         idle = [Finding("unattacked", self.info["unattacked"])] if "unattacked" in self.info else []
         return (*seen, *filter(None, (self._unavailable(), self._unmeasured())), *noise, *idle)
 
@@ -256,8 +259,11 @@ class Run(Results):
     def privacy(self) -> Account | None:
         """The privacy that the method has spent so far, and what it guarantees; None: it guarantees nothing.
 
-        For another probability of a breach, or another accountant, see :func:`evenhand.privacy.account`.
+        Where other clients are served, it is that of the training.  For another probability of a breach, or another
+        accountant, see :func:`evenhand.privacy.account`.
         """
+        if self.training is not None:
+            return self.training.privacy
         if (promise := self.algorithm.privacy) is None:
             return None
         public, features = promise.public, self.data.features
@@ -423,7 +429,8 @@ class Run(Results):
         )
         served = serve_newcomers(job, self.kept.server, self.data.form)
         # A new object, so that no cached finding, baseline or account of the old clients goes with it.
-        return replace(self, **served, evaluated=None, initial_loss=np.zeros(0))
+        training = self.training or Training(self.data.num_clients, self.privacy)
+        return replace(self, **served, evaluated=None, initial_loss=np.zeros(0), training=training)
 
     def view(
         self,
@@ -447,7 +454,7 @@ class Run(Results):
                 name: evaluation.by_class(cells.among(self._honest), data.classes, data.num_classes or 0)
                 for name, cells in classes.items()
             },
-            "metrics": self._may_be_undefined,
+            "metrics": self.facts.undefined,
             "client_column": data.client_column,
             "adapts": self.algorithm.adapt is not None,
             "backdoor": self.backdoor,
@@ -595,24 +602,8 @@ class Run(Results):
             data=self.data.name,
             client_ids=self.data.client_ids,
             sizes=split_sizes(self.data),
-            undefined=self._may_be_undefined,
+            undefined=may_be_undefined(self.metrics, self.clients),
         )
-
-    @property
-    def _may_be_undefined(self) -> dict[str, str]:
-        """Metric of a set of examples that was measured -> which clients have none."""
-        measured = {name for metrics in self.clients.values() for name in metrics}
-        return {
-            name: metric.undefined
-            for metric in self.metrics
-            for name in (metric.name, of_global(metric.name))
-            if name in measured
-        }
-
-
-def split_sizes(data: FederatedDataset) -> dict[str, NDArray]:
-    """Rows per client of each split."""
-    return {"train": data.train.sizes, "valid": data.valid.sizes, "test": data.test.sizes}
 
 
 # --- clients that took no part in the training ------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from evenhand.simulation import folder as files
 from evenhand.simulation._job import Job, Untrained
 from evenhand.simulation._run import Run, serve_newcomers
 from evenhand.simulation.folder import Arrays, NDArray
-from evenhand.simulation.results import Applied, Facts, Results
+from evenhand.simulation.results import Applied, Facts, Results, Training
 from evenhand.simulation.saving import BESIDE_INFO, SAVED_BY, client_ids, described, packed, unpacked
 from evenhand.text import quoted
 from evenhand.types import Algorithm, Model, Params, Release
@@ -339,6 +339,7 @@ class SavedRun(Results):
             per_round=self.per_round,
             info=self.info,
             untrained=self.untrained,
+            training=Training(len(self.recorded.client_ids), self.privacy),
             **served,
         )
 

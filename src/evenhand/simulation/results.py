@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -13,23 +13,26 @@ import numpy.typing as npt
 
 from evenhand import evaluation
 from evenhand._platform import check_process
-from evenhand.data import Features, Form
+from evenhand.data import Features, FederatedDataset, Form
 from evenhand.data.loaders import new_rows, table_like
 from evenhand.errors import EvenhandError, perhaps
 from evenhand.evaluation import (
     ClassMetrics,
     Finding,
+    Metric,
     class_spread,
     is_higher_better,
+    of_global,
     primary_metric,
     private_metrics,
     summarize,
 )
+from evenhand.privacy import Account
 from evenhand.report import PrivateSummary, RunView, Summary, covered, honest, run_html
 from evenhand.text import counted
 from evenhand.types import Model, Params, PyTree
 
-__all__ = ["Applied", "Facts", "Predicted", "Results", "Who"]
+__all__ = ["Applied", "Facts", "Predicted", "Results", "Training", "Who", "may_be_undefined", "split_sizes"]
 
 NDArray = npt.NDArray[Any]
 Who: TypeAlias = Literal["all", "honest", "malicious"]
@@ -55,6 +58,18 @@ class Facts(NamedTuple):
     client_ids: tuple[str, ...]
     sizes: Mapping[str, NDArray]
     undefined: Mapping[str, str]
+
+
+class Training(NamedTuple):
+    """What a run that serves other clients states about the training.
+
+    Attributes:
+      clients: how many trained.
+      privacy: what that has spent; None: it guarantees nothing.
+    """
+
+    clients: int
+    privacy: Account | None
 
 
 class Applied(NamedTuple):
@@ -497,3 +512,21 @@ class Results(ABC):
         # Where every client is malicious, headlines are about all of them.
         over = ", over the honest clients" if 0 < self.malicious.sum() < len(self.facts.client_ids) else ""
         return f"{self.facts.method} on {self.facts.data}{over}"
+
+
+def split_sizes(data: FederatedDataset) -> dict[str, NDArray]:
+    """Rows per client of each split."""
+    return {"train": data.train.sizes, "valid": data.valid.sizes, "test": data.test.sizes}
+
+
+def may_be_undefined(
+    metrics: Iterable[Metric], clients: Mapping[str, Mapping[str, NDArray]]
+) -> dict[str, str]:
+    """Metric of a set of examples that was measured at ``clients`` -> which clients have none."""
+    measured = {name for values in clients.values() for name in values}
+    return {
+        name: metric.undefined
+        for metric in metrics
+        for name in (metric.name, of_global(metric.name))
+        if name in measured
+    }

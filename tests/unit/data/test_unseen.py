@@ -153,3 +153,21 @@ def test_runs_with_and_without_personal_models_are_served_by_level() -> None:
     plain = eh.simulate(FEDAVG, DATA, rounds=2)
     served = eh.evaluation.serve_by_level([ditto, plain], choose_on="train", metric="loss")
     assert "global_loss" not in served.metrics and len(served.metrics["loss"]) == DATA.num_clients
+
+
+@pytest.mark.parametrize("guarantees", [True, False])
+def test_newcomers_leave_the_account_of_the_training_as_it_is(guarantees: bool, tmp_path: Path) -> None:
+    # Enough in a round, and more than ten, so that the usual delta is another than for the newcomer.
+    seen, unseen = eh.data.hold_out_clients(eh.data.load("digits", clients=12), 0.1)
+    work = eh.local.sgd(eh.models.softmax_regression(64, classes=10), 0.1, epochs=1, batch_size=50)
+    method, other = (
+        eh.privacy.dp_fedavg(work, clip=0.5, noise_multiplier=noise, rate=0.5) for noise in (1.0, 50.0)
+    )
+    run = eh.simulate(method if guarantees else eh.algorithms.fedavg(work), seen, rounds=2)
+    served = run.serve(unseen)
+    assert (run.privacy is not None) == guarantees
+    assert served.privacy == run.privacy == served.serve(unseen.select(unseen.client_ids)).privacy
+    assert "few_expected" not in {finding.kind for finding in served.findings}
+    # The method that it is read back with has not trained it.
+    saved = eh.load_run(run.save(tmp_path / "a"), algorithm=other)
+    assert saved.serve(unseen).privacy == saved.privacy == run.privacy
