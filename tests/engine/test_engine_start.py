@@ -98,3 +98,21 @@ def test_runs_side_by_side_have_their_own_starts(start):
         for a, b in zip(bits(run), bits(alone), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert not are_equal(runs[0], runs[1])
+
+
+@pytest.mark.parametrize("unit", ["client", "example", None])
+def test_a_guarantee_does_not_cover_the_start(unit, start):
+    private = {
+        "client": lambda: eh.privacy.dp_fedavg(WORK, clip=0.5, noise_multiplier=1.0, rate=0.5),
+        "example": lambda: A.fedavg(
+            eh.privacy.dp_sgd(MODEL, 0.1, clip=1.0, noise_multiplier=1.0, rate=0.5, steps=1)
+        ),
+        None: lambda: METHODS["fedavg"],
+    }[unit]()
+    begun, own = (eh.simulate(private, DATA, rounds=0, start=given) for given in (start, None))
+    assert "unprotected" not in own.info and (begun.privacy is None) == (unit is None)
+    if begun.privacy is None or own.privacy is None:
+        assert "unprotected" not in begun.info
+        return
+    expected = f"the parameters that the run started from, if they were trained on the same {unit}s"
+    assert begun.privacy.unprotected == (*own.privacy.unprotected, expected)

@@ -159,6 +159,19 @@ def promise(
     )
 
 
+def beyond(privacy: Privacy | None, *, started: bool) -> list[str]:
+    """What a guarantee does not cover in a run.
+
+    Args:
+      privacy: the guarantee; None: there is none, and nothing to say.
+      started: whether the run starts from given parameters, which other runs may have trained.
+    """
+    if privacy is None:
+        return []
+    start = f"the parameters that the run started from, if they were trained on the same {privacy.unit}s"
+    return [start] if started else []
+
+
 def _round_releases(method: Algorithm) -> list[Release]:
     """What one round gives away, once for each cohort."""
     releases = list[Release]()

@@ -58,6 +58,7 @@ class Run(Results):
         the uploads that were counted (``"took_part"``), the times that a client was drawn and dropped out
         (``"left_out"``), and whom that ``"covers"``, in sentences; ``"restarts"``, whether a schedule of the clients'
         step sizes restarts in every round; ``"unattacked"``, a sentence, where an attack has no malicious client;
+        ``"unprotected"``, what the method's guarantee does not cover because of this run's settings, such as its start;
         ``"seconds"`` per activity, waiting for streamed rows (``"data"``) among them; local ``"steps"``, ``"useful"``
         and ``"executed"`` (a lane runs until the longest client of its group is done), and ``"padded"``, the share that
         is not useful; ``"examples"`` trained on, and ``"examples_per_second"`` of training.
@@ -270,7 +271,8 @@ class Run(Results):
         fitted = () if features is None else features.fitted_with(self.data.train.y)
         if len(self.availability):
             public = (*public, "which clients are available in which round, whatever their data")
-        promise = promise._replace(public=public, unprotected=(*promise.unprotected, *fitted))
+        unprotected = (*promise.unprotected, *self.info.get("unprotected", ()), *fitted)
+        promise = promise._replace(public=public, unprotected=unprotected)
         units = self.data.num_clients if promise.unit == "client" else self.data.train.rows
         # Kept: it takes a second to compute.  On machines a round may have been broadcast more than once.
         return account(promise, rounds=self.info.get("charged", self.info["rounds"]), units=units)

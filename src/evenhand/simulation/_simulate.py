@@ -22,6 +22,7 @@ from evenhand.devices import everywhere, here
 from evenhand.errors import EvenhandWarning
 from evenhand.evaluation import Metrics, check_metrics, of_global
 from evenhand.live import line
+from evenhand.privacy.client_level import beyond
 from evenhand.report import latest, may_win
 from evenhand.rounds import RoundState, unattacked
 from evenhand.simulation import engine
@@ -477,6 +478,8 @@ class Session:
             info["levels"] = [level.name for level in levels]
         if sentence := unattacked(self.job.attack, self.job.data.num_clients):
             info["unattacked"] = sentence
+        if unprotected := beyond(self.program.algorithm.privacy, started=self.job.start is not None):
+            info["unprotected"] = unprotected
         self._lent = Kept(state, self.setup.store)
         return Run(
             algorithm=self.program.algorithm,
