@@ -159,17 +159,22 @@ def promise(
     )
 
 
-def beyond(privacy: Privacy | None, *, started: bool) -> list[str]:
+def beyond(privacy: Privacy | None, *, started: bool, copied: bool) -> list[str]:
     """What a guarantee does not cover in a run.
 
     Args:
       privacy: the guarantee; None: there is none, and nothing to say.
       started: whether the run starts from given parameters, which other runs may have trained.
+      copied: whether malicious clients read the uploads of others, and may send them again.
     """
     if privacy is None:
         return []
     start = f"the parameters that the run started from, if they were trained on the same {privacy.unit}s"
-    return [start] if started else []
+    # A copy of an upload that has noise already, as under example-level privacy, gives nothing more away.
+    copies = (
+        "uploads that malicious clients copy: the clip and the noise are for each client's own upload alone"
+    )
+    return [start] * started + [copies] * (copied and privacy.unit == "client")
 
 
 def _round_releases(method: Algorithm) -> list[Release]:

@@ -478,7 +478,9 @@ class Session:
             info["levels"] = [level.name for level in levels]
         if sentence := unattacked(self.job.attack, self.job.data.num_clients):
             info["unattacked"] = sentence
-        if unprotected := beyond(self.program.algorithm.privacy, started=self.job.start is not None):
+        attack, privacy = self.job.attack, self.program.algorithm.privacy
+        copied = attack is not None and attack.collude is not None and bool(self.evaluation.malicious.any())
+        if unprotected := beyond(privacy, started=self.job.start is not None, copied=copied):
             info["unprotected"] = unprotected
         self._lent = Kept(state, self.setup.store)
         return Run(

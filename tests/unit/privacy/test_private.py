@@ -22,6 +22,7 @@ WORK = eh.local.sgd(MODEL, 0.1, epochs=1, batch_size=4)
 DATA = eh.testing.toy_data()
 NOISY = noisy_mean(0.5, noise_multiplier=1.0, rate=0.5)
 METHOD = dp_fedavg(WORK, clip=0.5, noise_multiplier=1.0, rate=0.5)
+PRIVATE_WORK = eh.privacy.dp_sgd(MODEL, 0.1, clip=1.0, noise_multiplier=1.0, rate=0.5, steps=1)
 
 
 def promised(method) -> Privacy:
@@ -263,6 +264,24 @@ def test_a_run_says_what_it_has_spent():
     bare = run(dp_fedavg(WORK, clip=0.5, noise_multiplier=0.0, rate=0.5), rounds=1).privacy
     assert none is not None and none.epsilon == 0.0
     assert bare is not None and bare.epsilon == np.inf
+
+
+@pytest.mark.filterwarnings("ignore:The attack has no malicious client")
+@pytest.mark.parametrize(
+    ("method", "attack", "listed"),
+    [
+        (METHOD, eh.attacks.mimic(0.5), True),
+        (METHOD, eh.attacks.mimic(0.01), False),  # of six clients, that is none
+        (METHOD, eh.attacks.sign_flip(0.5), False),
+        (eh.algorithms.fedavg(PRIVATE_WORK), eh.attacks.mimic(0.5), False),
+    ],
+    ids=["client-level", "nobody", "own upload", "example-level"],
+)
+def test_a_guarantee_for_clients_does_not_cover_copies_of_their_uploads(method, attack, listed):
+    found = run(method, rounds=0, attack=attack).privacy
+    assert found is not None
+    more = set(found.unprotected) - set(promised(method).unprotected)
+    assert [words.partition(":")[0] for words in more] == ["uploads that malicious clients copy"] * listed
 
 
 @pytest.mark.parametrize(
