@@ -320,3 +320,10 @@ def test_numbers_out_of_range_are_refused(wrong):
 def test_it_obeys_the_contract():
     method = dp_delta_fl(WORK, theta=0.5, **{**ARGUMENTS, "noise_multiplier": 1.0, "rate": 0.6, "clip": 1e-2})
     eh.testing.check_algorithm(method, rounds=2)
+
+
+def test_noise_that_32_bits_would_cut_off_is_refused():
+    numbers: dict[str, Any] = {**ARGUMENTS, "theta": 0.5}
+    dp_delta_fl(WORK, **{**numbers, "noise_multiplier": 1e5})
+    with pytest.raises(eh.EvenhandError, match="does not fit into 32 bits"):
+        dp_delta_fl(WORK, **{**numbers, "noise_multiplier": 1e7})
