@@ -118,9 +118,8 @@ def dp_delta_fl(
     if at_server:
         plain = histogram(bins, largest=largest_loss, sigma=0.0, scale=_SCALE)
         counting = plain._replace(sigma=of_histogram * plain.sensitivity("tight"))
-        if (
-            10.0 * counting.sigma > 2.0**31
-        ):  # an int32 would cut the noise off, and its end would reveal the counts
+        if 10.0 * counting.sigma > 2.0**31:
+            # An int32 would cut the noise off at its ends, and the counts would show there.
             raise EvenhandError(
                 f"dp_delta_fl(noise_multiplier={noise_multiplier:g}): the noise on the histogram does not fit into 32 "
                 "bits: give less, or a larger share."
