@@ -155,7 +155,9 @@ def test_compare_and_report_take_another_headline(
     assert main(["report", str(by_auc / "a"), "--headline", "auc", "--out", str(path)]) == 0
     assert "gets a test auc of" in path.read_text("utf-8")
     assert main(["report", str(by_auc / "a"), "--headline", "brier", "--out", str(path)]) == 2
-    assert "No split has the metric brier per client in every run ('fedavg' has none)" in capsys.readouterr().err
+    assert (
+        "No split has the metric brier per client in every run ('fedavg' has none)" in capsys.readouterr().err
+    )
 
 
 def test_the_table_of_clients_has_each_metric_and_the_remark_who_has_few_examples(by_auc: Path) -> None:
