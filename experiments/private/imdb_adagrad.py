@@ -19,7 +19,7 @@ import tyro
 import evenhand as eh
 from evenhand import privacy
 from experiments.fairness import Experiment
-from experiments.private import imdb
+from experiments.private import imdb, imdb_sweeps
 from experiments.private.sweeps import Task, epochs
 from experiments.private.table import Candidate, Numbers, Runs, earlier, save, spent, study, valid, wanted
 from experiments.robust.breakdown import accuracy
@@ -77,25 +77,6 @@ def tuned(every: Mapping[str, Candidate], config: Config) -> dict[str, Any]:
     return found
 
 
-def task_of(config: Config, chosen: Mapping[str, Numbers]) -> Task:
-    """The reviews, and the settings that were chosen."""
-    data = imdb.texts(config.imdb).data
-    return Task(
-        data=lambda seed: data,
-        model=MODEL,
-        candidates=candidates,
-        config=config.imdb,
-        chosen=chosen,
-        rows=data.train.rows,
-        delta=4e-5,
-        measure="accuracy",
-        metric="test accuracy in percent",
-        score=lambda outcome: accuracy(outcome, "test")["mean"],
-        unit=100.0,
-        sgd=1.0,
-    )
-
-
 def main(config: Config) -> None:
     """Each part; saved as soon as it is done."""
     settings = {**asdict(config), "imdb": {key: str(value) for key, value in asdict(config.imdb).items()}}
@@ -103,7 +84,9 @@ def main(config: Config) -> None:
     found: dict[str, Any] = earlier(path, settings).get("accuracy", {})
 
     def task() -> Task:
-        return task_of(config, {name: each["chosen"] for name, each in found["table"].items()})
+        return imdb_sweeps.of_reviews(
+            config.imdb, candidates, {name: each["chosen"] for name, each in found["table"].items()}
+        )
 
     measures: dict[str, Callable[[], Any]] = {
         "table": lambda: tuned(candidates(config.imdb), config),

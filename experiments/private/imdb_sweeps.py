@@ -9,6 +9,7 @@ root of the repository:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import evenhand as eh
 from experiments.fairness import Experiment
 from experiments.private import imdb
 from experiments.private.sweeps import Sweep, Task, chosen_by, run
+from experiments.private.table import Candidate, Numbers
 from experiments.robust.breakdown import accuracy
 
 PAPER: dict[str, Any] = {
@@ -57,13 +59,22 @@ class Config(Experiment):
 
 def task_of(config: Config) -> Task:
     """The reviews, and the settings that were chosen for them."""
-    data = imdb.texts(config.imdb).data
+    return of_reviews(config.imdb, imdb.candidates, chosen_by(config.chosen, "accuracy"))
+
+
+def of_reviews(
+    config: imdb.Config,
+    candidates: Callable[[imdb.Config], Mapping[str, Candidate]],
+    chosen: Mapping[str, Numbers],
+) -> Task:
+    """The reviews, with methods of one's own at the settings that were chosen for them."""
+    data = imdb.texts(config).data
     return Task(
         data=lambda seed: data,
         model=eh.models.softmax_regression(features=10_000, classes=2),
-        candidates=imdb.candidates,
-        config=config.imdb,
-        chosen=chosen_by(config.chosen, "accuracy"),
+        candidates=candidates,
+        config=config,
+        chosen=chosen,
         rows=data.train.rows,
         delta=4e-5,
         measure="accuracy",
