@@ -142,17 +142,28 @@ def _discrete(noise_multiplier):
     )
 
 
+def _scaled(rate):
+    """With the rate in an array, which a traced program closes over, where it writes a number out."""
+    rates = jnp.array([rate, 1.0])
+    opt = optax.GradientTransformation(
+        lambda params: rates,
+        lambda updates, state, params=None: (jax.tree.map(lambda leaf: state[0] * leaf, updates), state),
+    )
+    return eh.algorithms.fedavg(WORK, server_opt=opt)
+
+
 @pytest.mark.parametrize(
     "method",
     [
         _discrete,
+        _scaled,
         lambda clip: eh.privacy.dp_fedavg(WORK, clip=clip, noise_multiplier=1.0, rate=0.5),
         lambda mu: eh.algorithms.fedprox_adaptive(WORK, mu0=mu),
         lambda rate: eh.algorithms.fedavg(
             WORK, server_opt=optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
         ),
     ],
-    ids=["discrete noise", "clip", "mu", "injected"],
+    ids=["discrete noise", "array", "clip", "mu", "injected"],
 )
 def test_the_checkpoint_of_another_number_in_a_state_is_refused(tmp_path, method):
     """A round reads it in the state, and is the same program; a continued run would state noise that it lacks."""

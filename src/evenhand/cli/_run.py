@@ -278,12 +278,10 @@ def started(folder: Path, model: Model, data: FederatedDataset) -> Params:
             f"--start {folder}: its model differs from the one to be trained: name a run with the same --model, on "
             "examples of the same form."
         )
-    named: dict[str, tuple[Sequence[str] | None, Sequence[str] | None]] = {
-        "classes": (saved.form.names, data.form.names)
-    }
+    named = [("classes", saved.form.names, data.form.names)]
     if (features := _features(folder)) is not None and data.features is not None:
-        named["inputs"] = features.inputs, data.features.inputs
-    for parts, (before, now) in named.items():
+        named.append(("inputs", features.inputs, data.features.inputs))
+    for parts, before, now in named:
         if before and now and before != now:
             change = [f"{listed(names, 6)} only {place}" for names, place in _apart(before, now) if names]
             raise EvenhandError(
